@@ -1,7 +1,7 @@
 """An object store with conditional writes, shared by the nodes of a simulated relay.
 
-It replaces `zonerelay.store.s3.client.Bucket`. A request takes time, and its answer may be lost: then the
-caller gets `UnsureError`, and the write has happened, or happens some seconds later, or never.
+It replaces `zonerelay.store.objects.client.Bucket`. A request takes time, and its answer may be lost: then
+the caller gets `UnsureError`, and the write has happened, or happens some seconds later, or never.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from sortedcontainers import SortedDict
 
 from tests.simulation.loop import PROCESS, Process
 from zonerelay.store.contract import StoreError
-from zonerelay.store.s3.client import ConflictError, Fetched, Listed, MissingError, UnsureError
+from zonerelay.store.objects.client import ConflictError, MissingError, UnsureError
+from zonerelay.store.objects.objects import Beat, LogEntry, unpacked
 
 LEASE = 10.0
 """Seconds for which the lease of a node is good once it has written it."""
@@ -29,32 +30,29 @@ class ObjectStore:
 
     def __init__(self, random: Random) -> None:
         self.random = random
-        self.objects: SortedDict[str, tuple[bytes, str]] = SortedDict()
-        self.parts: dict[str, dict[int, bytes]] = {}
+        self.objects: SortedDict[str, bytes] = SortedDict()
         self.lost: Callable[[], bool] = lambda: False
         self.slowest = 0.03
         self.renewed: dict[str, float] = {}
         self.living: dict[str, str] = {}
         """Each lease that is in force, and whose it is: it was not given back, and nobody has ended it."""
         self.at_write: Callable[[Process | None], None] = lambda process: None
-        self._version = 0
 
-    def write(self, key: str, data: bytes, match: str, new: bool) -> str:
-        found = self.objects.get(key)
-        if (new and found is not None) or (match and (found is None or found[1] != match)):
+    def write(self, key: str, data: bytes, new: bool) -> None:
+        if new and key in self.objects:
             raise ConflictError(f"{key}: 412")
-        self._version += 1
-        etag = f'"{self._version:032x}"'
-        self.objects[key] = data, etag
-        return etag
+        self.objects[key] = data
 
-    def remove(self, key: str, match: str) -> None:
-        found = self.objects.get(key)
-        if match and found is None:
-            raise MissingError(key)
-        if match and found is not None and found[1] != match:
-            raise ConflictError(f"{key}: 412")
-        self.objects.pop(key, None)
+    def rows(self) -> set[bytes]:
+        """The keys that all logs together have left."""
+        found: set[bytes] = set()
+        for name, data in self.objects.items():
+            if "/log/" in name:
+                entry = unpacked(data, LogEntry, name)
+                found -= {key for key in found if any(start <= key < end for start, end in entry.ranges)}
+                found |= {key for key, value in entry.changes if value is not None}
+                found -= {key for key, value in entry.changes if value is None}
+        return found
 
 
 class SimBucket:
@@ -63,7 +61,6 @@ class SimBucket:
     store: ObjectStore
 
     def __init__(self, settings: Any, secret_key: str) -> None:
-        self.trouble: Callable[[StoreError], None] = lambda _: None
         self._all = type(self).store
 
     async def open(self) -> None:
@@ -80,78 +77,46 @@ class SimBucket:
                 late = 0.0 if fate < 0.3 else store.random.uniform(0.1, 1.5)
                 asyncio.get_running_loop().call_later(late, _quietly, act, context=_NOBODY())
             await asyncio.sleep(1.0)
-            error = UnsureError("the answer was lost")
-            self.trouble(error)
-            raise error
+            raise UnsureError("the answer was lost")
         result = act()
         await asyncio.sleep(store.random.uniform(0.001, store.slowest))
         return result
 
-    async def put(self, key: str, data: bytes, *, match: str = "", new: bool = False) -> str:
+    async def put(self, key: str, data: bytes, *, new: bool = False) -> None:
         process = PROCESS.get()
-        if "/queue/" in key:
+        if "/log/" in key:
             self._all.at_write(process)
 
-        def act() -> str:
-            etag = self._all.write(key, bytes(data), match, new)
-            if "/nodes/" in key and process is not None:
+        def act() -> None:
+            self._all.write(key, bytes(data), new)
+            if "/beats/" in key and process is not None:
                 self._all.living.pop(key, None)
-                if b'"state"' not in data:
+                if not unpacked(bytes(data), Beat, key).is_left:
                     self._all.renewed[process.name] = asyncio.get_running_loop().time()
                     self._all.living[key] = process.name
-            return etag
-
-        return str(await self._ask(act, writes=True))
-
-    async def get(self, key: str, first: int = 0, length: int = 0) -> Fetched:
-        def act() -> Fetched:
-            if key not in self._all.objects:
-                raise MissingError(key)
-            data, etag = self._all.objects[key]
-            return Fetched(data[first : first + length] if length else data[first:], etag, len(data))
-
-        found: Fetched = await self._ask(act)
-        return found
-
-    async def delete(self, key: str, *, match: str = "") -> None:
-        await self._ask(lambda: self._all.remove(key, match), writes=True)
-
-    async def pages(self, prefix: str, after: str = "") -> AsyncIterator[list[Listed]]:
-        def act() -> list[Listed]:
-            keys = self._all.objects.irange(max(prefix, after), prefix + "\U0010ffff")
-            return [Listed(key, self._all.objects[key][1]) for key in keys if key > after]
-
-        yield await self._ask(act)
-
-    async def start_upload(self, key: str) -> str:
-        def act() -> str:
-            name = f"{key}?{len(self._all.parts)}"
-            self._all.parts[name] = {}
-            return name
-
-        return str(await self._ask(act))
-
-    async def put_part(self, key: str, upload: str, number: int, data: bytes) -> str:
-        def act() -> str:
-            self._all.parts[upload][number] = bytes(data)
-            return f"part {number}"
-
-        return str(await self._ask(act))
-
-    async def finish_upload(self, key: str, upload: str, etags: list[str]) -> None:
-        def act() -> None:
-            if upload not in self._all.parts:
-                raise MissingError(upload)
-            parts = self._all.parts.pop(upload)
-            self._all.write(key, b"".join(parts[number] for number in sorted(parts)), "", False)
 
         await self._ask(act, writes=True)
 
-    async def abort_upload(self, key: str, upload: str) -> None:
-        await self._ask(lambda: self._all.parts.pop(upload, None))
+    async def get(self, key: str, first: int = 0, length: int = 0) -> bytes:
+        def act() -> bytes:
+            if key not in self._all.objects:
+                raise MissingError(key)
+            data: bytes = self._all.objects[key]
+            return data[first : first + length] if length else data[first:]
 
-    async def uploads(self, prefix: str) -> list[tuple[str, str]]:
-        return [(*tuple(name.split("?")[:1]), name) for name in self._all.parts]  # type: ignore[misc]
+        found: bytes = await self._ask(act)
+        return found
+
+    async def delete(self, key: str) -> None:
+        await self._ask(lambda: self._all.objects.pop(key, None), writes=True)
+
+    async def pages(self, prefix: str) -> AsyncIterator[list[str]]:
+        yield await self._ask(lambda: list(self._all.objects.irange(prefix, prefix + "\U0010ffff")))
+
+    async def is_versioned(self) -> bool:
+        return False
+
+    retention = is_versioned
 
 
 def _quietly(act: Callable[[], Any]) -> None:

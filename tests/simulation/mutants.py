@@ -10,7 +10,7 @@ import asyncio
 import importlib
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +18,7 @@ from unittest.mock import patch
 import msgspec
 
 from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.store.contract import StoreError, Submit
+from zonerelay.store.contract import ClaimLostError, Submit
 
 
 @dataclass(frozen=True)
@@ -372,77 +372,77 @@ def slot_leaks(real: Any) -> Any:
 # Several machines.
 
 
-@_mutant("several machines: a lease ends while a node stands still", "store.s3.nodes:Nodes.holds_lease")
+@_mutant("several machines: a lease ends while a node stands still", "store.keys.partition:Partition.check")
 def lease_for_ever(real: Any) -> Any:
-    return property(lambda self: True)
+    return lambda self: None
 
 
-@_mutant("several machines: mail of the living is left alone", "store.s3.nodes:Nodes.live")
+@_mutant("several machines: mail of the living is left alone", "store.objects.objects:ObjectEngine.is_over")
 def living_not_seen(real: Any) -> Any:
-    return lambda self: {self.session}
+    return lambda self, node, beat: True
 
 
 @_mutant(
-    "several machines: the claim is checked before the body leaves", "store.s3.reader:S3Reader.check_claim"
+    "several machines: the claim is checked before the body leaves",
+    "store.nodes.store:NodeStore.check_claim",
 )
 def claim_not_checked(real: Any) -> Any:
     return lambda self, message_id: None
 
 
-@_mutant("several machines: a write is fenced", "store.s3.objects:Objects.replace")
+@_mutant("several machines: a write is fenced", "store.objects.s3:BucketPlace.create")
 def write_not_fenced(real: Any) -> Any:
-    async def put(self: Any, message_id: Any, head: Any, tail: bytes, *, etag: str) -> Any:
-        return await real(self, message_id, head, tail, etag="")
+    async def create(self: Any, name: str, data: bytes, **other: Any) -> bool:
+        await self.store(other.get("values", ()))
+        await self.replace(name, data)
+        return True
 
-    return put
+    return create
 
 
-@_mutant("several machines: mail of a dead node is taken over", "store.s3.nodes:Nodes._bury")
+@_mutant("several machines: mail of a dead node is taken over", "store.nodes.store:NodeStore._adopt")
 def no_take_over(real: Any) -> Any:
     return _nothing
 
 
-@_mutant("several machines: not before the lease is over", "store.s3.nodes:Nodes._bury")
+@_mutant("several machines: not before the lease is over", "store.objects.objects:ObjectEngine.is_over")
 def taken_over_too_early(real: Any) -> Any:
-    async def bury(self: Any) -> None:
+    def is_over(self: Any, node: int, beat: Any) -> Any:
         lease, self.lease = self.lease, 0.05
         try:
-            await real(self)
+            return real(self, node, beat)
         finally:
             self.lease = lease
 
-    return bury
+    return is_over
 
 
-@_mutant("several machines: a message refused in doubt stays refused", "store.s3.uploads:Refusals.note")
+@_mutant(
+    "several machines: a message refused in doubt stays refused", "store.keys.partition:Partition._take_back"
+)
 def refusal_forgotten(real: Any) -> Any:
-    return lambda self, message_id, session: None
+    return _nothing
 
 
-@_mutant("several machines: a lease counts suspended time", "store.s3.nodes:Nodes.holds_lease")
+@_mutant("several machines: a lease counts suspended time", "store.keys.partition:Partition.check")
 def lease_by_monotonic(real: Any) -> Any:
-    return property(lambda self: self._clock.monotonic() < self.held_until)
+    def check(self: Any) -> None:
+        if self._clock.monotonic() >= self._valid_until:
+            raise ClaimLostError("the lease of this relay was not renewed in time")
+
+    return check
 
 
-@_mutant("several machines: without the store MAIL gets 451", "store.s3.keeper:S3Keeper.check_usable")
-def mail_taken_without_the_store(real: Any) -> Any:
-    return lambda self: None
-
-
-@_mutant("several machines: a relay that stops gives its lease back", "store.s3.nodes:Nodes.leave")
+@_mutant(
+    "several machines: a relay that stops gives its lease back", "store.objects.objects:ObjectKeys.leave"
+)
 def lease_kept_at_stop(real: Any) -> Any:
     return _nothing
 
 
-@_mutant("several machines: it comes back by itself", "store.s3.keeper:S3Keeper._live")
-def beat_ends_with_trouble(real: Any) -> Any:
-    async def live(self: Any) -> None:
-        while not self._in_trouble:
-            await asyncio.sleep(self._every)
-            with suppress(StoreError):
-                await self._beat()
-
-    return live
+@_mutant("several machines: it comes back by itself", "store.keys.partition:Partition._come_back")
+def trouble_for_ever(real: Any) -> Any:
+    return _nothing
 
 
 # The clock.
@@ -531,7 +531,7 @@ FOUND_BY: dict[str, int] = {
     "refusal-forgotten": 67,
     "lease-by-monotonic": 103,
     "lease-kept-at-stop": 42,
-    "beat-ends-with-trouble": 11,
+    "trouble-for-ever": 11,
     "due-times-of-another-clock": 10,
     "clock-not-watched": 10,
     "window-without-bound": 3,

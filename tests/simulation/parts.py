@@ -168,7 +168,7 @@ def simulated(
         patch("zonerelay.store.common.keeper.disk_watch.INTERVAL", 60.0),
         patch("zonerelay.telemetry.metrics.instruments.LoopLag.start", lambda self: None),
         patch("zonerelay.worker.outbound.Resolver", _Resolver),
-        patch("zonerelay.store.s3.open.Bucket", SimBucket),
+        patch("zonerelay.store.objects.s3.Bucket", SimBucket),
         patch("zonerelay.process.threads.Pool.run", _run_on_loop),
         patch.object(Events, "dropped", _dropped),
         patch.object(build_module, "CpuDemand", _NoDemand),

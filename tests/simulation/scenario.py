@@ -462,9 +462,7 @@ class Run:
 
     def _queued_keys(self) -> list[bytes]:
         if self.plan.store == "s3":
-            # A refusal, which stays for a while, has no message.
-            objects = self.objects.objects.items()
-            return [key.encode() for key, (data, _) in objects if "/queue/" in key and b'"message"' in data]
+            return [key for key in self.objects.rows() if key.startswith(b"delivery-zone ")]
         return [key for disk in self.disks.values() for key in disks.keys(disk.live, b"delivery-zone ")]
 
     def _judge(self) -> None:

@@ -33,15 +33,13 @@ from zonerelay.store.keys import port
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import in_flight, ready_window
 from zonerelay.store.leveldb import scan as leveldb_scan
+from zonerelay.store.objects import objects
 from zonerelay.store.postgres import reader as postgres_reader
 from zonerelay.store.postgres import store as postgres
 from zonerelay.store.queue import reads as queue_reads
 from zonerelay.store.redis import claim_book as redis_claim_book
 from zonerelay.store.redis import claims as redis_claims
 from zonerelay.store.redis import reader as redis_reader
-from zonerelay.store.s3 import own_messages as s3_own_messages
-from zonerelay.store.s3 import reader as s3_reader
-from zonerelay.store.s3 import records as s3_records
 
 T = TypeVar("T")
 
@@ -64,9 +62,7 @@ TINY: dict[object, dict[str, int]] = {
     claim_pool: {"POOL_LIMIT": 2},
     postgres: {"HOT_MESSAGES": 2},
     postgres_reader: {"PAGE_ROWS": 3, "CHUNKS_AT_ONCE": 2},
-    s3_own_messages: {"HOT_MESSAGES": 4},
-    s3_reader: {"GROUP": 2},
-    s3_records: {"HEAD_GUESS": 1000},
+    objects: {"LARGE_VALUE": 1000, "LEAST_LOG": 5000, "AHEAD": 3},
 }
 
 recipients = st.lists(st.sampled_from(RECIPIENTS), min_size=1, max_size=4, unique=True)
@@ -513,8 +509,7 @@ class S3Comparison(Comparison):
         await self.spool.store.close()
         assert self.spool.s3 is not None
         prefix = self.spool.s3.prefix
-        keep = (f"{prefix}nodes/", f"{prefix}mark", f"{prefix}format")
-        return [key for key in shared_moto().keys(prefix) if not key.startswith(keep)]
+        return [key for key in shared_moto().keys(prefix) if "/values/" in key]
 
 
 _SETTINGS = settings(

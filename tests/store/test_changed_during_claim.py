@@ -23,7 +23,6 @@ from zonerelay.store.contract import Finish, Store
 from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.postgres.claims import PostgresClaims
-from zonerelay.store.s3 import own_messages as s3_own_messages
 
 if TYPE_CHECKING:
     from zonerelay.outbox.store import OutboxStore
@@ -78,7 +77,6 @@ async def test_what_is_given_back_during_a_claim_is_handed_out_once(
     """At each turn of the loop that a claim takes, or at many of them."""
     asks = request.node.callspec.params["store"] in ("postgres", "redis")
     # So that claims have something to read.
-    monkeypatch.setattr(s3_own_messages, "HOT_MESSAGES", 0)
     monkeypatch.setattr(leveldb_scan, "PAGE_ROWS", 1)
     everything = {(await store_message(store, number))[0].key for number in range(4)}
     turns, done = 0, False

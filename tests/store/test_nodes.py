@@ -74,6 +74,7 @@ class Machine:
         await nodes._tasks.cancel()
         for held in [nodes._own, *nodes._heirs.values()]:
             await held.partition.abandon()
+        await nodes._engine.close()
 
     async def claim(self, wanted: int = 1) -> list[str]:
         """Recipients that are handed out, as soon as so many can be."""

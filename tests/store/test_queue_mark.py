@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from tests.store.builders import NOW, message_id, store_message
-from tests.store.spools import Spool, s3_settings, until
+from tests.store.spools import Spool, until
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import RedisServer
-from tests.support.s3_server import BUCKET, shared_moto
 from tests.support.toml import toml_document
 from zonerelay.cli.main import main
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings
@@ -25,7 +24,6 @@ from zonerelay.store.common.queue_mark import FILE, QueueMark, place_of
 from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
 from zonerelay.store.postgres import session as postgres_session
 from zonerelay.store.redis import keeper as redis_keeper
-from zonerelay.store.s3 import keeper as s3_keeper
 
 LEASE = 2.0
 
@@ -87,29 +85,16 @@ def void(_: object) -> None:
     pass
 
 
-def _s3() -> tuple[dict[str, Any], Callable[[], None], Callable[[], None]]:
-    moto = shared_moto()
-    settings = s3_settings(moto.url, lease=LEASE)
-
-    def lose() -> None:
-        for key in moto.keys(settings.prefix):
-            moto.ask("DELETE", f"/{BUCKET}/{key}")
-
-    return {"s3": settings}, lose, lambda: void(moto.ask("DELETE", f"/{BUCKET}/{settings.prefix}mark"))
-
-
-@pytest.fixture(params=[Backend.REDIS, Backend.POSTGRES, Backend.S3], ids=str)
+@pytest.fixture(params=[Backend.REDIS, Backend.POSTGRES], ids=str)
 async def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Place]:
-    for module in (redis_keeper, postgres_session, s3_keeper):
+    for module in (redis_keeper, postgres_session):
         monkeypatch.setattr(module, "LONGEST_PAUSE", 0.2)
     backend: Backend = request.param
     async with AsyncExitStack() as stack:
-        if backend is Backend.REDIS:
-            parts = _redis(stack.enter_context(RedisServer()))
-        else:
-            parts = _postgres() if backend is Backend.POSTGRES else _s3()
+        is_redis = backend is Backend.REDIS
+        parts = _redis(stack.enter_context(RedisServer())) if is_redis else _postgres()
         yield Place(tmp_path, stack, backend, *parts)
 
 

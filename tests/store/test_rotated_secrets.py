@@ -18,7 +18,7 @@ from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.redis_server import RedisServer
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.s3.client import Bucket, RefusedError
+from zonerelay.store.objects.client import Bucket, RefusedError
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -10,7 +10,7 @@ import trustme
 
 from tests.store.spools import s3_settings
 from tests.support.https import HttpsServer, Page
-from zonerelay.store.s3.client import Bucket, UnsureError
+from zonerelay.store.objects.client import Bucket, UnsureError
 
 
 async def test_a_replaced_authority_needs_no_restart(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ async def test_a_replaced_authority_needs_no_restart(tmp_path: Path) -> None:
                 draft.write_bytes(authorities)
                 draft.replace(bundle)
                 if is_trusted:
-                    assert (await bucket.get("key")).data == b"found"
+                    assert await bucket.get("key") == b"found"
                 else:
                     with pytest.raises(UnsureError):
                         await bucket.get("key")

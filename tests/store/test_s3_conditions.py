@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 
+from tests.store.builders import store_message
+from tests.store.fleet import claim_ids
 from tests.store.spools import Spool, s3_settings
 from tests.support.ports import LOOPBACK
 from tests.support.s3_server import shared_moto
@@ -21,6 +23,11 @@ CONFLICT = (
     "<Error><Code>PreconditionFailed</Code><Message>At least one condition did not hold</Message></Error>"
 )
 DENIED = "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+LOCKED = (
+    "<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled><Rule><DefaultRetention>"
+    "<Mode>GOVERNANCE</Mode><Days>1</Days></DefaultRetention></Rule></ObjectLockConfiguration>"
+)
+VERSIONED = "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
 UNKNOWN = "<Error><Code>NotImplemented</Code><Message>A header is not implemented</Message></Error>"
 
 Headers = dict[str, str]
@@ -58,22 +65,6 @@ def conflict() -> web.Response:
     return web.Response(status=412, text=CONFLICT)
 
 
-def refuses_right_matches(service: Service, method: str, path: str, headers: Headers) -> web.Response | None:
-    return conflict() if method == "PUT" and "if-match" in headers else None
-
-
-def refuses_matches_of_rewritten_objects(
-    service: Service, method: str, path: str, headers: Headers
-) -> web.Response | None:
-    written = service.versions.get(path.partition("?")[0], 0)
-    return conflict() if method == "PUT" and "if-match" in headers and written > 1 else None
-
-
-def ignores_matches(service: Service, method: str, path: str, headers: Headers) -> web.Response | None:
-    headers.pop("if-match", None)
-    return None
-
-
 def ignores_none_match(service: Service, method: str, path: str, headers: Headers) -> web.Response | None:
     headers.pop("if-none-match", None)
     return None
@@ -83,19 +74,8 @@ def refuses_new_objects(service: Service, method: str, path: str, headers: Heade
     return conflict() if "if-none-match" in headers else None
 
 
-def knows_no_match(service: Service, method: str, path: str, headers: Headers) -> web.Response | None:
-    return web.Response(status=501, text=UNKNOWN) if "if-match" in headers else None
-
-
-def writes_where_nothing_is(
-    service: Service, method: str, path: str, headers: Headers
-) -> web.Response | None:
-    name = path.partition("?")[0]
-    if method == "DELETE":
-        service.versions[name] = 0
-    elif not service.versions.get(name):
-        headers.pop("if-match", None)
-    return None
+def knows_no_conditions(service: Service, method: str, path: str, headers: Headers) -> web.Response | None:
+    return web.Response(status=501, text=UNKNOWN) if "if-none-match" in headers else None
 
 
 def denies_deleting(service: Service, method: str, path: str, headers: Headers) -> web.Response | None:
@@ -106,16 +86,12 @@ def denies_listing(service: Service, method: str, path: str, headers: Headers) -
     return web.Response(status=403, text=DENIED) if method == "GET" and "list-type" in path else None
 
 
-def denies_uploads(service: Service, method: str, path: str, headers: Headers) -> web.Response | None:
-    return web.Response(status=403, text=DENIED) if method == "POST" else None
+def locks_objects(service: Service, method: str, path: str, headers: Headers) -> web.Response | None:
+    return web.Response(text=LOCKED) if path.endswith("?object-lock") else None
 
 
-def misjudges_deletes(service: Service, method: str, path: str, headers: Headers) -> web.Response | None:
-    return conflict() if method == "DELETE" and "if-match" in headers else None
-
-
-def has_no_fault(service: Service, method: str, path: str, headers: Headers) -> web.Response | None:
-    return None
+def keeps_versions(service: Service, method: str, path: str, headers: Headers) -> web.Response | None:
+    return web.Response(text=VERSIONED) if path.endswith("?versioning") else None
 
 
 @pytest.fixture
@@ -135,16 +111,12 @@ async def spool(request: pytest.FixtureRequest, home: None) -> AsyncIterator[Spo
 @pytest.mark.parametrize(
     ("spool", "text"),
     [
-        (refuses_right_matches, "refuses a PUT with an If-Match that is right"),
-        (refuses_matches_of_rewritten_objects, "refuses a PUT with an If-Match that is right"),
-        (ignores_matches, "carries out a PUT with an If-Match that is wrong"),
-        (writes_where_nothing_is, "carries out a PUT with If-Match where no object is"),
-        (ignores_none_match, "carries out a PUT with If-None-Match: \\* where an object is"),
-        (refuses_new_objects, "refuses a PUT with If-None-Match: \\* where no object is"),
-        (knows_no_match, "does not know a PUT with an If-Match that is wrong"),
+        (ignores_none_match, "carries out a PUT with If-None-Match: \\* where an object is.*shared = false"),
+        (refuses_new_objects, "refuses a PUT with If-None-Match: \\* where no object is.*shared = false"),
+        (knows_no_conditions, "does not know a PUT with If-None-Match: .* 501 .*shared = false"),
         (denies_deleting, "403 AccessDenied to DeleteObject"),
         (denies_listing, "403 AccessDenied to ListObjectsV2"),
-        (denies_uploads, "403 AccessDenied to CreateMultipartUpload"),
+        (locks_objects, "object lock with a default retention.*use a bucket without"),
     ],
     indirect=["spool"],
 )
@@ -154,8 +126,20 @@ async def test_a_service_that_would_keep_or_double_mail_is_refused(spool: Spool,
 
 
 @pytest.mark.parametrize(
-    ("spool", "conditional"), [(has_no_fault, True), (misjudges_deletes, False)], indirect=["spool"]
+    "spool", [ignores_none_match, refuses_new_objects, knows_no_conditions], indirect=True
 )
-async def test_a_delete_that_gets_conditions_wrong_is_done_without(spool: Spool, conditional: bool) -> None:
+async def test_one_relay_alone_uses_no_conditions(spool: Spool) -> None:
+    assert spool.s3 is not None
+    spool.s3 = replace(spool.s3, shared=False)
     async with spool:
-        assert spool.store._objects.abilities.conditional_delete is conditional  # type: ignore[attr-defined]
+        await store_message(spool.store, 1)
+        await spool.reopen()
+        assert await claim_ids(spool.store) == [1]
+
+
+@pytest.mark.parametrize("spool", [keeps_versions], indirect=True)
+async def test_a_versioned_bucket_is_told_with_its_remedy(
+    spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with spool:
+        assert "lifecycle rule that expires noncurrent versions" in caplog.text

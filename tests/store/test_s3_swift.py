@@ -1,6 +1,6 @@
 """OpenStack Swift's S3 API, a second service with real servers: the essentials of the contract, and a relay.
 
-It refuses If-Match, so relays cannot share a queue on it; one alone can.
+One relay alone uses it: its If-None-Match is no promise of all copies together.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.support.submit import Submitter, tokens
 from tests.support.swift import KEY, SECRET, SwiftServer
 from zonerelay.config.settings import Addressing, Backend, S3Settings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.contract import Store, StoreOpenError
-from zonerelay.store.s3.client import Bucket
+from zonerelay.store.contract import Store
+from zonerelay.store.objects.client import Bucket
 
 pytestmark = pytest.mark.proof
 
@@ -96,18 +96,6 @@ async def test_large_bodies_come_back_whole_and_a_restart_finds_everything(spool
     await spool.reopen()
     assert await claim_ids(spool.store) == [1, 2]
     assert await body_of(spool.store, message_id(1)) == body
-
-
-async def test_relays_cannot_share_it(swift: SwiftServer, tmp_path: Path) -> None:
-    shared = Spool(
-        tmp_path,
-        backend=Backend.S3,
-        s3=s3_settings(swift.url, access_key=KEY, secret_key=str(tmp_path / "secret")),
-        clock=SystemClock(),
-    )
-    (tmp_path / "secret").write_text(SECRET)
-    with pytest.raises(StoreOpenError, match="shared = false"):
-        await shared.open()
 
 
 async def test_relay_takes_and_sends_mail_over_it(swift: SwiftServer, tmp_path: Path) -> None:

@@ -373,11 +373,11 @@ ENGINES: dict[str, Engine] = {
     "disk": Disk(),
     "redis": Redis(),
     "postgres": Postgres(),
-    "s3": S3(),
 }
 
-REFUSED = {
+REFUSED: dict[str, Engine | OldFiles] = {
     "shelf": OldFiles("shelf.tar.gz", Backend.MEMORY),
     "disk": OldFiles("disk.tar.gz", Backend.DISK),
+    "s3": S3(),
 }
 """Queues of 0.1.0 that this release refuses."""

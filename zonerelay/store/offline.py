@@ -18,8 +18,9 @@ from typing import TypeVar
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
 from zonerelay.process.threads import STORE
 from zonerelay.store.check import Contents, Examination, Repaired, Salvage, Tell
-from zonerelay.store.common.queue_mark import QueueMark, place_of
+from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.keys.seen_file import SeenFile
 from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
 from zonerelay.store.leveldb.snapshot import take_snapshot
@@ -27,6 +28,7 @@ from zonerelay.store.leveldb_check import check as check_leveldb
 from zonerelay.store.leveldb_repair import repair as repair_leveldb
 from zonerelay.store.offline_shared import check_shared, repair_shared
 from zonerelay.store.queue.disk_offline import check_disk, repair_disk, snapshot_disk
+from zonerelay.store.shared import place_of, seen_directory
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
 
 T = TypeVar("T")
@@ -67,7 +69,14 @@ def forget_queue(settings: Settings) -> str:
 
     Returns the mark of the queue that was known, "" when none was. Raises StoreError, OSError.
     """
-    return QueueMark(settings.spool.path, place_of_queue(settings)).forget()
+    place = place_of_queue(settings)
+    known = QueueMark(settings.spool.path, place).forget()
+    for path in sorted(seen_directory(settings.spool.path, place).glob("*.seen")):
+        seen = SeenFile(path, "")
+        known = seen.seen.mark or known
+        seen.forget()
+        seen.close()
+    return known
 
 
 async def check_spool(settings: Settings, worker: int, examination: Examination) -> Contents:

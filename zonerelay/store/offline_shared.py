@@ -22,9 +22,9 @@ from zonerelay.store.keys.port import Engine
 from zonerelay.store.keys.repair import kept_beside
 from zonerelay.store.queue.view import view_engine
 from zonerelay.store.shared import postgres_engine
-from zonerelay.store.surroundings import driver, secret_of
+from zonerelay.store.surroundings import driver
 
-OVER_KEYS = frozenset({Backend.POSTGRES})
+OVER_KEYS = frozenset({Backend.POSTGRES, Backend.S3})
 """Those whose queue stands on ordered keys."""
 
 
@@ -45,12 +45,9 @@ async def shared_engine(
             engine = postgres_engine(settings.postgres, environment)
         else:
             with driver("s3", "aiobotocore", "botocore"):
-                from zonerelay.store.objects.objects import ObjectEngine
-                from zonerelay.store.objects.s3 import BucketPlace
+                from zonerelay.store.objects.s3 import S3Engine
 
-            read_secret = secret_of("s3.secret_key", settings.s3.secret_key, environment)
-            bucket = BucketPlace(settings.s3, read_secret)
-            engine = ObjectEngine(bucket, Path(place), clock=SystemClock(), lease=settings.s3.lease)
+            engine = S3Engine(settings.s3, Path(place), SystemClock(), environment)
         try:
             yield engine
         finally:
@@ -66,15 +63,10 @@ async def check_shared(settings: Settings, examination: Examination) -> Contents
     if settings.spool.backend in OVER_KEYS:
         async with shared_engine(settings, examination.environment, examination.scratch) as engine:
             return await check_engine(engine, examination.findings, examination.tell)
-    if settings.spool.backend is Backend.REDIS:
-        with driver("redis", "redis"):
-            from zonerelay.store.redis.check import check as check_redis
+    with driver("redis", "redis"):
+        from zonerelay.store.redis.check import check as check_redis
 
-        return await check_redis(settings.redis, examination)
-    with driver("s3", "aiobotocore", "botocore"):
-        from zonerelay.store.s3.check import check as check_s3
-
-    return await check_s3(settings.s3, examination)
+    return await check_redis(settings.redis, examination)
 
 
 async def repair_shared(
@@ -93,18 +85,11 @@ async def repair_shared(
                 clock=SystemClock(),
                 patience=_patience(settings),
             )
-    if settings.spool.backend is Backend.REDIS:
-        with driver("redis", "redis"):
-            from zonerelay.store.redis.repair import repair as repair_redis
+    with driver("redis", "redis"):
+        from zonerelay.store.redis.repair import repair as repair_redis
 
-        return await repair_redis(
-            settings.redis, salvage, tell, kept=kept, carry_out=carry_out, environment=environment
-        )
-    with driver("s3", "aiobotocore", "botocore"):
-        from zonerelay.store.s3.repair import repair as repair_s3
-
-    return await repair_s3(
-        settings.s3, salvage, tell, kept=kept, carry_out=carry_out, environment=environment
+    return await repair_redis(
+        settings.redis, salvage, tell, kept=kept, carry_out=carry_out, environment=environment
     )
 
 
@@ -128,15 +113,8 @@ async def view_shared(settings: Settings, environment: Mapping[str, str]) -> Asy
         async with shared_engine(settings, environment) as engine, view_engine(engine) as view:
             yield view
         return
-    if settings.spool.backend is Backend.REDIS:
-        with driver("redis", "redis"):
-            from zonerelay.store.redis.view import view as view_redis
+    with driver("redis", "redis"):
+        from zonerelay.store.redis.view import view as view_redis
 
-        async with view_redis(settings.redis, environment) as redis:
-            yield redis
-    else:
-        with driver("s3", "aiobotocore", "botocore"):
-            from zonerelay.store.s3.view import view as view_s3
-
-        async with view_s3(settings.s3, environment) as s3:
-            yield s3
+    async with view_redis(settings.redis, environment) as redis:
+        yield redis

@@ -9,6 +9,8 @@ drivers of three are extras that a machine may lack.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from uuid import uuid4
 
 from zonerelay.config.settings import (
     Backend,
@@ -20,9 +22,13 @@ from zonerelay.config.settings import (
 )
 from zonerelay.limits import shared as shared_limits
 from zonerelay.limits.values import LimitAuthority
+from zonerelay.process.threads import STORE
 from zonerelay.store.common.queue_mark import QueueMark
-from zonerelay.store.contract import Store
-from zonerelay.store.shared import open_shared, place_of, postgres_access, postgres_engine
+from zonerelay.store.contract import Store, StoreError, StoreOpenError
+from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.port import Engine, NodeTakenError
+from zonerelay.store.keys.seen_file import SeenFile
+from zonerelay.store.shared import open_shared, place_of, postgres_access, postgres_engine, seen_directory
 from zonerelay.store.surroundings import Surroundings, driver
 
 
@@ -60,15 +66,55 @@ async def open_store(
                 preferred=postgres.node,
             )
         case Backend.S3:
-            with driver("s3", "aiobotocore", "botocore"):
-                from zonerelay.store.s3.open import open_s3
-
-            return await open_s3(s3, around, mark)
+            return await _open_s3(settings, s3, around, place)
         case Backend.REDIS:
             with driver("redis", "redis"):
                 from zonerelay.store.redis.open import open_redis
 
             return await open_redis(settings, redis, around, mark)
+
+
+async def _open_s3(settings: SpoolSettings, s3: S3Settings, around: Surroundings, place: str) -> Store:
+    """Raises StoreOpenError."""
+    with driver("s3", "aiobotocore", "botocore"):
+        from zonerelay.store.objects.s3 import S3Engine
+    from zonerelay.store.nodes.store import open_nodes
+
+    seen = seen_directory(settings.path, place)
+    engine = S3Engine(s3, settings.path / "index" / seen.name, around.clock, around.environment)
+    try:
+        await engine.check()
+        if not s3.shared:
+            return await _open_alone(engine, around, seen)
+        every = s3.lease / 4
+        return await open_nodes(engine, around, directory=seen, requests_every=every, wait=engine.wait)
+    except BaseException as error:
+        await engine.close()
+        if isinstance(error, StoreError):
+            raise StoreOpenError(f"[s3] bucket {s3.bucket}: {error}") from error
+        raise
+
+
+async def _open_alone(engine: Engine, around: Surroundings, seen: Path) -> Store:
+    """The queue of a service on which only one relay at a time can work. Raises StoreError."""
+    from zonerelay.store.queue.queue import open_queue
+
+    async def opened(hooks: Hooks) -> Partition:
+        file = await STORE.run(SeenFile, seen / "0.seen", uuid4().hex)
+        try:
+            return await open_partition(
+                engine,
+                0,
+                token="",
+                clock=around.clock,
+                seen_file=file,
+                hooks=hooks,
+                wait=1.5 * engine.lease,
+            )
+        except NodeTakenError as error:
+            raise StoreOpenError(f"{error}: with shared = false only one relay at a time may run") from error
+
+    return await open_queue(opened, around, release=engine.close)
 
 
 async def acknowledge_loss(store: Store, loss: str) -> bool:

@@ -5,6 +5,7 @@ conditions.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
 from zonerelay.config.settings import S3Settings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.contract import StoreCorruptError, StoreError, StoreOpenError
+from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import FencedError, KeyRange, Write, pages
 from zonerelay.store.objects import objects
@@ -28,8 +29,6 @@ class SlowPlace(DirectoryPlace):
     """`hold` says which objects are made only when `land` is called; their makers get an error."""
 
     hold: Callable[[str], bool] = staticmethod(lambda name: False)
-    replaces = False
-    """As a service that does not know the condition."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -42,14 +41,18 @@ class SlowPlace(DirectoryPlace):
             await self.store(values)
             self.held.append((name, data))
             raise StoreError("no answer")
-        if self.replaces:
+        return await self._make(name, data, values=values, makes_room=makes_room)
+
+    async def _make(self, name: str, data: bytes, **other: Any) -> bool:  # Any: as in `create`
+        if not self.is_conditional:
+            await self.store(other.get("values", ()))
             await self.replace(name, data)
             return True
-        return await super().create(name, data, values=values, makes_room=makes_room)
+        return await super().create(name, data, **other)
 
     async def land(self) -> list[bool]:
         """Whether each of them was made."""
-        return [await super(SlowPlace, self).create(*each) for each in self.held]
+        return [await self._make(*each) for each in self.held]
 
 
 class Queue:
@@ -224,10 +227,74 @@ async def test_values_of_batches_that_never_were_are_swept(queue: Queue) -> None
     assert queue.files("values") == []
 
 
-async def test_a_service_that_replaces_what_is_there_is_refused(queue: Queue) -> None:
-    queue.place.replaces = True
-    with pytest.raises(StoreOpenError, match="If-None-Match"):
-        await queue.open()
+@pytest.mark.parametrize("is_conditional", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_lands_late_the_log_is_what_was_confirmed(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, seed: int, is_conditional: bool
+) -> None:
+    """Also beginnings of an epoch, over restarts, and with snapshots between."""
+    monkeypatch.setattr(objects, "SETTLING", 0.0)
+    monkeypatch.setattr(objects, "LEAST_LOG", 2000)
+    choose = random.Random(seed)
+    queue.place.is_conditional = is_conditional
+    queue.place.hold = lambda name: "/log/" in name and choose.random() < 0.2
+    confirmed: dict[bytes, bytes] = {}
+
+    async def opened(index: str) -> Partition:
+        while True:
+            with contextlib.suppress(StoreError):
+                return await queue.open(index)
+
+    partition = await opened("index 0")
+    for number in range(60):
+        key, value = b"%d" % choose.randrange(20), b"%d" % number * 20
+        try:
+            await partition.write(Write({key: value}))
+            confirmed[key] = value
+        except StoreError:  # held more than once
+            while True:
+                with contextlib.suppress(StoreError):
+                    await partition.write(Write({b"again": b""}))
+                    break
+                await asyncio.sleep(0.01)
+            found = await partition.get([key, b"again"])
+            confirmed |= {
+                key: value for key, value in zip((key, b"again"), found, strict=True) if value is not None
+            }
+        if choose.random() < 0.3:
+            await queue.place.land()
+        if choose.random() < 0.1:
+            await partition.abandon()
+            partition = await opened(f"index {number * (number % 2)}")
+    await queue.place.land()
+    await partition.close()
+    queue.place.hold = lambda name: False
+    assert await all_rows(await queue.open("another index")) == confirmed
+
+
+async def test_a_second_relay_where_there_are_no_conditions_is_noticed(queue: Queue) -> None:
+    """It has started all the same, as after a standstill: only one of both goes on."""
+    queue.place.is_conditional = False
+    first = await queue.open("one")
+    await first.write(Write({b"a": b"1"}))
+    second = await queue.open("two")
+    with pytest.raises(FencedError):
+        await keys_of(first).renew()
+    with pytest.raises(FencedError):
+        await first.write(Write({b"a": b"2"}))
+    await second.write(Write({b"a": b"3"}))
+
+
+async def test_a_log_that_is_shorter_than_the_last_beat_says_is_an_error(queue: Queue) -> None:
+    """A listing that lags behind, or objects that somebody removed, do not pass for the end of the log."""
+    partition = await queue.open()
+    for number in range(20):
+        await partition.write(Write({b"a": b"%d" % number}))
+    await partition.close()
+    for slot in range(5, 30):
+        (queue.directory / "queue/nodes/0/log" / f"{slot:016d}").unlink(missing_ok=True)
+    with pytest.raises(StoreError, match="is missing, and later ones exist"):
+        await queue.open("new index")
 
 
 async def test_a_service_that_cannot_be_reached_is_told(tmp_path: Path) -> None:

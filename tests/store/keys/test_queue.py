@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.store import test_contract
-from tests.store.builders import NOW, body_of, envelope_for, message_id, store_message
+from tests.store.builders import NOW, body_of, envelope_for, message_id, own_message, store_message
 from tests.store.keys.places import PLACES
 from tests.store.keys.unreliable import Unreliable
 from tests.store.spools import until
@@ -24,7 +24,7 @@ from tests.store.test_nothing_is_missed import (  # noqa: F401 - as above
 )
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.queue_name import QueueName, queue_of
-from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreError
+from zonerelay.store.contract import CHUNK_SIZE, Change, Finish, Store, StoreError, Submit
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Engine
 from zonerelay.store.leveldb.store import LevelDbStore
@@ -101,29 +101,34 @@ async def test_a_lost_answer_is_no_trouble_of_mail(unreliable: Failing, what: st
 
 
 @pytest.mark.parametrize("what", ["before", "after"])
-async def test_mail_of_an_outage_is_found_afterwards_if_it_was_stored(unreliable: Failing, what: str) -> None:
-    store, engine, news = unreliable
-    (first,) = await store_message(store, 1)
+async def test_mail_that_was_refused_in_an_outage_is_taken_back(unreliable: Failing, what: str) -> None:
+    """Its client has heard 451 and comes again. Outcomes stay: a report is not lost with its delivery."""
+    store, engine, _ = unreliable
+    (first,) = await store_message(store, 1, next_attempt=NOW - 5)
     assert await store.claim(queue_of("default"), 10, now=NOW) == [first]
+    report, bounced = own_message(message_id(9), b"y", "from@example.org")
+    bounce: list[Change] = [Submit(report, b"y", (bounced,), (first.key,)), Finish(first)]
 
     def lose(batch: object) -> str:
         engine.is_away = True
         return what
 
     engine.lose = lose
+    settling = asyncio.ensure_future(store.settle(bounce))
     with pytest.raises(StoreError):
-        await store_message(store, 2)
+        await store_message(store, 2, "a@example.net", "b@example.net")
+    with pytest.raises(StoreError):
+        await settling
     assert store.unhealthy() is not None
-    with pytest.raises(StoreError):
-        await store.settle([Finish(first)])
     engine.lose = lambda batch: ""
     engine.is_away = False
-    await until(lambda: store.unhealthy() is None and bool(news))
+    await until(lambda: store.unhealthy() is None)
+    await store.settle(bounce)  # the claim has outlived it
+    assert [each.key async for each in store.scan()] == [bounced.key]
+    assert await store._keeper.partition.get([f"message {message_id(2)} #".encode()]) == [None]  # type: ignore[attr-defined]
+    await store_message(store, 3)
     claimed = await store.claim(queue_of("default"), 10, now=NOW)
-    assert [each.message_id for each in claimed] == ([message_id(2)] if what == "after" else [])
-    await store.settle([Finish(first)])  # the claim has outlived it
-    (third,) = await store_message(store, 3)
-    assert await store.claim(queue_of("default"), 10, now=NOW) == [third]
+    assert [each.message_id for each in claimed] == [message_id(3), message_id(9)]
 
 
 async def test_an_upload_that_a_crash_has_left_is_removed(tmp_path: Path) -> None:

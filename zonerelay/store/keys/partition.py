@@ -9,7 +9,8 @@ callers have succeeded. If not, the batch is written once more, except when ther
 that make room are written alone, and the callers of the others get StoreFullError. When the store does not
 answer within `PATIENCE`, the callers get StoreError and never learn; `on_trouble` is told, everything after
 that is refused, and the partition is entered in the background with growing pauses. `on_back` follows when it
-answers again. The owner then reads again whatever it was not certain of.
+answers again. The owner then reads again whatever it was not certain of; what it has refused for good, such
+as a message whose client has heard 451, is taken back before (`Hooks.undo`).
 
 FencedError and a state that is older or strange are told the same way. After FencedError there is no way
 back: the partition belongs to another writer, and what the owner remembers of it is void.
@@ -76,13 +77,15 @@ def _nothing() -> None:
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """How the owner hears of trouble, on the event loop. None may raise. `observe`: seconds of each batch.
-    `on_refused`: writes were refused for want of room, while the partition goes on.
+    `on_refused`: writes were refused for want of room, while the partition goes on. `undo`: what takes a
+    write back that may be stored although its caller was told that it is not.
     """
 
     on_trouble: Callable[[StoreError], None] = lambda error: None
     on_back: Callable[[], None] = _nothing
     on_refused: Callable[[], None] = _nothing
     observe: Callable[[float], None] = lambda seconds: None
+    undo: Callable[[Write], Write | None] = lambda write: None
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +140,7 @@ class Partition:
         self._has_entered = False
         self._valid_until = float("inf") if not lease else float("-inf")
         self._in_doubt: Batch | None = None
+        self._refused: list[Write] = []
         self._turn = asyncio.Lock()
         self._tasks = Tasks()
         self._is_closing = False
@@ -232,8 +236,9 @@ class Partition:
     async def _commit(self, group: _Group) -> None:
         try:
             await self._make_durable(merged([job.write for job in group.jobs]), group.size)
-        except StoreFullError as error:
-            if self._in_doubt is not None:
+        except StoreError as error:
+            if not isinstance(error, StoreFullError) or self._in_doubt is not None:
+                self._refused += [job.write for job in group.jobs]
                 raise
             frees = [job for job in group.jobs if job.write.makes_room]
             is_last = len(frees) == len(group.jobs)
@@ -376,6 +381,7 @@ class Partition:
             await asyncio.sleep(pause)
             try:
                 await self._enter_again()
+                await self._take_back()
             except FencedError as error:
                 self._fail(error)
                 return
@@ -389,6 +395,13 @@ class Partition:
         self._committer.resume()
         self._hooks.on_back()
 
+    async def _take_back(self) -> None:
+        """Remove what may be stored although its callers were told that it is not."""
+        undo = [each for write in self._refused if (each := self._hooks.undo(write))]
+        if undo:
+            await self._make_durable(merged(undo), 0)
+        self._refused.clear()
+
     async def close(self) -> None:
         """Write what was submitted, leave the partition to heirs, and release everything."""
         if self._is_closing:
@@ -398,6 +411,11 @@ class Partition:
         self._committer.refuse(StoreError(Unhealthy.CLOSED))
         self._committer.stop()
         await self._tasks.cancel()
+        if self._refused and not self._is_fenced:
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(self._patience):
+                    await self._enter_again()
+                    await self._take_back()
         if not self._is_fenced and self._in_doubt is None:
             with contextlib.suppress(StoreError):
                 await self._keeper.leave()

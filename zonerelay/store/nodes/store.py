@@ -64,6 +64,8 @@ LOOK_AT_PEERS = (0.5, 10.0)
 """Bounds in seconds for a quarter of the lease, after which the other nodes are looked at."""
 PAUSE = 1.0
 
+Wait = Callable[[float], Awaitable[object]]
+
 _log = logging.getLogger("zonerelay.store")
 
 
@@ -87,6 +89,7 @@ class NodeStore:
         directory: Path,
         preferred: int | None,
         requests_every: float,
+        wait: Wait,
     ) -> None:
         self._engine = engine
         self._around = around
@@ -111,6 +114,7 @@ class NodeStore:
             self._update_held, around, lambda: (self.node, self._own.partition), self._others
         )
         self._requests_every = requests_every
+        self._wait = wait
         self._register = NodeRegister(engine, lambda: self.node, self._reads_of, self._is_over)
         self._over: set[int] = set()
 
@@ -203,7 +207,7 @@ class NodeStore:
                 await self._look_at_peers()
             except StoreError as error:
                 _log.warning("the other nodes of the queue cannot be looked at: %s", error)
-            await asyncio.sleep(pause)
+            await self._wait(pause)
 
     async def _look_at_peers(self) -> None:
         peers = await self._engine.peers()
@@ -616,12 +620,16 @@ async def open_nodes(
     directory: Path,
     preferred: int | None = None,
     requests_every: float = 2.0,
+    wait: Wait = asyncio.sleep,
 ) -> NodeStore:
     """Open the queue of this node. `directory` is where this machine keeps what it has seen of the engine's
-    partitions; `preferred` is the number that the configuration gives to the node, if it does. Raises
-    StoreOpenError and StoreError; nothing is left open then.
+    partitions; `preferred` is the number that the configuration gives to the node, if it does. `wait` returns
+    when so many seconds are over, or another node has left. Raises StoreOpenError and StoreError; nothing is
+    left open then.
     """
-    nodes = NodeStore(engine, around, directory=directory, preferred=preferred, requests_every=requests_every)
+    nodes = NodeStore(
+        engine, around, directory=directory, preferred=preferred, requests_every=requests_every, wait=wait
+    )
     try:
         await nodes.start()
     except BaseException:

@@ -43,6 +43,8 @@ class DirectoryPlace:
     place. A reader makes, keeps back and removes nothing.
     """
 
+    is_conditional = True
+
     def __init__(
         self, directory: Path, *, values: Path | None = None, reserve: int = 0, is_reader: bool = False
     ) -> None:

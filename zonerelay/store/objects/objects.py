@@ -1,10 +1,11 @@
 """Keeps keys as immutable objects in a directory or a bucket: a log of batches, snapshots, and large values.
 
     mark                           the name of this store
+    once/HASH                      a key that is reserved over all nodes
     nodes/N/log/SLOT               one entry: a batch, or the beginning of an epoch
     nodes/N/values/KEY.EPOCH-BATCH-I   large values of neighbouring keys, one after the other
     nodes/N/snapshot/SLOT/PIECE    the keys as they were after that entry; `end` is made last
-    nodes/N/beat                   replaced by the writer again and again
+    beats/N                        replaced by the writer again and again: that it lives, and how far it is
 
 Large values are made before the batch that names them, as they are; their checksums are in the batch.
 
@@ -13,19 +14,24 @@ that begins an epoch, and the former writer's next batch meets it. Such entries 
 that stood still for days must find one where it goes on, and not a free slot below a snapshot. Everything
 else below the last whole snapshot is removed.
 
+A place without that condition is for one writer at a time. There the name of an entry also says its epoch and
+that of the entry before it, so that one which lands late stands beside the log: the log is what leads back
+from the highest slot.
+
 Reads are answered from an index, a LevelDB of this machine that is not synced. It is rebuilt from the last
 snapshot and the log whenever it is in doubt: after a power cut, a failed write, or for another log than it
-was made from.
+was made from. Listings may lag behind: only a place without conditions is asked for entries by them.
 
 The lease of another node is over when its beat was not seen to change for `lease` seconds of this machine's
 clock. Failure: an entry without an answer may exist; `enter` reads the log to its end first. A gap in the log
-that no snapshot covers is an error, and nothing is written.
+that no snapshot covers, or a log that is shorter than the beat says, is an error, and nothing is written.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import re
 import zlib
@@ -41,7 +47,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
-from zonerelay.store.contract import StoreCorruptError, StoreError, StoreOpenError
+from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.keys.port import (
     PAGE_OCTETS,
     PAGE_ROWS,
@@ -67,6 +73,10 @@ from zonerelay.store.objects.index import (
 )
 
 LARGE_VALUE = 16 * 1024
+SWEEP = 24 * 3600.0
+"""Seconds between two looks for objects that nothing needs."""
+SETTLING = 0.2
+"""Seconds after which a beat without conditions is looked at once more: who wrote last is the writer."""
 AHEAD = 8
 """Objects that are read or made at once."""
 LEAST_LOG = 8 * 1024 * 1024
@@ -81,6 +91,7 @@ MOST_SPANS = 10_000
 MOST_OBJECT = 1024 * 1024
 """Bytes of the values that are put into one object."""
 
+_NUMBER = re.compile("[-/]")
 _UNFIT = re.compile(r"[^A-Za-z0-9]+")
 
 T = TypeVar("T")
@@ -94,6 +105,9 @@ Object = tuple[str, Sequence[bytes]]
 
 class ObjectPlace(Protocol):
     """Where objects are. Every method raises StoreError; after one of `create` the object may exist."""
+
+    is_conditional: bool
+    """Whether `create` finds an object that is there. Otherwise it replaces it, and there is one writer."""
 
     async def create(
         self, name: str, data: bytes, *, values: Sequence[Object] = (), makes_room: bool = False
@@ -139,9 +153,19 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):
-    epoch: int
-    count: int
+    """A sign of life. `slot` is the last entry of the log by then, `snapshot` that of its last snapshot."""
+
+    epoch: int = 0
+    writer: str = ""
+    count: int = 0
     is_left: bool = False
+    slot: int = 0
+    snapshot: int = 0
+
+
+class ReservedKey(msgspec.Struct, frozen=True, array_like=True):
+    value: bytes
+    until: float
 
 
 class SnapshotEnd(msgspec.Struct, frozen=True, array_like=True):
@@ -178,16 +202,26 @@ class ObjectEngine:
         self.index = index
         self.clock = clock
         self.lease = lease
+        self.indexes: set[Path] = set()
+        """Those that are in use."""
         self._seen: dict[int, tuple[Beat | None, float]] = {}
 
     def keeper(self, node: int) -> ObjectKeys:
         return ObjectKeys(self, node)
 
+    def take_index(self, node: int) -> Path:
+        """A directory for an index of a node's partition. The first has the same at the next start."""
+        number = 0
+        while (path := self.index / (f"{node}.{number}" if number else f"{node}")) in self.indexes:
+            number += 1
+        self.indexes.add(path)
+        return path
+
     async def peers(self) -> list[Peer]:
         found: set[int] = set()
-        async for names in self.place.names("nodes/"):
-            found |= {int(name.split("/")[1]) for name in names}
-        return [await self._peer(node) for node in sorted(found)]
+        async for names in self.place.names("beats/"):
+            found |= {int(name.rpartition("/")[2]) for name in names}
+        return list(await asyncio.gather(*map(self._peer, sorted(found))))
 
     async def _peer(self, node: int) -> Peer:
         beat = await self.beat_of(node)
@@ -195,8 +229,50 @@ class ObjectEngine:
         return Peer(node, beat.epoch if beat else 0, bool(beat and beat.is_left), is_over)
 
     async def beat_of(self, node: int) -> Beat | None:
-        data = await self.place.read(f"nodes/{node}/beat")
-        return None if data is None else unpacked(data, Beat, f"nodes/{node}/beat")
+        data = await self.place.read(f"beats/{node}")
+        return None if data is None else unpacked(data, Beat, f"beats/{node}")
+
+    async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
+        """Give the key of the whole store this value until then (seconds of the epoch), unless it has one.
+        Return what it has had before, or None. Durable. An object that has expired gets a successor, which
+        only one node can make.
+        """
+        name = _once(key)
+        while True:
+            held = await self._reserved(name)
+            if held is None:
+                if await self.place.create(name, packed(ReservedKey(value, until))):
+                    return None
+            elif held.until > self.clock.now():
+                return held.value
+            else:
+                name = f"{name}-{held.until:.6f}"
+
+    async def unreserve(self, key: bytes, value: bytes) -> None:
+        """Free the key, if it has this value."""
+        name = _once(key)
+        while (held := await self._reserved(name)) is not None:
+            if held.value == value and held.until > self.clock.now():
+                await self.place.remove([name])
+                return
+            name = f"{name}-{held.until:.6f}"
+
+    async def _reserved(self, name: str) -> ReservedKey | None:
+        data = await self.place.read(name)
+        return None if data is None else unpacked(data, ReservedKey, name)
+
+    async def forget_reserved(self) -> None:
+        """Remove the objects of keys that have expired. Raises StoreError."""
+        async for names in self.place.names("once/"):
+            for first in range(0, len(names), AHEAD):
+                some = sorted(names[first : first + AHEAD])
+                found = await asyncio.gather(*map(self._reserved, some))
+                held = {
+                    _stem(name)
+                    for name, each in zip(some, found, strict=True)
+                    if each and each.until > self.clock.now()
+                }
+                await self.place.remove([name for name in some if _stem(name) not in held])
 
     def is_over(self, node: int, beat: Beat | None) -> bool:
         """Whether the lease of a node is over, as this process has seen its beats."""
@@ -219,14 +295,17 @@ class ObjectKeys:
         self._place = engine.place
         self._node = node
         self._base = f"nodes/{node}/"
-        self._index = ObjectIndex(engine.index / str(node))
+        self._index = ObjectIndex(engine.take_index(node))
         self._threads = ReaderThreads(self._index, "keys-index")
         self._turn = asyncio.Lock()
         self._tasks = Tasks()
         self._state = LogState()
         self._is_open = self._is_suspect = False
         self._epoch = 0
+        self._tried = 0
         self._beats = 0
+        self._next_sweep = 0.0
+        self._snapshot_slot = 0
         self._snapshot: asyncio.Task[None] | None = None
         self._stages = 0
         self._staged: dict[bytes, bytes] = {}
@@ -317,64 +396,102 @@ class ObjectKeys:
             return await self._enter(writer, mark)
 
     async def _enter(self, writer: str, mark: str) -> State:
-        await self._place.create("mark", mark.encode())
         stored = await self._place.read("mark")
-        if stored is None or await self._place.create("mark", stored):
-            raise StoreOpenError(
-                "the service replaces an object that is there although it was asked not to"
-                " (If-None-Match): it cannot keep a queue that several relays may write"
-            )
+        if stored is None:
+            await self._place.create("mark", mark.encode())
+            stored = await self._place.read("mark")
+        if stored is None:
+            raise StoreError("the mark of the queue was made, and is not there")
         was_entered = bool(self._epoch)
         self._epoch = 0
         while True:
-            await self._catch_up()
-            if self._state.writer not in ("", writer):
+            await self._catch_up(AHEAD)
+            state = self._state
+            if state.writer not in ("", writer):
                 beat = await self._engine.beat_of(self._node)
                 if not self._engine.is_over(self._node, beat):
                     raise NodeTakenError(f"another relay is node {self._node}, and its lease has not ended")
-            entry = LogEntry(self._state.epoch + 1, writer=writer)
+            self._tried = max(state.epoch, 0 if self._place.is_conditional else self._tried) + 1
+            entry = LogEntry(self._tried, writer=writer)
             data = packed(entry)
-            if await self._place.create(self._slot(self._state.slot + 1), data, makes_room=True):
+            if await self._place.create(self._next(entry.epoch), data, makes_room=True):
                 break
         await self._apply_to_index(entry, data)
         self._epoch = entry.epoch
         await self._beat()
+        if not (self._place.is_conditional or was_entered):
+            await asyncio.sleep(SETTLING)
+            await self._check_fence()
         in_doubt, self._in_doubt = self._in_doubt, []
-        self._tasks.start(self._tidy(in_doubt, is_first=not was_entered))
+        self._tasks.start(self._tidy(in_doubt, sweeps=not was_entered))
         return self._as_state(stored)
 
-    async def _catch_up(self) -> None:
-        """Bring the index to the end of the log. Raises StoreError."""
+    async def _catch_up(self, ahead: int = 1) -> None:
+        """Bring the index to the end of the log, first by so many entries at once. Raises StoreError."""
         if not self._is_open:
             self._state = await STORE.run(partial(self._index.open, anew=self._is_suspect))
             self._is_open, self._is_suspect = True, False
-            end = await self._last_snapshot()
             if self._state.slot == 0 or not await self._fits():
-                await self._rebuild(end)
+                await self._rebuild(await self._last_snapshot())
         while True:
-            first = self._state.slot + 1
-            names = [self._slot(slot) for slot in range(first, first + AHEAD)]
+            beat = await self._engine.beat_of(self._node) or Beat()
+            await self._read_on(ahead)
+            if beat.slot <= self._state.slot:
+                self._snapshot_slot = max(self._snapshot_slot, beat.snapshot)
+                return
+            end = await self._last_snapshot(beat.snapshot)
+            if end is None or end.state.slot <= self._state.slot:
+                text = f"the entry {self._slot(self._state.slot + 1)} is missing, and later ones exist"
+                if self._engine.forgive is None:
+                    raise StoreError(text)
+                self._engine.forgive(self._slot(self._state.slot + 1), "it is missing")
+                return
+            await self._rebuild(end)
+
+    async def _read_on(self, ahead: int) -> None:
+        while names := await self._following(ahead):
+            first = self._state.slot
             found = await asyncio.gather(*map(self._place.read, names))
             for name, data in zip(names, found, strict=True):
                 if data is None:
                     break
                 await self._apply_to_index(self._entry(data, name), data)
-            else:
-                continue
-            forgive = self._engine.forgive
-            if forgive is not None and (missing := await self._missing()):
-                for slot in missing:
-                    forgive(self._slot(slot), "it is missing")
-                    await self._apply_to_index(LogEntry(self._state.batch_epoch, self._state.batch), b"")
-                continue
-            if any(found[self._state.slot - first + 1 :]):
-                raise StoreError(
-                    f"the entry {self._slot(self._state.slot + 1)} is missing, and later ones exist"
-                )
-            end = await self._last_snapshot()
-            if end is None or end.state.slot <= self._state.slot:
+            count = self._state.slot - first
+            if count < len(names):
+                forgive = self._engine.forgive
+                if forgive is not None and (missing := await self._missing()):
+                    for slot in missing:
+                        forgive(self._slot(slot), "it is missing")
+                        await self._apply_to_index(LogEntry(self._state.batch_epoch, self._state.batch), b"")
+                    continue
+                if any(found[count:]):
+                    raise StoreError(f"the entry {names[count]} is missing, and later ones exist")
                 return
-            await self._rebuild(end)
+            ahead = AHEAD
+
+    async def _following(self, ahead: int) -> list[str]:
+        """The names that the next entries have, if there are any."""
+        slot, epoch = self._state.slot, self._state.epoch
+        if self._place.is_conditional:
+            return [self._slot(each) for each in range(slot + 1, slot + 1 + ahead)]
+        found = {parts[:2]: parts[2] async for parts in self._entries(f"{self._base}log/") if parts[0] > slot}
+        chain: list[str] = []
+        at = max(found, default=(slot, epoch))
+        while at in found:
+            before = at[0] - 1, found[at]
+            chain.insert(0, self._slot(*at, before[1]))
+            at = before
+        if at != (slot, epoch):
+            raise StoreError(f"the entry {self._slot(*at)} is missing, and later ones exist")
+        # A listing may lack what was made just now.
+        return chain[:ahead] or [self._slot(slot + 1, epoch, epoch)]
+
+    async def _entries(self, prefix: str) -> AsyncIterator[tuple[int, int, int]]:
+        """What the names of entries say where there are no conditions: slot, epoch, the epoch before."""
+        async for names in self._place.names(prefix):
+            for name in names:
+                slot, epoch, before = map(int, name.rpartition("/")[2].split("-"))
+                yield slot, epoch, before
 
     def _entry(self, data: bytes, name: str) -> LogEntry:
         try:
@@ -389,21 +506,27 @@ class ObjectKeys:
         """The slots up to the next entry that is there."""
         behind: list[int] = []
         async for names in self._place.names(f"{self._base}log/"):
-            numbers = (int(name.rpartition("/")[2]) for name in names)
+            numbers = (int(_NUMBER.split(name.rpartition("/")[2])[0]) for name in names)
             behind += (slot for slot in numbers if slot > self._state.slot)
         return range(self._state.slot + 1, min(behind, default=0))
 
     async def _fits(self) -> bool:
         """Whether the index was made from this log: its last entry is there, or a snapshot of it."""
-        data = await self._place.read(self._slot(self._state.slot))
+        name = self._slot(self._state.slot)
+        if not self._place.is_conditional:
+            async for parts in self._entries(f"{name}-{self._state.epoch:06d}-"):
+                name = self._slot(*parts)
+        data = await self._place.read(name)
         return data is not None and zlib.crc32(data) == self._state.checksum
 
-    async def _last_snapshot(self) -> SnapshotEnd | None:
-        last = ""
+    async def _last_snapshot(self, slot: int = 0) -> SnapshotEnd | None:
+        """The last snapshot that is listed, or that of `slot`, which is known to have been made."""
         async for names in self._place.names(f"{self._base}snapshot/"):
-            last = max((last, *(name for name in names if name.endswith("/end"))))
-        data = await self._place.read(last) if last else None
-        return None if data is None else unpacked(data, SnapshotEnd, last)
+            slots = [int(name.split("/")[-2]) for name in names if name.endswith("/end")]
+            slot = max((slot, *slots))
+        name = f"{self._snapshot_of(slot)}end"
+        data = await self._place.read(name) if slot else None
+        return None if data is None else unpacked(data, SnapshotEnd, name)
 
     async def _rebuild(self, end: SnapshotEnd | None) -> None:
         """Make the index anew from a snapshot."""
@@ -412,13 +535,13 @@ class ObjectKeys:
         if end is None:
             return
         for number in range(1, end.pieces + 1):
-            name = f"{self._base}snapshot/{end.state.slot:016d}/{number:06d}"
+            name = f"{self._snapshot_of(end.state.slot)}{number:06d}"
             data = await self._place.read(name)
             if data is None:
                 raise StoreCorruptError(f"the object {name} is missing")
             await self._threads.read(ObjectIndex.load, unpacked(data, list[tuple[bytes, bytes]], name))
         await self._threads.read(ObjectIndex.begin, end.state, end.beginnings)
-        self._state = end.state
+        self._state, self._snapshot_slot = end.state, end.state.slot
 
     async def _apply_to_index(self, entry: LogEntry, data: bytes) -> list[str]:
         """Returns the names of the values that nothing names any more."""
@@ -473,17 +596,17 @@ class ObjectKeys:
         unnamed = {name_of(self._staged[key]) for key in withdrawn} - named
         changes = [*staged.items(), *rows.items()]
         entry = LogEntry(*batch.position, changes=changes, ranges=list(write.ranges))
-        data, slot = packed(entry), self._state.slot + 1
+        data = packed(entry)
         try:
             is_ours = await self._place.create(
-                self._slot(slot), data, values=values, makes_room=write.makes_room
+                self._next(batch.position.epoch), data, values=values, makes_room=write.makes_room
             )
         except StoreError:
             self._in_doubt += (name for name, _ in values)
             raise
         if not is_ours:
             self._epoch = 0
-            raise FencedError(f"another writer has made entry {slot} of node {self._node}")
+            raise FencedError(f"another writer has made entry {self._state.slot + 1} of node {self._node}")
         for key in staged.keys() | withdrawn:
             del self._staged[key]
         if dropped := [*await self._apply_to_index(entry, data), *unnamed]:
@@ -529,6 +652,8 @@ class ObjectKeys:
         async with self._turn:
             await self._check_fence()
             await self._beat()
+        if self._engine.clock.monotonic() >= self._next_sweep:
+            self._tasks.start(self._tidy([], sweeps=True))
 
     async def leave(self) -> None:
         async with self._turn:
@@ -536,14 +661,22 @@ class ObjectKeys:
             await self._beat(is_left=True)
 
     async def _check_fence(self) -> None:
-        if not self._epoch or await self._place.read(self._slot(self._state.slot + 1)) is not None:
+        if not self._epoch or await self._is_fenced():
             self._epoch = 0
             raise FencedError(f"another writer has node {self._node}")
 
+    async def _is_fenced(self) -> bool:
+        if self._place.is_conditional:
+            return await self._place.read(self._slot(self._state.slot + 1)) is not None
+        beat = await self._engine.beat_of(self._node) or Beat()
+        own = (self._epoch, self._state.writer)
+        return beat.epoch > own[0] or (beat.epoch == own[0] and beat.writer != own[1])
+
     async def _beat(self, *, is_left: bool = False) -> None:
         self._beats += 1
-        beat = Beat(self._epoch, self._beats, is_left)
-        await self._place.replace(f"{self._base}beat", packed(beat))
+        state = self._state
+        beat = Beat(self._epoch, state.writer, self._beats, is_left, state.slot, self._snapshot_slot)
+        await self._place.replace(f"beats/{self._node}", packed(beat))
 
     async def room(self) -> int | None:
         return await self._place.room()
@@ -552,15 +685,14 @@ class ObjectKeys:
         await self._tasks.cancel()
         await STORE.run(self._threads.stop)
         await STORE.run(self._index.close)
+        self._engine.indexes.discard(self._index.path)
 
     # --- looking after the objects
 
     async def _make_snapshot(self) -> None:
         """Write the live keys as they are now, and remove what they replace."""
         try:
-            state, beginnings = await self.copy_to(self._place)
-            self._state = replace(self._state, log=self._state.log - state.log)
-            await self._remove_before(state.slot, frozenset(beginnings))
+            await self.compact()
         except StoreError as error:
             _log.warning(
                 "the log of node %d cannot be replaced by a snapshot this time: %s", self._node, error
@@ -569,6 +701,11 @@ class ObjectKeys:
     async def compact(self) -> None:
         """Replace the log by a snapshot now. Raises StoreError."""
         state, beginnings = await self.copy_to(self._place)
+        self._state = replace(self._state, log=self._state.log - state.log)
+        self._snapshot_slot = state.slot
+        async with self._turn:
+            if self._epoch:
+                await self._beat()  # whoever reads the log has to know before it is removed
         await self._remove_before(state.slot, frozenset(beginnings))
 
     async def copy_to(
@@ -582,7 +719,7 @@ class ObjectKeys:
             view = await self._threads.read(ObjectIndex.snapshot)
             beginnings = await self._threads.read(ObjectIndex.beginnings)
         try:
-            base = f"{self._base}snapshot/{state.slot:016d}/"
+            base = self._snapshot_of(state.slot)
             number, start = 0, b"\x01"
             while rows := await self._threads.read(ObjectIndex.piece, start, PIECE, view):
                 number, start = number + 1, rows[-1][0] + b"\0"
@@ -605,7 +742,7 @@ class ObjectKeys:
     async def _remove_before(self, slot: int, kept: frozenset[int]) -> None:
         for kind in ("log/", "snapshot/"):
             async for names in self._place.names(f"{self._base}{kind}"):
-                numbers = [int(name.removeprefix(f"{self._base}{kind}").partition("/")[0]) for name in names]
+                numbers = [int(_NUMBER.split(name.removeprefix(f"{self._base}{kind}"))[0]) for name in names]
                 # The entry of the snapshot itself stays: it says whether an index was made from this log.
                 gone = [
                     name
@@ -624,11 +761,13 @@ class ObjectKeys:
         is_named = await self._threads.read(ObjectIndex.are_named, own)
         await self._remove([name for name, named in zip(names, is_named, strict=True) if not named])
 
-    async def _tidy(self, in_doubt: Sequence[str], *, is_first: bool) -> None:
+    async def _tidy(self, in_doubt: Sequence[str], *, sweeps: bool) -> None:
         try:
             await self._remove_unnamed(in_doubt)
-            if is_first:
+            if sweeps:
+                self._next_sweep = self._engine.clock.monotonic() + SWEEP
                 await self._sweep()
+                await self._engine.forget_reserved()
         except StoreError as error:
             _log.warning("objects that nothing names are not removed this time: %s", error)
 
@@ -636,8 +775,17 @@ class ObjectKeys:
         with contextlib.suppress(StoreError):  # what stays is removed by a later sweep
             await self._place.remove(names)
 
-    def _slot(self, slot: int) -> str:
-        return f"{self._base}log/{slot:016d}"
+    def _slot(self, *parts: int) -> str:
+        """The name of an entry: its slot; where there are no conditions its epoch and that before, too."""
+        if self._place.is_conditional:
+            return f"{self._base}log/{parts[0]:016d}"
+        return f"{self._base}log/{parts[0]:016d}" + "".join(f"-{part:06d}" for part in parts[1:])
+
+    def _next(self, epoch: int) -> str:
+        return self._slot(self._state.slot + 1, epoch, self._state.epoch)
+
+    def _snapshot_of(self, slot: int) -> str:
+        return f"{self._base}snapshot/{slot:016d}/"
 
 
 def checked_values(values: Sequence[bytes], spans: Sequence[Span], name: str) -> list[bytes]:
@@ -666,6 +814,14 @@ def epoch_of(name: str) -> int:
     """The epoch in which a value was made, or -1 of a file that is none."""
     number = name.rpartition(".")[2].partition("-")[0]
     return int(number) if number.isdigit() else -1
+
+
+def _once(key: bytes) -> str:
+    return f"once/{hashlib.sha256(key).hexdigest()}"
+
+
+def _stem(name: str) -> str:
+    return name.partition("-")[0]
 
 
 def summed(data: bytes) -> bytes:

@@ -1,27 +1,87 @@
-"""Keeps objects in a bucket, by PUT with If-None-Match. The service must take conditional writes.
+"""Keeps objects in a bucket, by PUT with If-None-Match, or without it for one relay alone.
 
-The client never sends a change twice (`store/s3/client`). A PUT without an answer may land later; the log's
-sequence decides what becomes of it. A versioned bucket keeps a version and a marker for each object that is
-removed, until a lifecycle rule expires them.
+The client never sends a change twice. A PUT without an answer may land later; the log decides what becomes of
+it (`objects`). A versioned bucket keeps a version and a marker for each object that is removed, until a
+lifecycle rule expires them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import contextlib
+import fcntl
+import logging
+import os
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.config.settings import S3Settings
+from zonerelay.model.clock import Clock
+from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.keys.port import MAX_NODES
+from zonerelay.store.objects.alerts import Alerts
+from zonerelay.store.objects.client import Bucket, ConflictError, MissingError, RefusedError
 from zonerelay.store.objects.index import Span
-from zonerelay.store.objects.objects import AHEAD, Object, checked_values
-from zonerelay.store.s3.client import Bucket, ConflictError, MissingError
-from zonerelay.store.surroundings import ReadSecret
+from zonerelay.store.objects.objects import AHEAD, Object, ObjectEngine, checked_values
+from zonerelay.store.surroundings import ReadSecret, secret_of
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class S3Engine(ObjectEngine):
+    """The partitions of one bucket and prefix. The indexes of this process are in a directory below `indexes`
+    that no other process uses. Raises StoreOpenError.
+    """
+
+    def __init__(
+        self, settings: S3Settings, indexes: Path, clock: Clock, environment: Mapping[str, str]
+    ) -> None:
+        place = BucketPlace(settings, secret_of("s3.secret_key", settings.secret_key, environment))
+        index, self._lock = _free_directory(indexes)
+        super().__init__(place, index, clock=clock, lease=settings.lease)
+        self._alerts = Alerts(place.bucket) if settings.queue_url else None
+        self.check = place.check
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until it is time to look at the other partitions: an alert has come, or so many seconds are
+        over.
+        """
+        await (self._alerts.wait(seconds) if self._alerts else asyncio.sleep(seconds))
+
+    async def close(self) -> None:
+        lock, self._lock = self._lock, -1
+        if lock < 0:
+            return
+        if self._alerts:
+            await self._alerts.say_left()
+        await super().close()
+        os.close(lock)
+
+
+def _free_directory(indexes: Path) -> tuple[Path, int]:
+    """A directory that this process has locked. An index that is there already saves reading the log."""
+    try:
+        for number in range(MAX_NODES):
+            path = indexes / f"{number}"
+            durable.make_directory(path)
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return path, lock
+            os.close(lock)
+    except OSError as error:
+        raise StoreOpenError(f"{indexes} cannot be used: {error}") from error
+    raise StoreOpenError(f"{indexes}: {MAX_NODES} processes use it")
 
 
 class BucketPlace:
     """The objects with one prefix in a bucket. Opened at the first request."""
 
     def __init__(self, settings: S3Settings, read_secret_key: ReadSecret) -> None:
-        self._bucket = Bucket(settings, read_secret_key)
+        self.is_conditional = settings.shared
+        self.bucket = Bucket(settings, read_secret_key)
         self._prefix = settings.prefix
         self._opening: asyncio.Lock = asyncio.Lock()
         self._is_open = False
@@ -29,9 +89,64 @@ class BucketPlace:
     async def _opened(self) -> Bucket:
         async with self._opening:
             if not self._is_open:
-                await self._bucket.open()
+                await self.bucket.open()
                 self._is_open = True
-        return self._bucket
+        return self.bucket
+
+    # --- what a queue needs of a service
+
+    async def check(self) -> None:
+        """Try what the queue needs. Raises StoreOpenError when the bucket is not fit for it, and StoreError
+        when it cannot be written, read, listed or emptied.
+        """
+        if await self.read("format") is not None:
+            raise StoreOpenError(
+                f"the prefix {self._prefix} holds a queue of zonerelay 0.1.0, which this release does not"
+                " read. Nothing was changed. Start 0.1.0 on it until its mail is sent, then give this release"
+                " another prefix, or remove what is left below this one"
+            )
+        bucket = await self._opened()
+        await self._check_versions(bucket)
+        name = f"probe/{uuid.uuid4().hex}"
+        key = self._prefix + name
+        if self.is_conditional:
+            await self._try_conditions(bucket, key)
+        else:
+            await bucket.put(key, b"12")
+        if await self.read(name) != b"12" or await self._read(name, 1, 1) != b"2":
+            raise StoreOpenError("the service does not give back what was written")
+        async for _ in bucket.pages(key):
+            break
+        await bucket.delete(key)
+
+    async def _try_conditions(self, bucket: Bucket, key: str) -> None:
+        try:
+            await bucket.put(key, b"12", new=True)
+        except ConflictError:
+            raise _unfit("refuses a PUT with If-None-Match: * where no object is") from None
+        except RefusedError as error:
+            await bucket.put(key, b"12")  # which says so when nothing may be written at all
+            raise _unfit(f"does not know a PUT with If-None-Match: * ({error})") from error
+        try:
+            await bucket.put(key, b"3", new=True)
+        except ConflictError:
+            return
+        raise _unfit("carries out a PUT with If-None-Match: * where an object is")
+
+    async def _check_versions(self, bucket: Bucket) -> None:
+        if await bucket.retention():
+            raise StoreOpenError(
+                "the bucket locks every new object (object lock with a default retention), so that nothing of"
+                " the queue could be removed: use a bucket without"
+            )
+        if await bucket.is_versioned():
+            _log.warning(
+                "the bucket keeps versions: of each object that is removed a version and a marker stay, and"
+                " are paid for. Give it a lifecycle rule that expires noncurrent versions and expired delete"
+                " markers after a day (docs/s3.md, How to configure the bucket)"
+            )
+
+    # --- objects
 
     async def create(
         self, name: str, data: bytes, *, values: Sequence[Object] = (), makes_room: bool = False
@@ -39,13 +154,13 @@ class BucketPlace:
         bucket = await self._opened()
         await self.store(values)
         try:
-            await bucket.put(self._prefix + name, data, new=True)
+            await bucket.put(self._prefix + name, data, new=self.is_conditional)
         except ConflictError:
             return False
         return True
 
     async def store(self, values: Sequence[Object]) -> None:
-        await _all(lambda name, pieces: self.create(name, b"".join(pieces)), values)
+        await _all(lambda name, pieces: self.replace(name, b"".join(pieces)), values)
 
     async def replace(self, name: str, data: bytes) -> None:
         await (await self._opened()).put(self._prefix + name, data)
@@ -55,10 +170,9 @@ class BucketPlace:
 
     async def _read(self, name: str, first: int = 0, length: int = 0) -> bytes | None:
         bucket = await self._opened()
-        try:
-            return (await bucket.get(self._prefix + name, first, length)).data
-        except MissingError:
-            return None
+        with contextlib.suppress(MissingError):
+            return await bucket.get(self._prefix + name, first, length)
+        return None
 
     async def read_values(self, name: str, spans: Sequence[Span]) -> list[bytes] | None:
         start, end = spans[0].first, spans[-1].first + spans[-1].size
@@ -70,8 +184,8 @@ class BucketPlace:
 
     async def names(self, prefix: str) -> AsyncIterator[list[str]]:
         bucket = await self._opened()
-        async for rows in bucket.pages(self._prefix + prefix):
-            yield [row.key.removeprefix(self._prefix) for row in rows]
+        async for keys in bucket.pages(self._prefix + prefix):
+            yield [key.removeprefix(self._prefix) for key in keys]
 
     async def remove(self, names: Sequence[str]) -> None:
         bucket = await self._opened()
@@ -81,7 +195,14 @@ class BucketPlace:
         return None
 
     async def close(self) -> None:
-        await self._bucket.close()
+        await self.bucket.close()
+
+
+def _unfit(what: str) -> StoreOpenError:
+    return StoreOpenError(
+        f"the service {what}, so relays cannot share a queue on it; with [s3] shared = false one relay alone"
+        " can use it"
+    )
 
 
 async def _all(act: Callable[..., Awaitable[object]], wanted: Sequence[tuple[object, ...]]) -> None:

@@ -1,6 +1,6 @@
 """Opens the queue in directories of this machine: a log of batches, a file for each body, and an index.
 
-    meta_directory     zonerelay.lock, mark, nodes/0/log, nodes/0/snapshot (`objects`), ballast
+    meta_directory     zonerelay.lock, mark, beats, nodes/0/log, nodes/0/snapshot (`objects`), ballast
     env_directory      zonerelay.lock, and the bodies as they are (a file for each 512 KiB)
     scratch_directory  zonerelay.lock, and the index of this machine, which is rebuilt at any doubt
 
@@ -196,7 +196,7 @@ class Directories:
 
 def foreign_in(env: Path, meta: Path, scratch: Path) -> list[str]:
     """Files that an empty queue does not have."""
-    known = {LOCK, BALLAST, "mark", "nodes"}
+    known = {LOCK, BALLAST, "mark", "nodes", "beats"}
     with translated():
         return sorted(
             str(path)

@@ -119,6 +119,17 @@ class QueueCommitter:
             self._no_room()
 
 
+def _undo(write: Write) -> Write | None:
+    """Take back new mail: its client has heard 451 and comes again. Outcomes are written again anyway."""
+    made = {
+        key.split(b" ")[1] for key in write.changes if key[:8] == records.MESSAGE_PREFIX and key[-1:] == b"*"
+    }
+    is_new = not write.ranges and None not in write.changes.values()
+    if is_new and all(key[:9] == b"meta once" or made.intersection(key.split(b" ")) for key in write.changes):
+        return Write(dict.fromkeys(write.changes), makes_room=True)
+    return None
+
+
 class QueueKeeper:
     """What the store needs beside reads and writes: health, counts, and the removal of aborted uploads."""
 
@@ -133,7 +144,7 @@ class QueueKeeper:
         self.usable = self.health.usable
         self.counts = Counts()
         self.on_failure: Callable[[], None] = lambda: None
-        self.hooks = Hooks(self._fail, self._back, lambda: self.on_failure(), around.observe_commit)
+        self.hooks = Hooks(self._fail, self._back, lambda: self.on_failure(), around.observe_commit, _undo)
         self.space = SpaceWatch(self._look_at_space, least=min_free_space, health=self.health)
         self._watches = min_free_space > 0
         self._on_news = around.on_news

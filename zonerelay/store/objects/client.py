@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -27,13 +26,21 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedErro
 from zonerelay.config.settings import Addressing, S3Settings
 from zonerelay.process.files import FileState, file_state
 from zonerelay.process.threads import FILES
-from zonerelay.store.contract import CHUNK_SIZE, StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.contract import (
+    CHUNK_SIZE,
+    StoreError,
+    StoreFullError,
+    StoreLostError,
+    StoreOpenError,
+    Unhealthy,
+)
 from zonerelay.store.surroundings import ReadSecret
 
 ATTEMPTS = 3
 """How often something is asked for that the service says it has not done."""
 PAUSE = 0.1
 PAGE_KEYS = 1000
+LAST_PATIENCE = 1.0
 READ_AGAIN = 10.0
 """Seconds between two looks for credentials where the tools of AWS have theirs, while requests are denied."""
 WINDOW = 16 * CHUNK_SIZE
@@ -45,13 +52,13 @@ _BUSY = frozenset(
     {"SlowDown", "503", "ServiceUnavailable", "Throttling", "TooManyRequests", "RequestLimitExceeded"}
 )
 _NOT_DONE = frozenset({"ConditionalRequestConflict", "OperationAborted"})
-_QUESTIONS = frozenset({"get_object", "list_objects_v2", "list_multipart_uploads"})
+_QUESTIONS = frozenset({"get_object", "list_objects_v2"})
 _DENIED = frozenset({400, 401, 403})
 """Answers to a key that is not, or no longer, known; the codes differ between services."""
 _FULL = frozenset({"QuotaExceeded", "EntityTooLarge", "507", "InsufficientStorage"})
 
 
-class UnsureError(StoreError):
+class UnsureError(StoreLostError):
     """No answer, or one that says nothing: it may have happened."""
 
 
@@ -65,23 +72,6 @@ class ConflictError(StoreError):
 
 class MissingError(StoreError):
     """There is no such object."""
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """An object as a listing shows it."""
-
-    key: str
-    etag: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """An object, or the part of it that was asked for; `size` is that of the whole."""
-
-    data: bytes
-    etag: str
-    size: int
 
 
 @functools.cache
@@ -113,12 +103,9 @@ class _AskingOnce(AIOHTTPSession):
 
 
 class Bucket:
-    """`trouble` hears of every UnsureError and RefusedError. Without an access key the client looks for one
-    where the tools of AWS do.
-    """
+    """Without an access key the client looks for one where the tools of AWS do."""
 
     def __init__(self, settings: S3Settings, read_secret_key: ReadSecret) -> None:
-        self.trouble: Callable[[StoreError], None] = lambda _: None
         self._settings = settings
         self._read_secret_key = read_secret_key
         self._secret_key = ""
@@ -175,6 +162,11 @@ class Bucket:
         )
 
     async def close(self) -> None:
+        self._client = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_PATIENCE):  # for requests that nobody waits for
+                for _ in range(self._settings.max_requests):
+                    await self._slots.acquire()
         await self._stack.aclose()
 
     async def _open_again(self) -> None:
@@ -200,59 +192,44 @@ class Bucket:
 
     # --- objects
 
-    async def put(self, key: str, data: bytes, *, match: str = "", new: bool = False) -> str:
-        """Writes an object and returns its ETag. `match`: only over that version; `new`: only where no object
-        is. Raises ConflictError.
-        """
-        conditions = {"IfMatch": match} if match else {"IfNoneMatch": "*"} if new else {}
-        answer = await self._ask("put_object", Key=key, Body=data, **conditions)
-        return str(answer["ETag"])
+    async def put(self, key: str, data: bytes, *, new: bool = False) -> None:
+        """Writes an object. With `new` only where no object is; raises ConflictError."""
+        await self._ask("put_object", Key=key, Body=data, **({"IfNoneMatch": "*"} if new else {}))
 
-    async def get(self, key: str, first: int = 0, length: int = 0) -> Fetched:
+    async def get(self, key: str, first: int = 0, length: int = 0) -> bytes:
         """Reads `length` octets from `first` on; a `length` of 0 reads the whole. Raises MissingError."""
         part = {"Range": f"bytes={first}-{first + length - 1}"} if length else {}
-        answer = await self._ask("get_object", Key=key, **part)
-        data: bytes = answer["Body"]
-        whole = str(answer.get("ContentRange", "")).rpartition("/")[2]
-        return Fetched(data, answer["ETag"], int(whole) if whole else len(data))
+        data: bytes = (await self._ask("get_object", Key=key, **part))["Body"]
+        return data
 
-    async def delete(self, key: str, *, match: str = "") -> None:
-        """Removes an object, which need not exist; with `match` raises ConflictError or MissingError."""
-        await self._ask("delete_object", Key=key, **({"IfMatch": match} if match else {}))
+    async def delete(self, key: str) -> None:
+        """Removes an object, which need not exist."""
+        await self._ask("delete_object", Key=key)
 
-    async def pages(self, prefix: str, after: str = "") -> AsyncIterator[list[Listed]]:
-        """Lists the objects page by page, in the order of keys."""
-        more: dict[str, str] = {"StartAfter": after} if after else {}
+    async def pages(self, prefix: str) -> AsyncIterator[list[str]]:
+        """Lists the keys of objects page by page, in their order."""
+        more: dict[str, str] = {}
         while True:
             answer = await self._ask("list_objects_v2", Prefix=prefix, MaxKeys=PAGE_KEYS, **more)
-            yield [Listed(row["Key"], row["ETag"]) for row in answer.get("Contents", [])]
+            yield [row["Key"] for row in answer.get("Contents", [])]
             if not answer.get("IsTruncated"):
                 return
             more = {"ContinuationToken": answer["NextContinuationToken"]}
 
-    # --- uploads in parts
+    # --- how the bucket is configured
 
-    async def start_upload(self, key: str) -> str:
-        return str((await self._ask("create_multipart_upload", Key=key))["UploadId"])
+    async def is_versioned(self) -> bool:
+        """Whether versions are kept. False when the service does not say."""
+        with contextlib.suppress(StoreError):
+            return (await self._ask("get_bucket_versioning")).get("Status") == "Enabled"
+        return False
 
-    async def put_part(self, key: str, upload: str, number: int, data: bytes) -> str:
-        answer = await self._ask("upload_part", Key=key, UploadId=upload, PartNumber=number, Body=data)
-        return str(answer["ETag"])
-
-    async def finish_upload(self, key: str, upload: str, etags: list[str]) -> None:
-        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
-        await self._ask(
-            "complete_multipart_upload", Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
-        )
-
-    async def abort_upload(self, key: str, upload: str) -> None:
-        with contextlib.suppress(MissingError):
-            await self._ask("abort_multipart_upload", Key=key, UploadId=upload)
-
-    async def uploads(self, prefix: str) -> list[tuple[str, str]]:
-        """Returns keys and ids of the first thousand uploads under way."""
-        answer = await self._ask("list_multipart_uploads", Prefix=prefix)
-        return [(row["Key"], row["UploadId"]) for row in answer.get("Uploads", [])]
+    async def retention(self) -> bool:
+        """Whether each new object is locked for a while. False when the service does not say."""
+        with contextlib.suppress(StoreError):
+            answer = await self._ask("get_object_lock_configuration")
+            return "Rule" in answer.get("ObjectLockConfiguration", {})
+        return False
 
     # --- the queue that alerts others
 
@@ -260,13 +237,9 @@ class Bucket:
         await self._ask_queue("send_message", MessageBody=text)
 
     async def receive(self, count: int, wait: int) -> list[tuple[str, str]]:
-        """Returns texts, each with the receipt that `forget` and `give_back` take."""
+        """Returns texts, each with the receipt that `forget` takes."""
         answer = await self._ask_queue("receive_message", MaxNumberOfMessages=count, WaitTimeSeconds=wait)
         return [(row["Body"], row["ReceiptHandle"]) for row in answer.get("Messages", [])]
-
-    async def give_back(self, receipt: str) -> None:
-        """Lets other relays have the text at once."""
-        await self._ask_queue("change_message_visibility", ReceiptHandle=receipt, VisibilityTimeout=0)
 
     async def forget(self, receipt: str) -> None:
         await self._ask_queue("delete_message", ReceiptHandle=receipt)
@@ -284,6 +257,8 @@ class Bucket:
             try:
                 errors = self._errors(last=attempt == ATTEMPTS, asks=verb in _QUESTIONS)
                 async with self._slots, errors, asyncio.timeout(seconds):
+                    if self._client is None:
+                        raise StoreError(Unhealthy.CLOSED)
                     answer: dict[str, Any] = await getattr(self._client, verb)(
                         Bucket=self._settings.bucket, **what
                     )
@@ -296,16 +271,14 @@ class Bucket:
         raise AssertionError("the last attempt raises")
 
     async def _ask_queue(self, verb: str, **what: object) -> dict[str, Any]:  # Any: as the service answers
-        async with self._errors(quiet=True):
+        async with self._errors():
             answer: dict[str, Any] = await getattr(self._queue, verb)(
                 QueueUrl=self._settings.queue_url, **what
             )
             return answer
 
     @contextlib.asynccontextmanager
-    async def _errors(
-        self, *, last: bool = True, quiet: bool = False, asks: bool = False
-    ) -> AsyncIterator[None]:
+    async def _errors(self, *, last: bool = True, asks: bool = False) -> AsyncIterator[None]:
         try:
             yield
         except ClientError as error:
@@ -321,8 +294,6 @@ class Bucket:
             found = UnsureError(f"the object store: {type(error).__name__}: {error}")
         else:
             return
-        if isinstance(found, UnsureError | RefusedError) and not quiet:
-            self.trouble(found)
         raise found
 
 
@@ -354,4 +325,4 @@ def _explain(response: dict[str, Any], verb: str, *, asks: bool) -> StoreError: 
 def _explain_refusal(code: str, status: int, said: str) -> StoreError:
     if code in _FULL:
         return StoreFullError(said)
-    return UnsureError(said) if status == 0 or status >= 500 else RefusedError(said)
+    return UnsureError(said) if status == 0 or (status >= 500 and status != 501) else RefusedError(said)

@@ -1,0 +1,65 @@
+"""Tells other relays through SQS that a relay has stopped, and hears it from them.
+
+An alert brings nothing but a look at the other partitions, which comes anyway a while later. So trouble with
+SQS is logged and stops nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from zonerelay.process.tasks import cancel_all
+from zonerelay.store.contract import StoreError
+from zonerelay.store.objects.client import Bucket
+
+ALERT = '{"left": true}'
+BATCH = 10
+WAIT = 20
+"""Seconds that one question waits for an alert; the most that SQS allows."""
+PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class Alerts:
+    """One per engine. It listens from the first `wait` on."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._heard = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for an alert of another relay, at most so long."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._listen())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._heard.wait()
+        self._heard.clear()
+
+    async def _listen(self) -> None:
+        pause = PAUSE
+        while True:
+            try:
+                for _, receipt in await self._bucket.receive(BATCH, WAIT):
+                    self._heard.set()
+                    await self._bucket.forget(receipt)
+                pause = PAUSE
+            except StoreError as error:
+                _log.warning("alerts of other relays cannot be heard: %s", error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def say_left(self) -> None:
+        """Stop listening, and tell another relay to look for what this one has left, if it was a node."""
+        if self._task is None:
+            return
+        await cancel_all(self._task)
+        try:
+            await self._bucket.send(ALERT)
+        except StoreError as error:
+            _log.warning("other relays could not be alerted, they find the mail a while later: %s", error)
