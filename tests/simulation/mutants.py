@@ -176,7 +176,7 @@ def claims_forgotten(real: Any) -> Any:
 # DESIGN 2.3: unknown trouble is temporary.
 
 
-@_mutant("2.3: a connection that fails is a deferral", "delivery.batch.progress:BatchProgress.host_failed")
+@_mutant("2.3: a connection that fails is a deferral", "delivery.batch.batch_state:BatchProgress.host_failed")
 def dead_host_bounces(real: Any) -> Any:
     def host_failed(self: Any, host: str, trouble: Any, *, counts: bool = True) -> None:
         real(self, host, trouble, counts=counts)
