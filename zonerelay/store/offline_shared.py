@@ -24,7 +24,7 @@ from zonerelay.store.queue.view import view_engine
 from zonerelay.store.shared import postgres_engine
 from zonerelay.store.surroundings import driver
 
-OVER_KEYS = frozenset({Backend.POSTGRES, Backend.S3})
+OVER_KEYS = frozenset((Backend.POSTGRES, Backend.REDIS, Backend.S3))
 """Those whose queue stands on ordered keys."""
 
 

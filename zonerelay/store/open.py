@@ -28,7 +28,15 @@ from zonerelay.store.contract import Store, StoreError, StoreOpenError
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Engine, NodeTakenError
 from zonerelay.store.keys.seen_file import SeenFile
-from zonerelay.store.shared import open_shared, place_of, postgres_access, postgres_engine, seen_directory
+from zonerelay.store.shared import (
+    open_shared,
+    place_of,
+    postgres_access,
+    postgres_engine,
+    redis_engine,
+    redis_server,
+    seen_directory,
+)
 from zonerelay.store.surroundings import Surroundings, driver
 
 
@@ -68,10 +76,7 @@ async def open_store(
         case Backend.S3:
             return await _open_s3(settings, s3, around, place)
         case Backend.REDIS:
-            with driver("redis", "redis"):
-                from zonerelay.store.redis.open import open_redis
-
-            return await open_redis(settings, redis, around, mark)
+            return await open_shared(redis_engine(redis, around.environment), settings.path, place, around)
 
 
 async def _open_s3(settings: SpoolSettings, s3: S3Settings, around: Surroundings, place: str) -> Store:
@@ -137,9 +142,8 @@ def open_books(settings: Settings, environment: Mapping[str, str]) -> shared_lim
     """The store of what all relays on a shared store count together, or `None`. Raises StoreOpenError."""
     if settings.spool.backend is Backend.REDIS:
         from zonerelay.store.redis.limits import RedisShelf
-        from zonerelay.store.redis.open import server_of
 
-        return RedisShelf(server_of(settings.redis, environment))
+        return RedisShelf(redis_server(settings.redis, environment))
     if settings.spool.backend is Backend.POSTGRES:
         from zonerelay.store.postgres.limits import PostgresShelf
 

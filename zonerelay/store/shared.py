@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from zonerelay.config.settings import LOSS_WORDS, Backend, PostgresSettings, RedisSettings, S3Settings
 from zonerelay.store.contract import Store, StoreError, StoreOpenError
 from zonerelay.store.keys.port import SharedEngine
-from zonerelay.store.surroundings import Surroundings, secret_of
+from zonerelay.store.surroundings import Surroundings, driver, secret_of
 
 if TYPE_CHECKING:
     from zonerelay.store.postgres.driver import Access
+    from zonerelay.store.redis.connection import Server
 
 REQUESTS_EVERY = 2.0
 """Seconds between two looks for what other nodes ask of this one."""
@@ -61,6 +62,22 @@ def postgres_engine(settings: PostgresSettings, environment: Mapping[str, str]) 
     from zonerelay.store.keys.postgres import PostgresEngine
 
     return PostgresEngine(postgres_access(settings, environment))
+
+
+def redis_server(settings: RedisSettings, environment: Mapping[str, str]) -> Server:
+    """Raises StoreOpenError when the driver is missing."""
+    with driver("redis", "redis"):
+        from zonerelay.store.redis.connection import Server
+
+    return Server(settings, secret_of("redis.password", settings.password, environment))
+
+
+def redis_engine(settings: RedisSettings, environment: Mapping[str, str]) -> SharedEngine:
+    """Raises StoreOpenError when the driver is missing."""
+    server = redis_server(settings, environment)
+    from zonerelay.store.keys.redis import RedisEngine
+
+    return RedisEngine(server)
 
 
 async def open_shared(

@@ -77,8 +77,11 @@ class RedisStore(AbstractContextManager["RedisStore"]):
         return self._server.pid
 
     def queued(self) -> int:
-        counts = self._server.query("HVALS", "nodes:counts").decode().splitlines()
-        return sum(int(line) for line in counts if line.isdigit())
+        names = [
+            word for word in self._server.query("KEYS", "nodes:keys:*").decode().split() if ":keys:" in word
+        ]
+        counts = [self._server.query("ZLEXCOUNT", name, "[delivery-", "(delivery.") for name in names]
+        return sum(int(count.decode().splitlines()[0].removeprefix(":")) for count in counts)
 
 
 class PostgresStore(AbstractContextManager["PostgresStore"]):

@@ -65,7 +65,7 @@ def accept_empty(arguments: Namespace) -> int:
         raise CliError(f"this machine knows no queue in {place}: the store is believed as it is already")
     print(
         f"The queue {forgotten!r} in {place} is forgotten here: the relay believes the store as it is, at its"
-        " next start, or within seconds if it is running and refuses it. Do the same on each machine that"
+        " next start. Do the same on each machine that"
         " shares the store."
     )
     return OK

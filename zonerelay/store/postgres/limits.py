@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from zonerelay.limits.shared import BookVersion
 from zonerelay.limits.values import AuthorityError
+from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import KEEP_IDLE, Access, Columns, Link
-from zonerelay.store.postgres.rows import unword, word
 
 PATIENCE = 5.0
 """Seconds for one statement."""
@@ -101,3 +101,12 @@ class PostgresShelf:
             link.cut()
             self._broken.set()
             raise AuthorityError(str(error)) from error
+
+
+def word(text: str) -> str:
+    """Encode a name as ASCII without spaces."""
+    return records.field(text).decode("ascii")
+
+
+def unword(text: str) -> str:
+    return records.unfield(text.encode("ascii"))
