@@ -26,7 +26,7 @@ from zonerelay.store.leveldb.damage.losses import Losses
 from zonerelay.store.leveldb.snapshot import take_snapshot
 from zonerelay.store.leveldb_check import check as check_leveldb
 from zonerelay.store.leveldb_repair import repair as repair_leveldb
-from zonerelay.store.offline_shared import OVER_KEYS, check_shared, repair_shared
+from zonerelay.store.offline_shared import check_shared, repair_shared
 from zonerelay.store.queue.disk_offline import check_disk, repair_disk, snapshot_disk
 from zonerelay.store.shared import place_of, seen_directory
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond

@@ -39,7 +39,6 @@ from zonerelay.store.contract import (
     StoreOpenError,
     Unhealthy,
 )
-from zonerelay.store.redis.scripts import DIGESTS, SOURCES
 from zonerelay.store.surroundings import ReadSecret
 
 Reply: TypeAlias = "bytes | int | list[Reply] | None"
@@ -166,9 +165,6 @@ class Wire:
             self._queue.append((command, future))
             self._to_send.set()
         return future
-
-    def run(self, script: str, prefix: bytes, *arguments: Argument) -> asyncio.Future[Reply]:
-        return self.call("EVALSHA", DIGESTS[script], 1, prefix, *arguments)
 
     async def close(self) -> None:
         self._break(_lost("closed"), tell=False)
@@ -359,13 +355,6 @@ async def open_wire(server: Server, on_broken: Callable[[str], None]) -> Wire:
     """Raises StoreError."""
     async with _connected(server) as connection:
         return Wire(connection, timeout=server.settings.timeout, on_broken=on_broken)
-
-
-async def load_scripts(wire: Wire) -> None:
-    """Loads the scripts on each new connection, because the server may have been started again."""
-    answers = [wire.call("SCRIPT LOAD", source) for source in SOURCES.values()]
-    if await asyncio.gather(*answers) != [digest.encode() for digest in DIGESTS.values()]:
-        raise StoreError("the spool's server does not take scripts")
 
 
 class Script:
