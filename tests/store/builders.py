@@ -88,3 +88,7 @@ async def store_message(
 
 async def body_of(store: QueueStore, identity: MessageId) -> bytes:
     return b"".join([chunk async for chunk in store.read_body(identity)])
+
+
+async def claim_ids(store: QueueStore, *, now: float = NOW, limit: int = 100) -> list[int]:
+    return [int(d.message_id, 16) for d in await store.claim(queue_of("default"), limit, now=now)]

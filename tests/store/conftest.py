@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.store.fleet import Fleet
 from tests.store.spools import Spool
-from tests.support.ports import free_port
-from tests.support.redis_server import RedisServer, shared_server
 from zonerelay.config.settings import Backend
 from zonerelay.store.contract import Store
 
@@ -43,23 +39,3 @@ async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
     """A LevelDB spool."""
     async with Spool(tmp_path / "spool") as opened:
         yield opened
-
-
-@pytest.fixture
-def redis_server() -> Iterator[RedisServer]:
-    """A Redis server to be maltreated."""
-    with RedisServer({"repl-diskless-sync-delay": "0"}, port=free_port()) as server:
-        yield server
-
-
-@pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with AsyncExitStack() as stack:
-        yield Fleet(shared_server(), tmp_path, stack)
-
-
-@pytest.fixture
-async def lonely(redis_server: RedisServer, tmp_path: Path) -> AsyncIterator[Fleet]:
-    """A fleet with a server of its own."""
-    async with AsyncExitStack() as stack:
-        yield Fleet(redis_server, tmp_path, stack)

@@ -20,26 +20,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_for, message_id, own_message
 from tests.store.spools import Spool, until
 from tests.support.memory_store import MemoryStore
-from tests.support.postgres import shared_postgres
-from tests.support.redis_server import shared_server
 from tests.support.s3_server import shared_moto
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
+from zonerelay.store.common import records
 from zonerelay.store.common.claims import pool as claim_pool
 from zonerelay.store.common.write import batches
 from zonerelay.store.contract import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
 from zonerelay.store.keys import port
+from zonerelay.store.keys.port import Write
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import in_flight, ready_window
 from zonerelay.store.leveldb import scan as leveldb_scan
+from zonerelay.store.nodes.store import NodeStore
 from zonerelay.store.objects import objects
-from zonerelay.store.postgres import reader as postgres_reader
-from zonerelay.store.postgres import store as postgres
 from zonerelay.store.queue import reads as queue_reads
-from zonerelay.store.redis import claim_book as redis_claim_book
-from zonerelay.store.redis import claims as redis_claims
-from zonerelay.store.redis import reader as redis_reader
 
 T = TypeVar("T")
 
@@ -56,12 +52,7 @@ TINY: dict[object, dict[str, int]] = {
     leveldb_claims: {"_READ_AHEAD": 1},
     in_flight: {"HOT_MESSAGES": 2},
     batches: {"UPDATE_BATCH": 2},
-    redis_claims: {"CLAIM_BUDGET": 3},
-    redis_reader: {"PAGE_ROWS": 3},
-    redis_claim_book: {"HOT_MESSAGES": 2},
     claim_pool: {"POOL_LIMIT": 2},
-    postgres: {"HOT_MESSAGES": 2},
-    postgres_reader: {"PAGE_ROWS": 3, "CHUNKS_AT_ONCE": 2},
     objects: {"LARGE_VALUE": 1000, "LEAST_LOG": 5000, "AHEAD": 3},
 }
 
@@ -434,16 +425,6 @@ def with_mail(counts: dict[QueueName, QueueCounts]) -> dict[QueueName, QueueCoun
     return {zone: found for zone, found in counts.items() if found.total}
 
 
-async def redis_rows(spool: Spool) -> list[bytes]:
-    """Every key but those that belong to no message, once the removal of aborted uploads is over."""
-    await spool.store.close()
-    assert spool.redis is not None
-    keys = shared_server().query("KEYS", f"{spool.redis.prefix}*").split(b"\r\n")
-    prefix = spool.redis.prefix.encode()
-    names = {key.removeprefix(prefix) for key in keys if key.startswith(prefix)}
-    return sorted(names - {b"format", b"fence", b"last-id", b"mark", b"probe"})
-
-
 async def leveldb_rows(spool: Spool) -> list[bytes]:
     """Every key of a spool, once the sweep after opening is over."""
     await asyncio.sleep(0.1)
@@ -456,14 +437,6 @@ async def leveldb_rows(spool: Spool) -> list[bytes]:
         return [key for key, _ in db.rows(b"", limit=10_000)]
     finally:
         db.close()
-
-
-class RedisComparison(Comparison):
-    backend = Backend.REDIS
-    remembers_passed_over = True  # for the other relays on the server
-
-    async def left_behind(self) -> list[object]:
-        return list(await redis_rows(self.spool))
 
 
 class KeysComparison(Comparison):
@@ -483,21 +456,30 @@ class DiskComparison(KeysComparison):
     backend = Backend.DISK
 
 
-class PostgresComparison(Comparison):
+class SharedComparison(Comparison):
+    """The same with a node's partition in a server."""
+
+    async def left_behind(self) -> list[object]:
+        store = self.spool.store
+        assert isinstance(store, NodeStore)
+        partition = store._own.partition
+        await partition.write(Write(makes_room=True))  # what was removed before is gone
+        prefixes = (b"delivery-", b"deferred-", b"message ")
+        rows = [(await partition.page(each, records.after(each))).rows for each in prefixes]
+        await store.close()
+        return [key for some in rows for key, _ in some]
+
+
+class RedisComparison(SharedComparison):
+    """The same with Redis."""
+
+    backend = Backend.REDIS
+
+
+class PostgresComparison(SharedComparison):
     """The same with a database."""
 
     backend = Backend.POSTGRES
-    remembers_passed_over = True  # for the other relays of the database
-
-    async def left_behind(self) -> list[object]:
-        await self.spool.store.close()
-        assert self.spool.postgres is not None
-        schema = self.spool.postgres.schema
-        tables = ("message", "chunk", "delivery", "upload")
-        rows = " + ".join(f"(SELECT count(*) FROM {schema}.{table})" for table in tables)
-        left = shared_postgres().psql(f"SELECT {rows}")
-        shared_postgres().psql(f"DROP SCHEMA {schema} CASCADE")
-        return [] if left == "0" else [left]
 
 
 class S3Comparison(Comparison):

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.store.builders import NOW, delivery_for, envelope_for, message_id, store_message
-from tests.store.fleet import claim_ids
+from tests.store.builders import NOW, claim_ids, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of, webhook_queue

@@ -25,7 +25,6 @@ from zonerelay.store.leveldb import ready_window
 from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.leveldb.engine import AtomicBatch
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.redis import claims as redis_claims
 
 DOMAINS = ("one.example", "two.example", "three.example")
 HOUR = 3600.0
@@ -38,7 +37,6 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready_window, "PARKED_LIMIT", 2)
     monkeypatch.setattr(leveldb_scan, "PAGE_ROWS", 3)
     monkeypatch.setattr(leveldb_claims, "_READ_AHEAD", 1)
-    monkeypatch.setattr(redis_claims, "CLAIM_BUDGET", 5)
     monkeypatch.setattr(claim_pool, "POOL_LIMIT", 3)
 
 

@@ -10,8 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.store.builders import store_message
-from tests.store.fleet import claim_ids
+from tests.store.builders import claim_ids, store_message
 from tests.store.spools import Spool, s3_settings
 from tests.support.ports import LOOPBACK
 from tests.support.s3_server import shared_moto

@@ -15,8 +15,15 @@ from pathlib import Path
 import pytest
 
 from tests.store import test_contract as contract
-from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id, store_message
-from tests.store.fleet import claim_ids
+from tests.store.builders import (
+    NOW,
+    body_of,
+    claim_ids,
+    delivery_for,
+    envelope_for,
+    message_id,
+    store_message,
+)
 from tests.store.spools import Spool, s3_settings
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.sink import Sink

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.builders import NOW, body_of, message_id, store_message
-from tests.store.fleet import claim_ids
+from tests.store.builders import NOW, body_of, claim_ids, message_id, store_message
 from tests.store.spools import Spool, s3_settings, until
 from tests.store.test_crash import Facts, check, command, whole_lines, work_for
 from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer, shared_moto

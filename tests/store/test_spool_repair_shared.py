@@ -23,8 +23,6 @@ from tests.store.test_spool_check_shared import (
     SHARED,
     TWO,
     checked,
-    redis_of,
-    s3_of,
     settings_of,
     told,
     with_large,
@@ -40,7 +38,7 @@ from zonerelay.store.check import Fault, Repaired, Salvaged
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.offline import repair_spool
-from zonerelay.store.offline_shared import OVER_KEYS, shared_engine
+from zonerelay.store.offline_shared import shared_engine
 
 Salvages = dict[str, tuple[Salvaged, bytes]]
 
@@ -64,32 +62,15 @@ async def repaired(spool: Spool, *, carry_out: bool = True) -> tuple[Repaired, S
 
 async def damage(spool: Spool) -> None:
     """Message 1 loses part of its body, 2 its deliveries (or its record), one delivery of 4 its record."""
-    if spool.settings.backend is Backend.REDIS:
-        redis = redis_of(spool)
-        redis("HDEL", f"message:{ONE}", "2")
-        redis("DEL", f"deliveries:{TWO}")
-        redis("ZREM", "ready:default", f"{message_id(3)} d@one.example")
-        redis("HSET", f"deliveries:{FOUR}", "other%20zone e9@late.example", "0 1 late.example {")
-        redis("HSET", "counts", "r default", "77")
-        redis("ZADD", "claims", "12", f"default {message_id(5)} f@one.example")
-    elif spool.settings.backend in OVER_KEYS:
-        change = (
-            remove(b"message %b 000002" % ONE.encode(), b"delivery-zone default %b " % TWO.encode()),
-            put(b"delivery-zone other%%20zone %b e9" % FOUR.encode(), b"{"),
-        )
-        async with shared_engine(settings_of(spool), {"SECRET": SECRET}) as engine:
-            partition = await open_partition(engine, 0, token="damage", clock=SystemClock(), wait=10.0)
-            for each in change:
-                await each(partition)
-            await partition.close()
-    else:
-        read, write = s3_of(spool)
-        write(f"queue/{ONE}", read(f"queue/{ONE}")[:-CHUNK_SIZE])
-        write(f"queue/{TWO}", b"{}]\nrest of it")
-        head = read(f"queue/{FOUR}")
-        place = head.index(b"e9@late.example", head.index(b'"deliveries"'))
-        write(f"queue/{FOUR}", head[:place] + head[place:].replace(b'{"created', b'{"cr', 1))
-        write("body/00000000000000ff-00aa", b"of nothing")
+    change = (
+        remove(b"message %b 000002" % ONE.encode(), b"delivery-zone default %b " % TWO.encode()),
+        put(b"delivery-zone other%%20zone %b e9" % FOUR.encode(), b"{"),
+    )
+    async with shared_engine(settings_of(spool), {"SECRET": SECRET}) as engine:
+        partition = await open_partition(engine, 0, token="damage", clock=SystemClock(), wait=10.0)
+        for each in change:
+            await each(partition)
+        await partition.close()
 
 
 @pytest.mark.parametrize("backend", SHARED)
@@ -106,19 +87,15 @@ async def test_what_can_be_read_stays_and_the_rest_is_salvaged(tmp_path: Path, b
     done, salvaged = await repaired(spool)
     assert told((await checked(spool, tmp_path))[1]) == {}
     assert msgspec.structs.replace(done, kept="") == looked
-    # 3 and 5 have one delivery each, and 4 has five of six. In S3 nothing names the delivery of 2 any more.
-    assert (done.before, done.after, done.salvaged) == (10 if backend is Backend.S3 else 11, 7, len(salvaged))
+    # 3 and 5 have one delivery each, and 4 has five of six.
+    assert (done.before, done.after, done.salvaged) == (11, 7, len(salvaged))
     one, body = salvaged[ONE]
     assert not one.is_whole
     assert len(body) == CHUNK_SIZE + 5
     four, body = salvaged[FOUR]
     assert (four.is_whole, four.unknown, body) == (True, ("e9@late.example",), b"Subject: four\r\n\r\n")
     two, body = salvaged[TWO]
-    if backend is Backend.S3:
-        assert (two.message, body) == (None, b"rest of it")
-        assert salvaged[f"{255:016x}"][1] == b"of nothing"
-    else:
-        assert (two.is_whole, two.unknown, body) == (True, ("c@one.example",), b"")
+    assert (two.is_whole, two.unknown, body) == (True, ("c@one.example",), b"")
     kept = [json.loads(line) for line in Path(done.kept).read_bytes().splitlines()]
     assert {ONE, TWO, FOUR} <= {key for each in kept for key in (ONE, TWO, FOUR) if key in each["where"]}
 
@@ -131,34 +108,12 @@ async def test_what_can_be_read_stays_and_the_rest_is_salvaged(tmp_path: Path, b
         assert len(await spool.store.claim(queue_of("other zone"), 10, now=NOW + 100)) == 5
 
 
-async def test_what_only_an_index_of_redis_names_is_counted_and_told(tmp_path: Path) -> None:
-    async with Spool(tmp_path / "spool", backend=Backend.REDIS) as spool:
-        await with_large(spool)
-    redis = redis_of(spool)
-    redis("HDEL", f"deliveries:{FOUR}", "other%20zone e9@late.example")
-    redis("DEL", f"deliveries:{TWO}")
-    redis("DEL", f"message:{TWO}")
-    redis("DEL", "counts")
-    redis("SET", "message:00000000000000ff", "another type")
-    done, salvaged = await repaired(spool)
-    assert (done.before, done.after, done.salvaged) == (11, 9, 1)
-    assert salvaged.keys() == {FOUR}
-    assert (salvaged[FOUR][0].is_whole, salvaged[FOUR][0].unknown) == (True, ("e9@late.example",))
-    assert any(f"message {TWO} to c@one.example: nothing is left" in line for line in done.lost)
-    assert told((await checked(spool, tmp_path))[1]) == {}
-    async with spool:
-        assert {queue.zone: counts.total for queue, counts in spool.store.counts().items()} == {
-            "default": 4,
-            "other zone": 5,
-        }
-
-
 _KILLED = """
 import asyncio, base64, os, pickle, signal, sys
 from pathlib import Path
 from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.offline import repair_spool
-from zonerelay.store.offline_shared import OVER_KEYS, shared_engine
+from zonerelay.store.offline_shared import shared_engine
 
 settings, place, left = pickle.loads(base64.b64decode(sys.argv[1]))
 
@@ -202,8 +157,6 @@ async def test_a_relay_that_lives_is_in_the_way(tmp_path: Path, backend: Backend
     s3 = s3_settings(shared_moto().url, lease=2.0) if backend is Backend.S3 else None
     async with Spool(tmp_path / "spool", backend=backend, s3=s3, clock=SystemClock()) as spool:
         await with_large(spool)
-        if backend not in OVER_KEYS:  # whose partition has one writer
-            await damage(spool)
         before = told((await checked(spool, tmp_path))[1])
         with pytest.raises(StoreError, match="relays use the queue"):
             await repaired(spool)

@@ -18,7 +18,6 @@ from typing import TypeVar
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
 from zonerelay.process.threads import STORE
 from zonerelay.store.check import Contents, Examination, Repaired, Salvage, Tell
-from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.keys.seen_file import SeenFile
 from zonerelay.store.leveldb.damage.directory import lock_directory
@@ -70,7 +69,7 @@ def forget_queue(settings: Settings) -> str:
     Returns the mark of the queue that was known, "" when none was. Raises StoreError, OSError.
     """
     place = place_of_queue(settings)
-    known = QueueMark(settings.spool.path, place).forget()
+    known = ""
     for path in sorted(seen_directory(settings.spool.path, place).glob("*.seen")):
         seen = SeenFile(path, "")
         known = seen.seen.mark or known

@@ -23,7 +23,6 @@ from zonerelay.config.settings import (
 from zonerelay.limits import shared as shared_limits
 from zonerelay.limits.values import LimitAuthority
 from zonerelay.process.threads import STORE
-from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import Store, StoreError, StoreOpenError
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Engine, NodeTakenError
@@ -51,7 +50,6 @@ async def open_store(
     """Raises StoreOpenError, whose text says what the operator should do."""
     redis, postgres, s3 = redis or RedisSettings(), postgres or PostgresSettings(), s3 or S3Settings()
     place = place_of(settings.backend, redis=redis, postgres=postgres, s3=s3)
-    mark = QueueMark(settings.path, place)
     match settings.backend:
         case Backend.MEMORY:
             from zonerelay.store.queue.shelf import open_memory

@@ -12,7 +12,6 @@ from tests.store.keys.conftest import Opened
 from tests.store.keys.places import LEASE, Place
 from tests.store.keys.unreliable import Unreliable, UnreliableKeeper
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.common.queue_mark import StrangeStoreError
 from zonerelay.store.contract import ClaimLostError, StoreError
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import (
@@ -26,6 +25,7 @@ from zonerelay.store.keys.port import (
     OlderStateError,
     Position,
     Row,
+    StrangeStoreError,
     Write,
     pages,
 )

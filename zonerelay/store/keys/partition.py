@@ -28,7 +28,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks
-from zonerelay.store.common.queue_mark import StrangeStoreError
 from zonerelay.store.common.write.group_commit import Failed, GroupCommitter
 from zonerelay.store.common.write.replies import refuse
 from zonerelay.store.contract import (
@@ -52,6 +51,7 @@ from zonerelay.store.keys.port import (
     Position,
     StagingKeeper,
     State,
+    StrangeStoreError,
     Write,
     merged,
     pages,

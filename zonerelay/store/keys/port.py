@@ -67,6 +67,10 @@ class FencedError(StoreError):
     """
 
 
+class StrangeStoreError(StoreOpenError):
+    """The store has lost the queue, or is another one."""
+
+
 class OlderStateError(StoreOpenError):
     """The store holds an older state than this machine has seen. Nothing was written."""
 
