@@ -34,7 +34,7 @@ END = (
 the configuration; every option is in it with its default and its reason
 .TP
 .I /usr/share/doc/zonerelay
-the documentation; begin with README.md and operating.md
+the documentation; begin with docs/README.md
 .SH ENVIRONMENT
 .TP
 .B ZONERELAY_CONFIG
@@ -144,8 +144,8 @@ def commands_page(parser: argparse.ArgumentParser) -> Iterator[str]:
 def operations_page() -> Iterator[str]:
     yield (
         "# Paths of the HTTP API\n\nWritten by `debian/manual.py` from `zonerelay/operations`. "
-        "[HTTP API](../api.md) says how to ask; `/v1/openapi.json` has the types. In a `GET` the fields are "
-        "parameters, in a `POST` members of the body; `filter` and `about` are objects there.\n"
+        "[HTTP API](../operate/api.md) says how to ask; `/v1/openapi.json` has the types. In a `GET` the "
+        "fields are parameters, in a `POST` members of the body; `filter` and `about` are objects there.\n"
     )
     for each in OPERATIONS:
         if not each.path:

@@ -10,7 +10,7 @@ in memory; 250 is answered after the synced commit; every check of the relay's f
 this mail, too: access by the client's address, limits, the policy, suspensions, idempotency.
 
 What the relay's own session does and this one does not: it answers a refused sender or recipient where it is
-named, not where DATA is; it offers DSN, CHUNKING and PIPELINING. `docs/flow.md` compares what they cost.
+named, not where DATA is; it offers DSN, CHUNKING and PIPELINING. `docs/develop/flow.md` compares the cost.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An engine of ordered keys in one SQLite file, for all processes of a machine.
 
-A worked example for docs/develop-engine.md: the standard library alone. It passes the contract suite
+A worked example for docs/develop/develop-engine.md: the standard library alone. It passes the contract suite
 (`make test ARGS="tests/store/keys -k sqlite"`). The write-ahead log is synced with each commit
 (`synchronous = FULL`), so a batch survives a power cut.
 """

@@ -1,4 +1,4 @@
-"""docs/applications.md: each recipe sends, and does in trouble what the page's table says of it."""
+"""docs/send/applications.md: each recipe sends, and does in trouble what the page's table says of it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from zonerelay.cli.main import main as command
 from zonerelay.config.credentials.identities import Scope, add, identities_file, make_token, token_of
 from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS
 
-DOCS = Path(__file__).parents[2] / "docs" / "sandbox.md"
+DOCS = Path(__file__).parents[2] / "docs" / "start" / "sandbox.md"
 PIXEL = base64.b64encode(
     bytes.fromhex(
         "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d4944415478da63fccfc0f01f"

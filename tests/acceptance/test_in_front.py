@@ -1,4 +1,4 @@
-"""The examples of docs/listener.md with a real HAProxy and a real nginx; only addresses and files differ."""
+"""The examples of docs/send/listener.md with a real HAProxy and nginx; only addresses and files differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.toml import Table
 
 pytestmark = pytest.mark.proof
 
-PAGE = (Path(__file__).parents[2] / "docs" / "listener.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "send" / "listener.md").read_text()
 CLIENT = "127.0.0.5"
 
 

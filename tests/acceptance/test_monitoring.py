@@ -37,7 +37,7 @@ RULES = (FOLDER / "alerts.yml").read_text()
 ALERTS = re.findall(r"- alert: (\w+)", RULES)
 DASHBOARD = json.loads((FOLDER / "grafana.json").read_text())
 DEAD = 10
-DOCS = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
+DOCS = (Path(__file__).parents[2] / "docs" / "operate" / "monitoring.md").read_text()
 
 
 def test_alerts_pass_their_unit_tests_and_lead_to_their_documentation() -> None:
@@ -47,7 +47,7 @@ def test_alerts_pass_their_unit_tests_and_lead_to_their_documentation() -> None:
     for alert in ALERTS:
         assert f"alertname: {alert}, exp_alerts: []" in tested
         assert f"## {alert}\n" in DOCS
-        assert f'docs: "docs/monitoring.md#{alert.lower()}"' in RULES
+        assert f'docs: "docs/operate/monitoring.md#{alert.lower()}"' in RULES
 
 
 def send(port: int, *recipients: str) -> None:

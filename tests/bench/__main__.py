@@ -2,7 +2,7 @@
 
 With `--workers` it is zonerelay with several workers, too. With `--against` it is zonerelay and other source
 trees of zonerelay, in Postfix's place. With `--engines` it is every storage engine, with one relay and with
-three, as one table (docs/engines.md).
+three, as one table (docs/store/engines.md).
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ HEAD = """
 
 
 def table(figures: Sequence[Figures]) -> str:
-    """Markdown, for docs/engines.md."""
+    """Markdown, for docs/store/engines.md."""
     lines = [HEAD.strip()]
     for found in figures:
         server = f"{found.server_cpu_ms:.2f} ms" if found.server_cpu_ms else "–"

@@ -1,6 +1,6 @@
 """`python -m tests.bench.strangers`: the parsers that read what clients, receivers, name servers and
 holders of tokens send, each with the processor time of its worst input among hostile patterns, as the table
-of `docs/parsers.md`.
+of `docs/develop/parsers.md`.
 
 Each is measured at the largest input that it is given, and at a quarter of that: `growth` is the ratio of
 both. It is 4 for a parser in linear time, and 16 for one in quadratic time.

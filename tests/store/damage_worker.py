@@ -122,7 +122,7 @@ class Outcome(msgspec.Struct):
 
     @property
     def letter(self) -> str:
-        """For the table in docs/spool-format.md."""
+        """For the table in docs/store/spool-format.md."""
         found = "E" if self.ended_by else ""
         if self.lost:
             found += "W" if self.object in TABLES else "L"

@@ -1,4 +1,4 @@
-"""Applications and libraries that send mail, each run as docs/applications.md has it.
+"""Applications and libraries that send mail, each run as docs/send/applications.md has it.
 
 A `Client` puts the page's configuration and its sending together to one program, with the ports, addresses
 and passwords of a test, and runs it in a process of its own. Everything comes from Debian, PyPI or npm, is
@@ -29,7 +29,7 @@ from tests.support.process import PROGRAM
 from tests.support.programs import PIP_TIMEOUT
 from tests.support.senders import Result, run
 
-PAGE = REPOSITORY / "docs" / "applications.md"
+PAGE = REPOSITORY / "docs" / "send" / "applications.md"
 USER = "shop"
 ANN = "ann@example.com"
 KEY = "order-4711"

@@ -78,7 +78,7 @@ def test_mail_moves_to_another_relay(
     }  # fmt: skip
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "moving-in.md"
+PAGE = Path(__file__).parents[2] / "docs" / "start" / "moving-in.md"
 
 
 @pytest.mark.proof

@@ -251,7 +251,7 @@ def test_the_journal_is_one_process_s_and_is_not_replaced_when_it_is_damaged(tmp
     assert path.stat().st_size == 5016
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "changing-engines.md"
+PAGE = Path(__file__).parents[2] / "docs" / "store" / "changing-engines.md"
 
 
 def test_the_page_shows_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""docs/destinations.md and what docs/tls.md says of policies cannot drift: options, examples, numbers."""
+"""Checks options, examples and numbers of docs/deliver/destinations.md, policies of docs/deliver/tls.md."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.route import MxHost
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "destinations.md").read_text()
-TLS_PAGE = (DOCS / "tls.md").read_text()
+PAGE = (DOCS / "deliver" / "destinations.md").read_text()
+TLS_PAGE = (DOCS / "deliver" / "tls.md").read_text()
 OURS = TLS_PAGE.partition("## MTA-STS\n")[2].partition("\n## ")[0]
 OTHER = TLS_PAGE.partition("## Other TLS for some destinations\n")[2].partition("\n## ")[0]
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", f"{PAGE}\n{OURS}\n{OTHER}", re.MULTILINE | re.DOTALL)

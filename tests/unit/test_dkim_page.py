@@ -1,4 +1,4 @@
-"""docs/dkim.md cannot drift: its examples load, and it names what the code signs and says."""
+"""docs/deliver/dkim.md cannot drift: its examples load, and it names what the code signs and says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zonerelay.message.dkim import private_keys as dkim_private
 from zonerelay.message.dkim import signature as dkim
 from zonerelay.message.dkim.dns_record import RecordStatus
 
-PAGE = (Path(__file__).parents[2] / "docs" / "dkim.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "deliver" / "dkim.md").read_text()
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""docs/limits.md cannot drift: its examples load, its options and numbers are the code's."""
+"""docs/deliver/limits.md cannot drift: its examples load, its options and numbers are the code's."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from zonerelay.limits.values import MARGIN_LEAST, MARGIN_PART
 from zonerelay.queue.destination.rates import Pacer
 from zonerelay.queue.zone.attempts import PATIENCE
 
-PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "deliver" / "limits.md").read_text()
 _TOML = re.compile(r"^```toml\n(.+?)^```", re.MULTILINE | re.DOTALL)
 EXAMPLES = _TOML.findall(PAGE)
-OF_RETRY = _TOML.findall((Path(__file__).parents[2] / "docs" / "retry.md").read_text())
+OF_RETRY = _TOML.findall((Path(__file__).parents[2] / "docs" / "deliver" / "retry.md").read_text())
 
 
 @pytest.mark.parametrize("text", EXAMPLES, ids=range(len(EXAMPLES)))

@@ -1,4 +1,4 @@
-"""docs/listener.md cannot drift: every reason and every refusal is explained, every example loads."""
+"""docs/send/listener.md cannot drift: every reason and every refusal is explained, every example loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.replies import ServerReply
 
-PAGE = (Path(__file__).parents[2] / "docs" / "listener.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "send" / "listener.md").read_text()
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| ")]
 

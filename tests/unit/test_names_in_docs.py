@@ -15,7 +15,10 @@ from zonerelay.cli import arguments
 from zonerelay.config.load import load_text
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING"))]
+PAGES = [
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING")),
+]
 """Not the change log: it may name what has gone."""
 TEXTS = [*PAGES, *(ROOT / "config").glob("*.toml"), *(ROOT / "systemd").iterdir(), ROOT / "Dockerfile"]
 
@@ -47,9 +50,11 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in headings(aim), f"{target}#{anchor}"
 
 
-def test_the_readme_leads_to_every_page() -> None:
-    readme = (ROOT / "README.md").read_text().partition("## More")[2]
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme] == []
+def test_the_index_leads_to_every_page() -> None:
+    docs = ROOT / "docs"
+    index = (docs / "README.md").read_text()
+    pages = [str(page.relative_to(docs)) for page in docs.rglob("*.md") if page != docs / "README.md"]
+    assert [page for page in pages if f"({page})" not in index] == []
 
 
 @cache

@@ -1,4 +1,4 @@
-"""docs/operating.md cannot drift: what the relay shows, the page explains."""
+"""docs/operate/operating.md cannot drift: what the relay shows, the page explains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zonerelay.telemetry.events import events as subsystems
 from zonerelay.telemetry.logs import logs as refusals
 from zonerelay.telemetry.metrics.metrics import Metrics
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "operate" / "operating.md").read_text()
 
 
 def test_every_metric_of_ours_is_explained() -> None:

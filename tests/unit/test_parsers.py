@@ -8,7 +8,7 @@ import pytest
 
 from tests.bench.strangers import PARSERS, Parser, inputs, seconds
 
-PAGE = Path(__file__).parents[2] / "docs/parsers.md"
+PAGE = Path(__file__).parents[2] / "docs/develop/parsers.md"
 SIZE = 32 * 1024
 
 

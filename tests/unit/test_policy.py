@@ -33,7 +33,7 @@ from zonerelay.message.header.address_fields import edit_header
 from zonerelay.model.reply import Reply
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "send" / "policy.md").read_text(encoding="utf-8")
 
 
 def test_helpers_make_decisions() -> None:
@@ -262,7 +262,7 @@ def test_a_name_without_its_half_is_refused(name: str) -> None:
         load_policy(name, PolicyContext())
 
 
-# ---- docs/policy.md -----------------------------------------------------------------------------
+# ---- docs/send/policy.md -----------------------------------------------------------------------------
 
 
 def blocks(language: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""docs/rewriting.md: its examples work, and what it says of single addresses and fields is so."""
+"""docs/deliver/rewriting.md: its examples work, and what it says of single addresses and fields is so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zonerelay.inbound.state.rewriting import MAX_NAMED, MAX_NOTES, Place, Rewri
 from zonerelay.message.header.address_fields import MAX_LINE, MAX_OCTETS
 from zonerelay.model.address import Mailbox
 
-PAGE = (Path(__file__).parents[2] / "docs" / "rewriting.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "deliver" / "rewriting.md").read_text()
 TEXT = " ".join(PAGE.split())
 """However its lines are broken."""
 EXAMPLES = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

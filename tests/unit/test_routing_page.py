@@ -1,4 +1,4 @@
-"""docs/routing.md cannot drift: every condition is in it, every example loads, `explain` answers as shown."""
+"""Checks docs/deliver/routing.md: it has every condition, its examples load, `explain` replies as shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zonerelay.config.settings import RouteSettings
 from zonerelay.routing.zones.route_rules import RoutedMail
 from zonerelay.routing.zones.zones import MAX_NAMED, MAX_NOTES, Zones
 
-PAGE = (Path(__file__).parents[2] / "docs" / "routing.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "deliver" / "routing.md").read_text()
 TEXT = " ".join(PAGE.split())
 """However its lines are broken."""
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)

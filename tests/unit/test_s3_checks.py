@@ -20,7 +20,7 @@ from zonerelay.config.settings import (
     SpoolSettings,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "s3.md"
+PAGE = Path(__file__).parents[2] / "docs" / "store" / "s3.md"
 SOUND = S3Settings(bucket="mail-queue")
 
 

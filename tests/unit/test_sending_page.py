@@ -1,4 +1,4 @@
-"""docs/sending.md cannot drift: its files load, its pages exist, its replies are those of the code."""
+"""Checks docs/deliver/sending.md: its files load, its pages exist, its replies are those of the code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zonerelay.config.load import load_text
 from zonerelay.config.settings import OPEN_RELAY_WORDS, Settings
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "sending.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "deliver" / "sending.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
 CODE = " ".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "zonerelay").rglob("*.py")))
 
@@ -41,8 +41,8 @@ def test_every_table_of_the_sending_side_is_in_the_overview() -> None:
 
 
 def test_every_page_and_section_that_it_links_exists() -> None:
-    for page, anchor in re.findall(r"\]\(([a-z-]+\.md)(?:#([a-z-]+))?\)", PAGE):
-        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for page, anchor in re.findall(r"\]\(([a-z/.-]+\.md)(?:#([a-z-]+))?\)", PAGE):
+        text = (ROOT / "docs" / "deliver" / page).read_text(encoding="utf-8")
         headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
         slugs = {re.sub(r"[^a-z -]", "", each.lower()).replace(" ", "-") for each in headings}
         assert not anchor or anchor in slugs, f"{page}#{anchor}"

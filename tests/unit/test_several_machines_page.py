@@ -1,4 +1,4 @@
-"""docs/several-machines.md and docs/engines.md cannot drift: the example loads, every engine is there."""
+"""Checks the example of docs/operate/several-machines.md and the engines of docs/store/engines.md."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ def page(name: str) -> str:
 
 
 def test_example_of_several_machines_loads() -> None:
-    (example,) = re.findall(r"^```toml\n(.+?)^```", page("several-machines.md"), re.MULTILINE | re.DOTALL)
+    (example,) = re.findall(
+        r"^```toml\n(.+?)^```", page("operate/several-machines.md"), re.MULTILINE | re.DOTALL
+    )
     settings = load_text(example)
     assert settings.spool.backend is Backend.POSTGRES
     assert settings.postgres.password == "credential:postgres"
 
 
 def test_every_engine_is_described_and_measured() -> None:
-    text = page("engines.md")
+    text = page("store/engines.md")
     assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == {backend.value for backend in Backend}
     measured = re.findall(r"^\| (\w+(?: x3)?) \| \d+ \|", text, re.MULTILINE)
     assert set(measured) == set(ENGINES)

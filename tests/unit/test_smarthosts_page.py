@@ -1,4 +1,4 @@
-"""docs/smarthosts.md cannot drift: its examples load, its numbers and names are those of the code."""
+"""docs/deliver/smarthosts.md cannot drift: its examples load, its numbers and names are those of the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zonerelay.delivery.auth.logins import senders_of, token_directory
 from zonerelay.delivery.connection import host_order as health
 from zonerelay.smtp.client.sasl import PASSWORD_MECHANISMS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "smarthosts.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "deliver" / "smarthosts.md").read_text()
 TEXT = " ".join(PAGE.split())
 """However its lines are broken."""
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)

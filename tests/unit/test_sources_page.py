@@ -1,4 +1,4 @@
-"""docs/sources.md cannot drift: its example loads, and does what the page says."""
+"""docs/deliver/sources.md cannot drift: its example loads, and does what the page says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zonerelay.config.settings import SourceSettings, ZoneSettings
 from zonerelay.config.units import format_duration
 from zonerelay.delivery.source import ABSENT_FOR, shares
 
-PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "deliver" / "sources.md").read_text()
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 

@@ -112,7 +112,7 @@ def test_a_reply_has_one_class(reply: str, local: bool, expected: str) -> None:
 
 
 def test_each_class_is_explained() -> None:
-    explained = (ROOT / "docs" / "replies.md").read_text()
+    explained = (ROOT / "docs" / "deliver" / "replies.md").read_text()
     assert [name for name in CLASSES if f"| `{name}` |" not in explained] == []
 
 

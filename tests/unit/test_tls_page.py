@@ -1,4 +1,4 @@
-"""docs/tls.md cannot drift: its examples are configurations, its levels and words are the program's."""
+"""Checks docs/deliver/tls.md: its examples load, its levels and texts are the program's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zonerelay.delivery.tls import chains, dane
 from zonerelay.delivery.tls import plan as tls_plan
 from zonerelay.delivery.tls import verify as tls_check
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tls.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "deliver" / "tls.md").read_text()
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
 SOURCE = "".join(inspect.getsource(each) for each in (session, tls_plan, tls_check, dane, chains))
 

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "zonerelay"
-GLOSSARY = ROOT / "docs" / "glossary.md"
+GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 FIELD_WORDS = ROOT / "tests" / "data" / "field_words.txt"
 EXCEPTIONS = ROOT / "tests" / "data" / "word_exceptions.txt"
 MAX_FIELD_WORDS = 150

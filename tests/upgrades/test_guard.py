@@ -25,7 +25,7 @@ from zonerelay.model.reply import Reply
 
 CHANGED = """the stored format has changed ({what}). If that is meant, write a fixture with
     python -m tests.upgrades.write RELEASE      (the release that will have it)
-and say in docs/upgrading.md, "Which release reads which", what older releases do with it.
+and say in docs/operate/upgrading.md, "Which release reads which", what older releases do with it.
 """
 
 

@@ -1,4 +1,4 @@
-"""docs/outbox.md: the SQL is carried out, the Python seals what the relay opens, the configuration loads."""
+"""Checks docs/send/outbox.md: runs its SQL, opens what its Python encrypts, loads its configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zonerelay.outbox.database.passwords import unseal
 from zonerelay.outbox.database.tables import WRITTEN_BY_APPLICATIONS, Names, script
 from zonerelay.outbox.drafts import MAX_FILES, MAX_HEADER, MAX_HEADERS, MAX_RECIPIENTS, MAX_SUBJECT
 
-PAGE = (Path(__file__).parents[2] / "docs" / "outbox.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "send" / "outbox.md").read_text()
 
 
 def blocks(language: str) -> list[str]:

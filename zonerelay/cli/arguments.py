@@ -46,7 +46,7 @@ MAX_DAYS = 36_500
 _CONFIG_HELP = (
     "Configuration file (default: $ZONERELAY_CONFIG, /etc/zonerelay/zonerelay.toml, ./config/zonerelay.toml)"
 )
-_JSON_HELP = "Print JSON, for scripts; see docs/operating.md"
+_JSON_HELP = "Print JSON, for scripts; see docs/operate/operating.md"
 _WITHIN = {"filter": "filters", "about": "which mail"}
 """How a struct within a request is called."""
 _TIME_HELP = "+2h, 23:30, or 2026-11-25T23:30 (local time, or with an offset)"
@@ -216,7 +216,9 @@ def _user(verb: str, text: str) -> Command:
 
 
 _SENDERS = "user@example.com, example.com, *.example.com, bounce-*@example.com"
-_KEYS = "such as recipients=example.com,*.example.com or messages_per_hour=500; docs/users.md has all keys"
+_KEYS = (
+    "such as recipients=example.com,*.example.com or messages_per_hour=500; docs/send/users.md has all keys"
+)
 _SCOPES = "read: look; operate: look, change the queue, read bodies; submit: submit mail"
 
 GROUPS: dict[str, tuple[Command, ...]] = {

@@ -65,7 +65,7 @@ _MOST = 1_000_000_000
 
 
 class Mode(enum.StrEnum):
-    """What becomes of the user's mail: `docs/users.md`."""
+    """What becomes of the user's mail: `docs/send/users.md`."""
 
     DELIVER = "deliver"
     CAPTURE = "capture"

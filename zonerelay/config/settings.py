@@ -120,7 +120,7 @@ class Settings:
     """
     workers: int = workers(1)
     """Processes that share the work, each with a spool of its own: a number, or "auto" for one per core that
-    the relay may use. More than one are looked after by a supervisor (docs/workers.md).
+    the relay may use. More than one are looked after by a supervisor (docs/operate/workers.md).
     """
     worker_timeout: float = duration(20.0, least=1.0, most=HOUR)
     """With several workers: one that gives no sign of life for so long is replaced."""

@@ -272,7 +272,7 @@ class DropDirectory:
         return why
 
     def _key(self, name: str, owner: int, message: bytes) -> bytes:
-        """The field that names the key (docs/idempotency.md), if the message has none of its own."""
+        """The field that names the key (docs/send/idempotency.md), if the message has none of its own."""
         is_key = self._keeps_keys and name.isascii() and name.isprintable() and " " not in name
         if not is_key or _KEYED.search(message.partition(b"\n\n")[0]):
             return b""

@@ -54,7 +54,7 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `suspended` are those that an order of an operator keeps; `ready` and `deferred` are without them.
 
-    `reply_class` is what the last reply means, of the list in docs/replies.md. `per_minute` transactions have
+    `reply_class` is the meaning of the last reply (docs/deliver/replies.md). `per_minute` transactions have
     begun in the last minute, of `max_rate` ("" without one); `max_connections` is 0 where it is not known.
     """
 

@@ -1,7 +1,7 @@
 """The exchange format: a directory or an uncompressed tar of one `ID.eml` and one `ID.json` per message.
 
 `ID.eml` is the body as the spool has it, octet by octet. `ID.json` is a `Sheet`: the message and its open
-deliveries (docs/spool-format.md, "Exported mail").
+deliveries (docs/store/spool-format.md, "Exported mail").
 
 Promises: nothing appears under the name that was asked for before all of it is durable, and nothing that is
 there is replaced. A target that is left early removes what it has written. What is read is checked as if a

@@ -182,5 +182,5 @@ class Journal:
         except (sqlite3.Error, msgspec.MsgspecError) as error:
             raise TransferError(
                 f"{self.path}, which says what was moved before, is damaged: {error}. Without it mail could"
-                " be sent twice: see docs/changing-engines.md"
+                " be sent twice: see docs/store/changing-engines.md"
             ) from error

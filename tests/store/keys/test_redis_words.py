@@ -278,12 +278,12 @@ async def test_a_replica_that_has_lost_its_primary_is_given_up() -> None:
             assert reason.startswith("the server is a replica and has lost its primary")
 
 
-# --- TLS, and a user with no more rights than docs/redis.md says
+# --- TLS, and a user with no more rights than docs/store/redis.md says
 
 
 def documented_rights() -> list[str]:
-    """The line of docs/redis.md, as the server takes it."""
-    page = (REPOSITORY / "docs" / "redis.md").read_text()
+    """The line of docs/store/redis.md, as the server takes it."""
+    page = (REPOSITORY / "docs" / "store" / "redis.md").read_text()
     found = re.search(r"^ACL SETUSER (.+)$", page, re.MULTILINE)
     assert found is not None
     return found[1].replace("SECRET", PASSWORD).replace("PREFIX", PREFIX).split()

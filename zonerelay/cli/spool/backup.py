@@ -1,7 +1,7 @@
 """`zonerelay spool backup` and `spool restore`: the queue of a relay, and what belongs to it, in a directory.
 
     backup.json           the format, when and where it was made, how much is in it, a checksum of each file
-    00.tar, 01.tar …      the mail of each worker's spool, as `spool export` writes it (docs/spool-format.md)
+    00.tar, 01.tar …      each worker's mail, as `spool export` writes it (docs/store/spool-format.md)
     00.keys …             its idempotency keys, one a line; only where there are any
     home/                 the key of pseudonyms, MTA-STS policies, refresh tokens, the register of imports,
                           the orders of operators, the history

@@ -136,7 +136,7 @@ def passwords_that_end(
         for ending, why in _PASSWORDS_END.items():
             if f".{host}".endswith(f".{ending}"):
                 for name in passwords:
-                    yield name, host, f"{why}; use XOAUTH2 (token_url; docs/smarthosts.md)"
+                    yield name, host, f"{why}; use XOAUTH2 (token_url; docs/deliver/smarthosts.md)"
 
 
 def try_credentials(

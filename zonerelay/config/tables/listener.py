@@ -113,8 +113,8 @@ class ListenerSettings:
     and an unprivileged port are the default because they are safe and need no rights.
     """
     protocol: ListenerProtocol = choice(ListenerProtocol.SMTP)
-    """http: applications hand mail in with POST /v1/messages and a token (docs/http.md), by the limits of
-    this listener. It needs auth = "required", and its tls is none or implicit.
+    """http: applications hand mail in with POST /v1/messages and a token (docs/send/http.md), by the limits
+    of this listener. It needs auth = "required", and its tls is none or implicit.
     """
     tls: ListenerTls = choice(ListenerTls.NONE)
     """none; starttls: offered in EHLO (ports 25 and 587); implicit: from the first octet (port 465). Other
@@ -175,7 +175,7 @@ class ListenerSettings:
     """
     policy: str = text("", form=forms.function)
     """A policy of your own in Python, "module:Class", asked at every step, or a handler of aiosmtpd
-    (docs/policy.md).
+    (docs/send/policy.md).
     """
     policy_file: Path | None = optional_path()
     """A file for that policy: what is in it is the policy's business."""
@@ -187,7 +187,7 @@ class ListenerSettings:
     """
     authenticator: str = text("", form=forms.function)
     """Checks log-ins instead of the users of [auth]: an authenticator of aiosmtpd, "module:callable"
-    (docs/policy.md).
+    (docs/send/policy.md).
     """
     priority: Priority = choice(Priority.NORMAL)
     """Of mail that comes in here: high, normal or bulk, where neither the user nor a route gives it another.
@@ -224,7 +224,7 @@ class ListenerSettings:
     idempotency: Idempotency = choice(Idempotency.OFF)
     """message-id: a message whose Message-ID this client, with the same sender and recipients, has sent
     before gets the first answer and is not sent again, for clients that lost our 250 and repeat themselves
-    (docs/idempotency.md). off: only a message with the field Idempotency-Key is looked at.
+    (docs/send/idempotency.md). off: only a message with the field Idempotency-Key is looked at.
     """
     max_message_size: int = size(50 * MB)
     """Announced in EHLO and enforced while the message arrives. It costs disk, not memory."""
@@ -374,7 +374,7 @@ def _check_policy(listener: ListenerSettings, path: KeyPath, report: Report) -> 
         report.refuse(
             (*path, "policy"),
             "this policy has gone: take it and policy_file out, and give each user its quotas with "
-            "zonerelay user set NAME recipients_per_hour=500 recipients_per_day=2000 (docs/users.md); "
+            "zonerelay user set NAME recipients_per_hour=500 recipients_per_day=2000 (docs/send/users.md); "
             "clients that have not logged in have none",
         )
     if listener.policy_file is not None and not listener.policy and report.sound(*path, "policy"):

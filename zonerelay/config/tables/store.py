@@ -48,7 +48,7 @@ class CaptureSettings:
 
     keep: float = duration(7 * DAY, least=HOUR, most=10 * YEAR)
     """How long captured mail is kept: the mail of each [[zone]] with next_hop = "capture:". It is in the
-    directory captured beside the spool (docs/sandbox.md).
+    directory captured beside the spool (docs/start/sandbox.md).
     """
     max_size: int = size(500 * MB, least=MB)
     """Of all captured mail together. The oldest goes first. A message that is larger than this bounces."""
@@ -82,10 +82,10 @@ class SpoolSettings:
 
     backend: Backend = choice(Backend.LEVELDB)
     """leveldb keeps every acknowledged message through a crash or a power cut. disk does too, in files that
-    people and tools can read, for more work per message (docs/disk-queue.md). redis and postgres keep it on a
-    server that several relays can share (docs/redis.md, docs/postgres.md), s3 in a bucket (docs/s3.md);
-    [redis], [postgres] and [s3] say where. memory loses everything when the relay stops: for tests and
-    throw-away use.
+    people and tools can read, for more work per message (docs/store/disk-queue.md). redis and postgres
+    keep it on a server that several relays can share (docs/store/redis.md, docs/store/postgres.md), s3 in
+    a bucket (docs/store/s3.md); [redis], [postgres] and [s3] say where. memory loses everything when the
+    relay stops: for tests and throw-away use.
     """
     path: Path = path(Path("/var/lib/zonerelay/spool"))
     """The spool's directory, for one relay alone (redis: only what lies beside it); the default is the
@@ -502,8 +502,8 @@ class OutboxSettings:
     """[outbox]: a second way in, where `url` is given."""
 
     url: str = text("")
-    """The database whose rows are sent as mail (docs/outbox.md), written as in [postgres]. Empty: none. No
-    password here.
+    """The database whose rows are sent as mail (docs/send/outbox.md), written as in [postgres]. Empty: none.
+    No password here.
     """
     password: str = text("", form=forms.secret)
     """Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed."""

@@ -40,7 +40,7 @@ class WebhookSettings:
     url: str = text("")
     """Where events are posted to, an https:// address."""
     events: tuple[str, ...] = texts(())
-    """The types of events that it gets (docs/webhooks.md lists them). Empty: all."""
+    """The types of events that it gets (docs/operate/webhooks.md lists them). Empty: all."""
     secret: str = text("", form=forms.secret)
     """Where the secret is that signs events, as in password of [[credential]]: whsec_ and 24 to 64 octets in
     base64 (HMAC-SHA256), or whsk_ and 32 octets (ed25519).

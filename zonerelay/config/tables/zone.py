@@ -90,7 +90,7 @@ class ZoneSettings:
     """Where all mail of this zone goes. Empty: to the MX hosts of each recipient's domain. A smarthost:
     "smtp.example.net" (its MX hosts), "[smtp.example.net]:587" (that host, no MX lookup), "192.0.2.1:25" or
     "[2001:db8::1]:25". Several, with commas between: the first that can be reached is used. "capture:": mail
-    is not sent but kept, to be looked at on the page ([capture], docs/sandbox.md).
+    is not sent but kept, to be looked at on the page ([capture], docs/start/sandbox.md).
     """
     next_hop_share: bool = switch(False)
     """Spread the mail over several next hops evenly, not to the first that can be reached."""

@@ -67,7 +67,7 @@ MAX_WORDS = 500
 _PASSWORDS_OFF = ("7.30", "7.139")
 """With one of these Microsoft refuses passwords: of everybody, or in one tenant or mailbox."""
 NO_PASSWORDS = (
-    "log-ins by password are switched off there: use XOAUTH2 (token_url; docs/smarthosts.md), or have an "
+    "password logins are switched off there: use XOAUTH2 (token_url; docs/deliver/smarthosts.md), or have an "
     "administrator switch them on again"
 )
 

@@ -1,6 +1,6 @@
 """An operator's own code in the session: what a policy is written with, and what runs it.
 
-The names offered here are the public interface of docs/policy.md and stay as they are. `api` declares them,
+These names are the public interface of docs/send/policy.md and stay as they are. `api` declares them,
 `loading` imports the operator's class, `runner` asks it in threads of its own, within a time limit. Code
 written for aiosmtpd is asked the same way: `aiosmtpd_handler` makes steps of its hooks, `changes` are its
 decisions.

@@ -1,6 +1,6 @@
 """The interface of an operator's own policy: events, decisions and the class to derive from.
 
-This is a public interface (docs/policy.md): names and fields here are kept. A policy is asked at the steps of
+This is a public interface (docs/send/policy.md): names and fields are kept. A policy is asked at the steps of
 a session whose methods it overrides, and answers with a `Decision` or `None`, which accepts. Decisions are
 checked when they are built, where the policy's author sees what is wrong: a reply that is no refusal, a
 header field that could end the header or forge another. `runner` says what happens to a policy that raises or

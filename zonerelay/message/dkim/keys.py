@@ -1,7 +1,7 @@
 """The [[dkim]] keys: read once, then found by the author's domain and the time.
 
 Raises ValueError, with the option's path, for a key that cannot be used; no text of this module contains a
-key. Which entries sign (docs/dkim.md): those for exactly the domain, else those of the nearest wildcard above
+key. Entries that sign (docs/deliver/dkim.md): those for the domain, else those of the nearest wildcard above
 it, within their dates; of several for one signing domain and algorithm the one that began last.
 
 Import this module only when there is a [[dkim]] entry, because its libraries take a while to load.

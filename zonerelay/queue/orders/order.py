@@ -153,7 +153,7 @@ class OrderTable:
         return [order for order in self.orders if _matches(order, mail)]
 
     def keeping(self, mail: Subject) -> Order | None:
-        """The order for which mail waits where it is, whoever sent it."""
+        """Return the order that suspends this mail."""
         return next((each for each in self.orders if not each.needs_envelope and _matches(each, mail)), None)
 
     def holding(self, mail: Subject, act: str) -> Order | None:

@@ -299,7 +299,7 @@ def _check(version: int, access: Access, *, is_standby: bool, off: Sequence[str]
     if off and not access.accepts_loss:
         raise StoreOpenError(
             f"the database server has {' = off and '.join(off)} = off: it would lose mail that was"
-            " acknowledged. Turn it on (docs/postgres.md), or say the words of [postgres] accept_loss"
+            " acknowledged. Turn it on (docs/store/postgres.md), or say the words of [postgres] accept_loss"
         )
 
 
@@ -468,5 +468,5 @@ async def _check_rights(fetch: Fetch, schema: str) -> None:
     if missing:
         raise StoreOpenError(
             f"the role of [postgres] url lacks rights in schema {schema}: {', '.join(missing)}. Grant them,"
-            " or make the role the owner of the tables (docs/postgres.md)"
+            " or make the role the owner of the tables (docs/store/postgres.md)"
         )

@@ -3,7 +3,7 @@ I/O.
 
 The promise that no delivery is missed rests on one invariant. Every delivery that may be handed out (it is
 due, it is not held, and it is not claimed) is in the window's memory, or it is on the disk in a `DiskRange`,
-at or above the low-water mark `low` of that range (keys of docs/spool-format.md):
+at or above the low-water mark `low` of that range (keys of docs/store/spool-format.md):
 
 - a fresh delivery (never deferred) is in `delivery-zone`, the range `fresh_range`;
 - a deferred delivery is in the index `deferred-zone`, the range `due_range`;

@@ -143,7 +143,7 @@ class BucketPlace:
             _log.warning(
                 "the bucket keeps versions: of each object that is removed a version and a marker stay, and"
                 " are paid for. Give it a lifecycle rule that expires noncurrent versions and expired delete"
-                " markers after a day (docs/s3.md, How to configure the bucket)"
+                " markers after a day (docs/store/s3.md, How to configure the bucket)"
             )
 
     # --- objects

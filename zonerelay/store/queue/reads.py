@@ -1,4 +1,4 @@
-"""Walks the queue's ranges of keys in a partition: the layout of docs/spool-format.md, whatever keeps it.
+"""Walks the queue's ranges of keys in a partition: the layout of docs/store/spool-format.md.
 
 The functions of `store/leveldb/scan`, over pages. An unreadable record is logged and stepped over: it stays
 for the operator. A page is one moment; what changes between two reads the window notices itself.

@@ -50,7 +50,7 @@ IN_FLIGHT = 2
 """Batches: one that the server works on, one that it finds when it is done."""
 TOGETHER = 100
 """Scripts between MULTI and EXEC: the server does nothing else meanwhile."""
-RULE = "docs/redis.md has the ACL rule of a user for the relay"
+RULE = "docs/store/redis.md has the ACL rule of a user for the relay"
 _UNUSABLE = {
     "NOPERM": f"the server's user lacks a right ({RULE})",
     "NOAUTH": "the server wants a log-in",
