@@ -74,7 +74,11 @@ async def open_store(
         case Backend.S3:
             return await _open_s3(settings, s3, around, place)
         case Backend.REDIS:
-            return await open_shared(redis_engine(redis, around.environment), settings.path, place, around)
+            store = await open_shared(redis_engine(redis, around.environment), settings.path, place, around)
+            from zonerelay.store.redis.foreign import tell_foreign_queue
+
+            await tell_foreign_queue(redis_server(redis, around.environment))
+            return store
 
 
 async def _open_s3(settings: SpoolSettings, s3: S3Settings, around: Surroundings, place: str) -> Store:
@@ -139,9 +143,10 @@ def open_limits(settings: Settings, holder: str, environment: Mapping[str, str])
 def open_books(settings: Settings, environment: Mapping[str, str]) -> shared_limits.BookStore | None:
     """The store of what all relays on a shared store count together, or `None`. Raises StoreOpenError."""
     if settings.spool.backend is Backend.REDIS:
+        server = redis_server(settings.redis, environment)
         from zonerelay.store.redis.limits import RedisShelf
 
-        return RedisShelf(redis_server(settings.redis, environment))
+        return RedisShelf(server)
     if settings.spool.backend is Backend.POSTGRES:
         from zonerelay.store.postgres.limits import PostgresShelf
 

@@ -21,6 +21,7 @@ from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
 from zonerelay.store.keys.redis import RedisEngine
 from zonerelay.store.redis.connection import Server, open_wire
+from zonerelay.store.redis.foreign import tell_foreign_queue
 from zonerelay.store.redis.limits import RedisShelf
 
 PASSWORD = "correct-horse"
@@ -226,6 +227,24 @@ async def written(partition: Partition, key: bytes) -> None:
             else:
                 break
     assert await partition.get([key]) == [b"back"]
+
+
+async def test_a_queue_of_the_first_version_is_refused(server: RedisServer, opened: Opening) -> None:
+    server.ask("SET", f"{PREFIX}format", "1 1")
+    with pytest.raises(StoreOpenError, match=r"the queue of zonerelay 0\.1\.0"):
+        await opened(server.url)
+    assert server.ask("DBSIZE") == b":1\r\n"
+
+
+async def test_mail_of_another_system_under_the_prefix_is_told(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    of = Server(RedisSettings(url=server.url, prefix=PREFIX))
+    await tell_foreign_queue(of)
+    assert not caplog.records
+    server.ask("HSET", f"{PREFIX}{'0' * 32}", "envelope", "x")
+    await tell_foreign_queue(of)
+    assert "zonerelay spool import --from slimta-redis" in caplog.text
 
 
 # --- answers after which a connection is given up

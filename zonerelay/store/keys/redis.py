@@ -252,6 +252,7 @@ def _connection(server: Server, *, is_writer: bool) -> Connection:
         await Script.load(wire, _SCRIPTS.values())
         if is_writer:
             await _check_rights(server, wire)
+            await _check_format(wire, settings.prefix)
             wire.confirm = durability.confirmations(facts, settings)
 
     return Connection(server, prepare)
@@ -279,6 +280,15 @@ async def _check_rights(server: Server, wire: Wire) -> None:
             f"[redis] user: {Unhealthy.SERVER_DENIES}: SUBSCRIBE to limits: {error} ({RULE})"
         ) from error
     await channel.close()
+
+
+async def _check_format(wire: Wire, prefix: str) -> None:
+    """Raise StoreOpenError for the queue of an earlier version."""
+    if await wire.call("GET", f"{prefix}format") is not None:
+        raise StoreOpenError(
+            f"[redis] prefix: {prefix} holds the queue of zonerelay 0.1.0, which this version does not read."
+            " Let 0.1.0 deliver what is in it, or name another prefix"
+        )
 
 
 class RedisKeys:

@@ -73,6 +73,12 @@ class NodeRegister:
                 continue
             return Reserved(Kept(other.message_id, other.digest, other.until), other.node, is_pending=True)
 
+    async def take_over(self, keys: Collection[tuple[str, Kept]]) -> None:
+        """Let all nodes know keys that were moved here with a queue."""
+        for identity, kept in keys:
+            value = _Reserved(self._node(), kept.message_id, kept.digest, kept.until)
+            await self._engine.reserve(identity.encode("ascii"), msgspec.msgpack.encode(value), kept.until)
+
     async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
         """The message of a reservation is stored, or will never be."""
         value = self._values.pop(identity, None)

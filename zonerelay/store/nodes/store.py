@@ -587,6 +587,7 @@ class NodeStore:
 
     async def keep_keys(self, keys: KeptKeys) -> None:
         await self._own.queue.keep_keys(keys)
+        await self._register.take_over(keys)
 
     def unhealthy(self) -> Unhealthy | None:
         return self._own.queue.unhealthy()

@@ -238,18 +238,27 @@ class Link:
         """
         async with self._lock:
             isolation = "repeatable_read" if one_moment else "read_committed"
-            with translated(self._driver):
-                manager = self._connection.transaction(isolation=isolation, readonly=one_moment)
+            manager = self._connection.transaction(isolation=isolation, readonly=one_moment)
+            with self._ending(), translated(self._driver):
                 await manager.__aenter__()
             try:
                 yield self._fetch
             except BaseException as error:
-                with contextlib.suppress(StoreError), translated(self._driver):
+                with contextlib.suppress(StoreError), self._ending(), translated(self._driver):
                     await manager.__aexit__(type(error), error, error.__traceback__)
                 raise
-            with translated(self._driver):
+            with self._ending(), translated(self._driver):
                 await manager.__aexit__(None, None, None)
             self._check_doubt()
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the connection when the transaction was cut off at its beginning or end: it may be open."""
+        try:
+            yield
+        except BaseException:
+            self.cut()
+            raise
 
     async def _fetch(
         self, statement: str, *values: object, timeout: float | None = None

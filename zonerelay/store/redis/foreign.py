@@ -1,0 +1,53 @@
+"""Finds the queue of python-slimta under the relay's own prefix, which the relay does not read.
+
+Policy: it is said at the start, and keeps no mail out. So many keys of a server are looked at that a start is
+not delayed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+
+from zonerelay.store.contract import StoreError
+from zonerelay.store.redis.connection import Argument, Server, Wire, as_list, open_wire
+
+LOOKED_AT = 100_000
+_PAGE = 1000
+
+_log = logging.getLogger("zonerelay.store")
+
+
+async def tell_foreign_queue(server: Server) -> None:
+    """Raises nothing: the engine tells of a server that fails."""
+    url, prefix = server.settings.url, server.settings.prefix
+    with contextlib.suppress(StoreError):
+        wire = await open_wire(server, lambda _reason: None)
+        try:
+            if await _is_there(wire, prefix.encode()):
+                _log.warning(
+                    "[redis] prefix %s: there is mail of python-slimta, which the relay does not send;"
+                    " zonerelay spool import --from slimta-redis '%s?prefix=%s' takes it over",
+                    *(prefix, url, prefix),
+                )
+        finally:
+            await wire.close()
+
+
+async def _is_there(wire: Wire, prefix: bytes) -> bool:
+    message = re.compile(re.escape(prefix) + rb"[0-9a-f]{32}")
+    cursor: Argument = "0"
+    for _ in range(LOOKED_AT // _PAGE):
+        found = as_list(await wire.call("SCAN", cursor, "COUNT", _PAGE))
+        for key in as_list(found[1]):
+            if isinstance(key, bytes) and message.fullmatch(key) and await _is_envelope(wire, key):
+                return True
+        if found[0] == b"0" or not isinstance(found[0], bytes):
+            return False
+        cursor = found[0]
+    return False
+
+
+async def _is_envelope(wire: Wire, key: bytes) -> bool:
+    return await wire.call("TYPE", key) == b"hash" and await wire.call("HEXISTS", key, "envelope") == 1
