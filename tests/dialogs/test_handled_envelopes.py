@@ -24,7 +24,7 @@ from zonerelay.inbound.access.networks import AccessRules
 from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.policy import PolicyContext
 from zonerelay.inbound.policy.aiosmtpd_handler import HandlerPolicy
-from zonerelay.inbound.policy.changes import WholeMessage
+from zonerelay.inbound.policy.api import WholeMessage
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.policy.threads import MAX_THREADS
 from zonerelay.inbound.state.context import SharedContext

@@ -12,9 +12,9 @@ import uvloop
 
 from tests.support.inbound import RememberingStore, Talk, listening, until
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.cleanup.deliveries import OVERDUE
+from zonerelay.inbound.cleanup.intake import OVERDUE
 from zonerelay.inbound.limits.connections import MANY
-from zonerelay.inbound.listen.binding import ListenError
+from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.message.header.headers import Fields
 from zonerelay.model.envelope import Body, Envelope
 from zonerelay.model.queue_name import QueueName, queue_of

@@ -14,7 +14,8 @@ from tests.dialogs.staging import listening_with_tls
 from tests.support.inbound import Talk, listening, until
 from tests.support.tls_client import trusting
 from zonerelay.config.settings import ListenerSettings, ListenerTls
-from zonerelay.inbound.session import timeouts, transport
+from zonerelay.inbound.session import transport
+from zonerelay.inbound.session import transport as timeouts
 from zonerelay.inbound.state import context, replies
 
 pytestmark = pytest.mark.alone  # tenths of a second are to be told from each other

@@ -16,10 +16,9 @@ from tests.support.control import control_socket
 from tests.support.queueing import DEFERRED, TEXT, Relay, ScriptedRouter
 from zonerelay.config.settings import DnsSettings, RouteSettings, ZoneSettings
 from zonerelay.control.acts import OperatorActs
-from zonerelay.control.bodies import Bodies
 from zonerelay.control.client import ControlClient
 from zonerelay.control.explain import Explainer, Suspended
-from zonerelay.control.handler import ControlHandler
+from zonerelay.control.handler import Bodies, ControlHandler
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.streams import Streams
 from zonerelay.delivery.rewrite.rendering import Renderer

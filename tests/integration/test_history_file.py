@@ -17,7 +17,7 @@ from zonerelay.history import database as files
 from zonerelay.history import writer
 from zonerelay.history.reader import Histories, Query, TooLongError
 from zonerelay.history.writer import History
-from zonerelay.inbound.access.credentials_watch import CredentialsWatch
+from zonerelay.inbound.access.guard import CredentialsWatch
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.operations.errors import BusyError
 from zonerelay.telemetry.logs.redact import Form, Redactor

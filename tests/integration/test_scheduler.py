@@ -24,7 +24,7 @@ from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import MAILBOXES, queue_of
 from zonerelay.model.reply import Reply
-from zonerelay.queue.selection.backlog_throttle import LEAST
+from zonerelay.queue.selection import LEAST
 from zonerelay.queue.settle import outcome_log as journal
 from zonerelay.queue.zone import claims
 from zonerelay.routing.destinations.route import Batch, DestinationKey, Unroutable

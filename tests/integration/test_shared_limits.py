@@ -24,7 +24,7 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.config.units import parse_rate
-from zonerelay.limits.authority.book import LimitTable
+from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.setup import Identity

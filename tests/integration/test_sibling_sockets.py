@@ -13,8 +13,7 @@ import pytest
 from tests.support.ports import LOOPBACK
 from zonerelay.config.endpoints import ListenAddress
 from zonerelay.inbound.listen import listening_socket
-from zonerelay.inbound.listen.binding import bound_group
-from zonerelay.inbound.listen.listening_socket import PATIENCE, SiblingSockets
+from zonerelay.inbound.listen.listening_socket import PATIENCE, SiblingSockets, bound_group
 
 
 class Greeter(asyncio.Protocol):

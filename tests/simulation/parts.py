@@ -27,7 +27,7 @@ from zonerelay.process.setup import Identity
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.dns.packets import Reading
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.store.common.body.cache import BodyCache
+from zonerelay.store.common.body import BodyCache
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.worker import build as build_module
@@ -159,10 +159,10 @@ def simulated(
     SimLevelDb.disks = staticmethod(disks)
     draw = Random(loop.random.getrandbits(64))
     with (
-        patch("zonerelay.store.common.keeper.local_keeper.WriterThread", SimWriter),
+        patch("zonerelay.store.leveldb.keeper.WriterThread", SimWriter),
         patch("zonerelay.store.leveldb.store.LevelDb", SimLevelDb),
         patch("zonerelay.store.leveldb.keeper.LevelDb", SimLevelDb),
-        patch("zonerelay.store.leveldb.compaction.LevelDb", SimLevelDb),
+        patch("zonerelay.store.leveldb.keeper.LevelDb", SimLevelDb),
         patch("zonerelay.queue.settle.disposition.UNREADABLE_DELAY", 150.0),  # no longer than other pauses
         patch("zonerelay.limits.worker.keeper.TICK", 0.3),  # idle timers are what costs most
         patch("zonerelay.store.common.keeper.disk_watch.INTERVAL", 60.0),

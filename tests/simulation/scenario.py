@@ -51,7 +51,7 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.config.units import Rate
-from zonerelay.limits.authority.book import LimitTable
+from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.limits.worker import keeper
 from zonerelay.model.delivery import Delivery, DeliveryKey

@@ -24,8 +24,8 @@ from tests.support.s3_server import shared_moto
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
+from zonerelay.outbox.rows import pool as claim_pool
 from zonerelay.store.common import records
-from zonerelay.store.common.claims import pool as claim_pool
 from zonerelay.store.common.write import batches
 from zonerelay.store.contract import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
 from zonerelay.store.keys import port

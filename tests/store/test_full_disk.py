@@ -28,7 +28,7 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
-from zonerelay.store.common.body.writer import GROUP_CHUNKS
+from zonerelay.store.common.body import GROUP_CHUNKS
 from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueCounts, StoreError, StoreFullError, Submit
 from zonerelay.store.leveldb import scan
 

@@ -17,7 +17,7 @@ from tests.support.limits import MemoryAuthority
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from zonerelay.config.settings import RedisSettings
-from zonerelay.limits.authority.book import LimitTable
+from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.shared import BookVersion, SharedAuthority
 from zonerelay.limits.unix_socket import LimitServer, SocketAuthority
 from zonerelay.limits.values import Answer, AuthorityError, Claim, LimitAuthority, Request, TurnAsk

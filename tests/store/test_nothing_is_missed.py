@@ -18,7 +18,7 @@ from tests.store.builders import NOW, attempt, delivery_for, envelope_for, messa
 from tests.store.spools import Spool, until
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.common.claims import pool as claim_pool
+from zonerelay.outbox.rows import pool as claim_pool
 from zonerelay.store.contract import Change, Finish, Postpone, Store, StoreError
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import ready_window

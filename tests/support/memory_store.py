@@ -15,7 +15,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.common.body.writer import BodyWriter, NewMessage, check_own_message, split
+from zonerelay.store.common.body import BodyWriter, NewMessage, check_own_message, split
 from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.once.reservations import Page, Reservations, register_for
 from zonerelay.store.common.reading import read_each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.store.builders import message_id
-from zonerelay.store.common.body.cache import BodyCache
+from zonerelay.store.common.body import BodyCache
 
 ONE, TWO, THREE = (message_id(number) for number in (1, 2, 3))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.store.builders import envelope_for, message_id
-from zonerelay.inbound.cleanup.deliveries import OVERDUE, deliveries_of
+from zonerelay.inbound.cleanup.intake import OVERDUE, deliveries_of
 from zonerelay.inbound.limits.connections import LONG, LOOK_EVERY, MANY, MAX_SENDERS, RATE, TIME, Bursts
 from zonerelay.inbound.state.transaction import NO_EDITS, Transaction
 from zonerelay.model.address import Mailbox

@@ -12,7 +12,7 @@ import pytest
 from tests.store.builders import attempt
 from tests.support.queueing import DEFERRED, DELIVERED, Relay
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.inbound.cleanup.deliveries import OVERDUE
+from zonerelay.inbound.cleanup.intake import OVERDUE
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource

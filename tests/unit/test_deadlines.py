@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.session.timeouts import Deadlines
+from zonerelay.inbound.session.transport import Deadlines
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import HANDSHAKE
 

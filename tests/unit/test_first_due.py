@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.store.builders import NOW, envelope_for, message_id
-from zonerelay.inbound.cleanup.deliveries import OVERDUE, first_due
+from zonerelay.inbound.cleanup.intake import OVERDUE, first_due
 from zonerelay.inbound.limits.connections import MANY
 
 

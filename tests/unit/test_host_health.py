@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zonerelay.delivery.connection.host_order import (
+from zonerelay.delivery.connection.session_limits import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     MAX_REMEMBERED,

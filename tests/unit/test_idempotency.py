@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.store.builders import envelope_for, message_id
-from zonerelay.inbound.cleanup.idempotency import BLOCK, ContentDigest, identity, key_in
+from zonerelay.inbound.cleanup.intake import BLOCK, ContentDigest, identity, key_in
 from zonerelay.message.header.headers import Fields
 from zonerelay.model.envelope import Origin
 

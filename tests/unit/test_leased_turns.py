@@ -16,9 +16,9 @@ from tests.bench.simulate.world import Kind
 from tests.unit.test_rates import fullest
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
-from zonerelay.limits.authority.book import Book
+from zonerelay.limits.authority import Book
 from zonerelay.limits.values import Request, TurnAsk, interval, leased_grace, margin
-from zonerelay.limits.worker.turns import ClockBounds, LeasedTurns
+from zonerelay.limits.worker.allowance import ClockBounds, LeasedTurns
 from zonerelay.model.clock import ManualClock
 
 RATE = Rate(4, 1.0)

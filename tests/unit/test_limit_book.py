@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from zonerelay.limits.authority.book import Book, Calendar
-from zonerelay.limits.authority.ledger import QUANTUM
+from zonerelay.limits.authority import QUANTUM, Book, Calendar
 from zonerelay.limits.values import Answer, Claim, Held, Request, TurnAsk
 
 ZONE = 6

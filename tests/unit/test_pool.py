@@ -9,7 +9,7 @@ from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
 from zonerelay.delivery.connection.pool import Pool
 from zonerelay.delivery.connection.session import Session, Slot
-from zonerelay.delivery.peer.connection_key import Terms
+from zonerelay.delivery.peer import Terms
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.transaction import Peer
 

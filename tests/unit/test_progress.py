@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.mail import make_batch, make_message, route_to
 from zonerelay.delivery.batch.batch_state import NO_8BITMIME, BatchProgress
-from zonerelay.delivery.peer.sockets import HostTrouble, NoSource
+from zonerelay.delivery.peer import HostTrouble, NoSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.transaction import Peer

@@ -13,7 +13,7 @@ from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.order import FRESH_WEIGHT
-from zonerelay.queue.selection.backlog_throttle import (
+from zonerelay.queue.selection import (
     BUSY,
     FRESH_STARTS,
     LEAST,

@@ -6,8 +6,7 @@ import pytest
 
 from tests.support.queueing import delivery
 from zonerelay.model.queue_name import Priority, queue_of
-from zonerelay.queue.destination.destinations import Unrouted
-from zonerelay.queue.destination.route_lookups import AGAIN_AT_ONCE, AT_ONCE, LookUps
+from zonerelay.queue.destination.destinations import AGAIN_AT_ONCE, AT_ONCE, LookUps, Unrouted
 
 
 def line(domain: str, *, due: float = 0.0, priority: Priority = Priority.NORMAL) -> Unrouted:
@@ -92,7 +91,7 @@ def test_domains_without_a_route_do_not_keep_the_places_of_others() -> None:
 
 
 def test_no_more_of_them_are_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.destination.route_lookups.KNOWN", 2)
+    monkeypatch.setattr("zonerelay.queue.destination.destinations.KNOWN", 2)
     look_ups = LookUps()
     for name in ("a.example", "b.example", "c.example"):
         look_ups.want(line(name))

@@ -283,7 +283,7 @@ def test_an_unroutable_domain_that_was_passed_over_is_fetched() -> None:
 
 
 def test_forgotten_domains_are_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.selection.table.MAX_DOMAINS", 10)
+    monkeypatch.setattr("zonerelay.queue.selection.MAX_DOMAINS", 10)
     queue = make()
     for n in range(50):
         queue.add([number(n, f"u@d{n}.example")], NOW)
@@ -297,7 +297,7 @@ def test_forgotten_domains_are_looked_up_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_idle_destinations_are_forgotten_and_suspended_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.selection.table.MAX_DESTINATIONS", 10)
+    monkeypatch.setattr("zonerelay.queue.selection.MAX_DESTINATIONS", 10)
     queue = make()
     for n in range(60):
         queue.add([number(n, f"u@d{n}.example")], NOW)

@@ -12,7 +12,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply
-from zonerelay.queue.operator.summary import BOUNDS, MAX_KEYS, NO_ATTEMPT, Summary, reply_key
+from zonerelay.queue.operator.operations import BOUNDS, MAX_KEYS, NO_ATTEMPT, Summary, reply_key
 
 NOW = 1_000_000.0
 

@@ -18,7 +18,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.destination.rates import Pacer, Rates
-from zonerelay.queue.selection.round_robin import MOST_IN_VISIT, VISIT_SECONDS
+from zonerelay.queue.selection import MOST_IN_VISIT, VISIT_SECONDS
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, SiteKey
 

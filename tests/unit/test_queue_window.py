@@ -19,7 +19,7 @@ from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.destination.order import FRESH_WEIGHT
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.queue.zone.window import AGAIN, CLAIM_LIMIT, LOW_MARK, Claim, NewClaim, PriorityWindow, Refill
-from zonerelay.store.common.claims.ready_order import FreshOrder
+from zonerelay.store.leveldb.ready_order import FreshOrder
 
 ALL = {Priority.NORMAL}
 MOST = WINDOW // 4

@@ -17,7 +17,7 @@ from zonerelay.config.credentials.file import CredentialsError, change_user
 from zonerelay.config.rails import NONE, Mode, Rails, changed
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.inbound.access.guard import Allowance
-from zonerelay.inbound.cleanup.deliveries import deliveries_of
+from zonerelay.inbound.cleanup.intake import deliveries_of
 from zonerelay.inbound.limits.quotas import LENGTHS, Level, Quotas, Usage
 from zonerelay.inbound.limits.usage_file import UsageFile
 from zonerelay.inbound.state.transaction import NO_EDITS, Transaction

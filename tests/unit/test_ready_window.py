@@ -11,8 +11,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.leveldb import ready_window
-from zonerelay.store.leveldb.low_water import DiskRange
-from zonerelay.store.leveldb.ready_window import Taken, ZoneWindow
+from zonerelay.store.leveldb.ready_window import DiskRange, Taken, ZoneWindow
 
 
 class Disk:

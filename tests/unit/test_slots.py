@@ -8,7 +8,7 @@ from msgspec import structs
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.connection.session import Slot, Slots
-from zonerelay.delivery.peer.connection_key import Terms
+from zonerelay.delivery.peer import Terms
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route
 
 ZONE = ZoneSettings(max_connections=20)

@@ -14,7 +14,7 @@ from zonerelay.config.load import load_text
 from zonerelay.config.settings import CredentialSettings, OauthGrant, RetrySettings
 from zonerelay.delivery.auth import accounts
 from zonerelay.delivery.auth.logins import senders_of, token_directory
-from zonerelay.delivery.connection import host_order as health
+from zonerelay.delivery.connection import session_limits as health
 from zonerelay.smtp.client.sasl import PASSWORD_MECHANISMS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deliver" / "smarthosts.md").read_text()

@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.mail import Reported, make_message, make_sources, route_to
 from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
-from zonerelay.delivery.peer.connection_key import ConnectionKey, Terms
-from zonerelay.delivery.peer.sockets import SourceTrouble
+from zonerelay.delivery.peer import ConnectionKey, SourceTrouble, Terms
 from zonerelay.delivery.source import (
     ABSENT_FOR,
     MAX_REMEMBERED,

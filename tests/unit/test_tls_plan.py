@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.mail import ZONE, Names
 from zonerelay.config.settings import TlsMode
-from zonerelay.delivery.peer.connection_key import Terms
-from zonerelay.delivery.peer.sockets import HostTrouble
+from zonerelay.delivery.peer import HostTrouble, Terms
 from zonerelay.delivery.tls.plan import TlsPlan, TlsPlanner
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord

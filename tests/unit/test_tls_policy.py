@@ -6,8 +6,8 @@ import ssl
 
 import pytest
 
-from zonerelay.delivery.peer import expiring_set
-from zonerelay.delivery.tls.policy import TlsPolicy
+from zonerelay.delivery import peer as expiring_set
+from zonerelay.delivery.tls.plan import TlsPolicy
 from zonerelay.model.clock import ManualClock
 
 

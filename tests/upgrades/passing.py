@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.upgrades import mail
-from zonerelay.limits.authority.book import Book
+from zonerelay.limits.authority import Book
 from zonerelay.limits.values import Claim, Request, TurnAsk
 
 FILE = "passing.json"

@@ -17,7 +17,6 @@ from zonerelay.config.options import forms
 from zonerelay.config.options.options import options_of
 from zonerelay.config.problems import KeyPath, Report
 from zonerelay.config.settings import REPEATED, TABLES, Backend, Idempotency, Settings, is_fully_qualified
-from zonerelay.config.tables.admin import admin_advice, check_admin
 from zonerelay.config.tables.credential import check_credentials, credential_advice, try_credentials
 from zonerelay.config.tables.delivery import check_retry, dns_advice, retry_advice
 from zonerelay.config.tables.listener import check_listeners, listener_advice
@@ -39,6 +38,8 @@ from zonerelay.config.tables.route import (
     route_advice,
 )
 from zonerelay.config.tables.store import (
+    admin_advice,
+    check_admin,
     check_capture,
     check_outbox,
     check_postgres,

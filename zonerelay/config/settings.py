@@ -31,13 +31,6 @@ from zonerelay.config.options.options import (
     text,
     workers,
 )
-from zonerelay.config.tables.admin import (
-    AdminSettings,
-    HistoryAddresses,
-    HistorySettings,
-    LogFormat,
-    LogSettings,
-)
 from zonerelay.config.tables.credential import (
     CredentialSettings,
     Mechanism,
@@ -79,8 +72,13 @@ from zonerelay.config.tables.route import AccessAction, AccessSettings, AuthSett
 from zonerelay.config.tables.store import (
     LOSS_WORDS,
     Addressing,
+    AdminSettings,
     Backend,
     CaptureSettings,
+    HistoryAddresses,
+    HistorySettings,
+    LogFormat,
+    LogSettings,
     OutboxSettings,
     PostgresSettings,
     RedisSettings,

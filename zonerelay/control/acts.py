@@ -26,8 +26,15 @@ from zonerelay.operations.requests import (
     Undo,
 )
 from zonerelay.queue.operator.journal import KEPT, Act, Journal, JournalError
-from zonerelay.queue.operator.operations import Operations, QueueFilter, Result, VerbProgress, described
-from zonerelay.queue.operator.reroute import RerouteError, Rerouting
+from zonerelay.queue.operator.operations import (
+    Operations,
+    QueueFilter,
+    RerouteError,
+    Rerouting,
+    Result,
+    VerbProgress,
+    described,
+)
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import StoreError
 

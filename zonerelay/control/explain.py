@@ -29,14 +29,13 @@ from zonerelay.config.problems import did_you_mean, in_words
 from zonerelay.config.rails import Mode, Rails
 from zonerelay.config.settings import DkimMode, ListenerSettings, ZoneSettings
 from zonerelay.config.units import Rate, format_size
-from zonerelay.delivery.peer.connection_key import Terms
-from zonerelay.delivery.peer.sockets import HostTrouble, display_address
+from zonerelay.delivery.peer import HostTrouble, Terms, display_address
 from zonerelay.delivery.source import SourceSelection, SourceStatus
 from zonerelay.delivery.tls.plan import TlsPlanner
 from zonerelay.inbound.access.guard import UNREADABLE, Allowance
 from zonerelay.inbound.cleanup.own_headers import without
 from zonerelay.inbound.state.context import dropped_headers
-from zonerelay.inbound.state.zone_header import ZoneHeader
+from zonerelay.inbound.state.rewriting import ZoneHeader
 from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.header.headers import Header
 from zonerelay.message.srs import Srs, SrsError

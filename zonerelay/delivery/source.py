@@ -24,8 +24,7 @@ from operator import itemgetter
 from typing import Protocol
 
 from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
-from zonerelay.delivery.peer.connection_key import ConnectionKey, Terms
-from zonerelay.delivery.peer.sockets import SourceTrouble, own_address
+from zonerelay.delivery.peer import ConnectionKey, SourceTrouble, Terms, own_address
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message

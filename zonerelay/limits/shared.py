@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from zonerelay.limits.authority.book import Book
+from zonerelay.limits.authority import Book
 from zonerelay.limits.values import Answer, AuthorityError, Request
 from zonerelay.process.tasks import cancel_all
 

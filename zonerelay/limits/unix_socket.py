@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
-from zonerelay.limits.authority.book import LimitTable
+from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.values import Answer, AuthorityError, Request
 from zonerelay.process.tasks import cancel_all
 

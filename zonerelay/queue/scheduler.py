@@ -24,7 +24,7 @@ from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import Kind, QueueName, queue_of, queues_of
 from zonerelay.queue.destination.destinations import DestinationStatus
 from zonerelay.queue.destination.rates import Rates
-from zonerelay.queue.selection.backlog_throttle import ThrottleTimer
+from zonerelay.queue.selection import ThrottleTimer
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import WINDOW
 from zonerelay.queue.zone.zone import Zone

@@ -24,7 +24,7 @@ from zonerelay.config.checks import advice
 from zonerelay.config.settings import Settings, resolve_hostname
 from zonerelay.control.socket import control_socket_path, limits_socket_path
 from zonerelay.inbound.listen.submit_socket import SubmitClient
-from zonerelay.limits.authority.book import LimitTable
+from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.operations.errors import AnotherRelayError, ControlError

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from zonerelay.config.endpoints import join_port, parse_listen
-from zonerelay.inbound.listen.binding import BACKLOG, bound_group, bound_path, explained
+from zonerelay.inbound.listen.listening_socket import BACKLOG, bound_group, bound_path, explained
 from zonerelay.process.sockets import Inherited
 
 

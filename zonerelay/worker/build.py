@@ -33,9 +33,9 @@ from zonerelay.control.status import StatusBoard
 from zonerelay.history.writer import History, file_of, note_off
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.drop_directory import DropDirectory, take_by
-from zonerelay.inbound.listen.binding import ListenError
 from zonerelay.inbound.listen.http_connection import ServesHttp
 from zonerelay.inbound.listen.listeners import Listeners
+from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.limits.shared import BookStore
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
@@ -62,11 +62,10 @@ from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
 from zonerelay.worker.operators import Parts, build_answers, build_board, build_handler
-from zonerelay.worker.outbound import Sending
+from zonerelay.worker.outbound import Sending, TellsOthers
 from zonerelay.worker.queue import number_of, open_queue
 from zonerelay.worker.report import DailyReport
 from zonerelay.worker.tables import build_tables
-from zonerelay.worker.webhooks import TellsOthers
 from zonerelay.worker.worker import Worker, retry_of
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from zonerelay.config.settings import Settings, ZoneSettings
 from zonerelay.control.acts import OperatorActs
-from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain import ChangePlans, Explainer, GuardPlans, RewritePlans, SourcePlans
-from zonerelay.control.handler import ControlHandler, PartAnswers
+from zonerelay.control.handler import Bodies, ControlHandler, PartAnswers
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.status import StatusBoard, Surface
 from zonerelay.control.streams import Streams
@@ -27,9 +26,8 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.worker.context import WorkerContext
-from zonerelay.worker.outbound import Sending
+from zonerelay.worker.outbound import Sending, TellsOthers
 from zonerelay.worker.queue import MailQueue
-from zonerelay.worker.webhooks import TellsOthers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

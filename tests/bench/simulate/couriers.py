@@ -17,7 +17,7 @@ from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
 from zonerelay.delivery.connection.pool import Pool
 from zonerelay.delivery.connection.session import AllowanceOf, Session, Slot
-from zonerelay.delivery.peer.connection_key import Terms
+from zonerelay.delivery.peer import Terms
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tests.bench.simulate.figures import Figures
 from tests.support.limits import MemoryAuthority
-from zonerelay.limits.authority.book import LimitTable
+from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.values import Answer, Request
 
 ONE_WAY = (0.0003, 0.003)

@@ -10,8 +10,8 @@ from tests.bench.simulate.leases import DistantAuthority, Told
 from tests.bench.simulate.store import IndexedStore
 from tests.bench.simulate.world import World
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
-from zonerelay.inbound.cleanup.deliveries import first_due
-from zonerelay.limits.authority.book import LimitTable
+from zonerelay.inbound.cleanup.intake import first_due
+from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock

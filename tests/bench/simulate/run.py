@@ -19,7 +19,7 @@ from tests.bench.simulate.node import ZONE, Node
 from tests.bench.simulate.scenarios import SENDERS, Death, Injection, Scenario
 from tests.bench.simulate.timeline import VirtualClock, VirtualLoop
 from tests.bench.simulate.world import TLD, World
-from zonerelay.limits.authority.book import LimitTable
+from zonerelay.limits.authority import LimitTable
 from zonerelay.model.queue_name import Priority, queues_of
 
 TICK = 0.05

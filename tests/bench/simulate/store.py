@@ -15,7 +15,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.common.claims.ready_order import FreshOrder
+from zonerelay.store.leveldb.ready_order import FreshOrder
 
 _Fresh = list[DeliveryKey]
 _Due = list[tuple[float, DeliveryKey]]

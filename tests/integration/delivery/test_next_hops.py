@@ -12,7 +12,7 @@ from tests.support.ports import free_ports
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
 from zonerelay.delivery.batch.batch_state import without_auth_bounces
-from zonerelay.delivery.connection.host_order import FIRST_PAUSE
+from zonerelay.delivery.connection.session_limits import FIRST_PAUSE
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply

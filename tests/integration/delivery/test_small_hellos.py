@@ -14,7 +14,7 @@ from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSi
 from tests.support.mail import ZONE, Names, make_batch, make_message, route_to
 from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings, TlsMode
-from zonerelay.delivery.tls.policy import SMALL_FOR
+from zonerelay.delivery.tls.plan import SMALL_FOR
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Verdict
 

@@ -214,7 +214,7 @@ def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Re
     if not listener.policy and not listener.authenticator:
         return []
     from zonerelay.inbound.policy import PolicyContext
-    from zonerelay.inbound.policy.changes import WholeMessage
+    from zonerelay.inbound.policy.api import WholeMessage
     from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 
     context = PolicyContext(listener=listener.address, hostname=hostname, file=listener.policy_file)

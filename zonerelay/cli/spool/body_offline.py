@@ -13,7 +13,7 @@ from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.exits import CliError
 from zonerelay.config.settings import Settings
-from zonerelay.control.bodies import Bodies
+from zonerelay.control.handler import Bodies
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations.answers import BodyPiece, MessageBody

@@ -34,8 +34,7 @@ from zonerelay.config.settings import (
 )
 from zonerelay.delivery.auth.accounts import Account, KeptTokens, Secrets, digest
 from zonerelay.delivery.auth.oauth import Post, TokenError, TokenSource, post
-from zonerelay.delivery.peer.connection_key import Terms
-from zonerelay.delivery.peer.sockets import HostTrouble
+from zonerelay.delivery.peer import HostTrouble, Terms
 from zonerelay.delivery.tls.verify import ENCRYPTED
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Scope

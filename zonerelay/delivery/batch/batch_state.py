@@ -34,8 +34,7 @@ from zonerelay.delivery.batch.extensions import chunked
 from zonerelay.delivery.batch.transaction_io import SentBody
 from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.connection.session_limits import Suspect
-from zonerelay.delivery.peer.connection_key import Terms
-from zonerelay.delivery.peer.sockets import HostTrouble
+from zonerelay.delivery.peer import HostTrouble, Terms
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Rendered, Renderer
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Outcome, Scope, Verdict

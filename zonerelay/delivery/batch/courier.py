@@ -50,7 +50,6 @@ from zonerelay.delivery.auth.logins import Logins, NoLogin
 from zonerelay.delivery.batch.batch_state import BatchState, NoTurnError
 from zonerelay.delivery.batch.extensions import REMEMBER_FOR, UsedExtensions
 from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transaction, unreadable
-from zonerelay.delivery.connection.host_order import HostOrder
 from zonerelay.delivery.connection.pool import Pool
 from zonerelay.delivery.connection.session import (
     AllowanceOf,
@@ -60,14 +59,20 @@ from zonerelay.delivery.connection.session import (
     TlsObserver,
     TlsTrouble,
 )
-from zonerelay.delivery.connection.session_limits import SessionLimits
-from zonerelay.delivery.peer.connection_key import ANY_CONNECTION, ConnectionKey, Terms
-from zonerelay.delivery.peer.expiring_set import ExpiringSet
-from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble, display_address
+from zonerelay.delivery.connection.session_limits import HostOrder, SessionLimits
+from zonerelay.delivery.peer import (
+    ANY_CONNECTION,
+    ConnectionKey,
+    ExpiringSet,
+    HostTrouble,
+    NoSource,
+    SourceTrouble,
+    Terms,
+    display_address,
+)
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Renderer, RenderError
 from zonerelay.delivery.source import SourceSelection, from_elsewhere, sent_from
-from zonerelay.delivery.tls.plan import HostLookup, TlsPlan, TlsPlanner, named_after
-from zonerelay.delivery.tls.policy import TlsPolicy
+from zonerelay.delivery.tls.plan import HostLookup, TlsPlan, TlsPlanner, TlsPolicy, named_after
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import TLS_REQUIRED, Reply

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from zonerelay.delivery.batch.transaction_io import SentBody
 from zonerelay.delivery.connection.session import Session
-from zonerelay.delivery.peer.expiring_set import ExpiringSet
+from zonerelay.delivery.peer import ExpiringSet
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message

@@ -24,7 +24,7 @@ import asyncio
 from collections import defaultdict
 
 from zonerelay.delivery.connection.session import AllowanceOf, Session, Slot, Slots
-from zonerelay.delivery.peer.connection_key import PoolKey, Terms
+from zonerelay.delivery.peer import PoolKey, Terms
 from zonerelay.routing.destinations.route import Route
 
 NOTICE_TIME = 0.3

@@ -35,10 +35,8 @@ from aiosmtplib.protocol import SMTPProtocol
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.logins import Login, Logins
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
-from zonerelay.delivery.peer.connection_key import PoolKey, Terms
-from zonerelay.delivery.peer.sockets import HostTrouble, display_address, open_socket
-from zonerelay.delivery.tls.plan import TlsPlan
-from zonerelay.delivery.tls.policy import TlsPolicy
+from zonerelay.delivery.peer import HostTrouble, PoolKey, Terms, display_address, open_socket
+from zonerelay.delivery.tls.plan import TlsPlan, TlsPolicy
 from zonerelay.delivery.tls.verify import ENCRYPTED, Proof, WrongPeerError, handshake_words, prove
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.queue_name import queue_of

@@ -33,8 +33,7 @@ import msgspec
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import AuthSettings
-from zonerelay.inbound.access.credentials_watch import CredentialsWatch
-from zonerelay.inbound.access.guard import Guard
+from zonerelay.inbound.access.guard import CredentialsWatch, Guard
 from zonerelay.inbound.access.password_check import (
     MIN_REMEMBERED,
     BusyError,

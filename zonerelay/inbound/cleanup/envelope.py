@@ -30,11 +30,11 @@ from zonerelay.inbound.cleanup.whole_message import WholeIntake
 from zonerelay.inbound.limits.auth_failures import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.limits.connections import client_key
 from zonerelay.inbound.policy import Mail, Rcpt
-from zonerelay.inbound.policy.changes import Changes, WholeMessage
+from zonerelay.inbound.policy.api import Changes, WholeMessage
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state import changed_envelope, replies
 from zonerelay.inbound.state.context import RefusesMail
-from zonerelay.inbound.state.mode import apply_mode
+from zonerelay.inbound.state.permissions import apply_mode
 from zonerelay.inbound.state.questions import Allow, Verdict
 from zonerelay.inbound.state.replies import ServerReply, refused
 from zonerelay.inbound.state.rewriting import renamed

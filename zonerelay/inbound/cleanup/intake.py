@@ -14,19 +14,41 @@ Promises:
   `hopeless`.
 - Unexpected errors are temporary (rule 3): the reply is 451 and never holds the error's text.
 - The memory of a message is in the account of all sessions (`SessionMemory`), and nothing else of it.
+
+Makes one delivery for each recipient of a message, in the recipient's zone. No I/O.
+
+The policy's choice of a zone comes first, then the message's own (a zone header), then the routes'.
+
+Mail for more than `MANY` recipients is not fresh: it is stored as if it had come due before it was accepted.
+The queue alternates between fresh and due mail, so a list of a million recipients does not delay all other
+mail. The same holds for senders of very many messages while the queue is long (`limits/bursts`).
+
+Mail that the mode of a user captures goes to the zone that captures. Without such a zone it is held: it stays
+in the queue until an operator releases or drops it.
+
+The idempotency key of a message: where it comes from, and what it makes the same message. No I/O.
+
+A client names it in the field `Idempotency-Key` of the header, or the Message-ID is the key where the
+listener or the user says so. `identity` is about who submits and the envelope, `ContentDigest` about what is
+submitted.
+
+Compared are From, To, Cc, Reply-To and Subject, and the body without its MIME boundaries: lines that begin
+with "--" and have the length of a boundary, and what stands behind "boundary=". An application that composes
+the message again makes another Date, other boundaries and perhaps another Message-ID.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 from collections.abc import Callable, Sequence
 
 from zonerelay.config.settings import BareLineEnds, HeaderControls, Idempotency
 from zonerelay.config.units import format_size
 from zonerelay.inbound.access.guard import Allowance, Guard
-from zonerelay.inbound.cleanup import idempotency
-from zonerelay.inbound.cleanup.deliveries import deliveries_of
 from zonerelay.inbound.cleanup.own_headers import edited, own_fields, with_other_addresses, without
+from zonerelay.inbound.limits.connections import MANY, Bursts
 from zonerelay.inbound.limits.memory import LARGE
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.state import replies
@@ -37,11 +59,21 @@ from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
 from zonerelay.inbound.state.rewriting import notes_of
 from zonerelay.inbound.state.transaction import NO_EDITS, Edits, HeaderRules, Transaction, mailboxes
 from zonerelay.message.dkim.signature import BodyHash
-from zonerelay.message.header.headers import Header, HeaderScanner, HeaderTooLargeError, authors, parse_header
+from zonerelay.message.header.headers import (
+    Fields,
+    Header,
+    HeaderScanner,
+    HeaderTooLargeError,
+    authors,
+    parse_header,
+)
+from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
+from zonerelay.routing.zones.zones import Choice, ZoneOf, zone_notes
 from zonerelay.smtp.server.line_ends import BodyReader, ChunkReader
 from zonerelay.store.contract import (
     CHUNK_SIZE,
@@ -54,6 +86,135 @@ from zonerelay.store.contract import (
     StoreError,
     StoreFullError,
 )
+
+MAX_KEY = 255
+COMPARED = frozenset({"from", "to", "cc", "reply-to", "subject"})
+DIGEST_SIZE = 16
+BLOCK = 16 * 1024
+"""Octets that are looked at together. Blocks begin where the content alone says, however it arrives."""
+
+_KEY = re.compile(rf"[!-~]{{1,{MAX_KEY}}}")
+# RFC 2046 5.1.1: a boundary has at most 70 characters; a line of it two dashes in front, perhaps two behind.
+_BOUNDARY_LINE = re.compile(rb"^--[^\r\n]{1,72}[ \t]*(?=\r?$)", re.MULTILINE)
+_BOUNDARY_VALUE = re.compile(rb"(boundary=)[^\r\n]{1,100}", re.IGNORECASE)
+
+
+def key_in(fields: Fields) -> str | None:
+    """The key that the field names; `None` when there is none that can be used."""
+    found = [value.strip() for name, value in fields if name.lower() == IDEMPOTENCY_KEY]
+    return found[0] if len(found) == 1 and is_key(found[0]) else None
+
+
+def is_key(text: str) -> bool:
+    """Whether a client may name it as a key."""
+    return _KEY.fullmatch(text) is not None
+
+
+def message_id_in(fields: Fields) -> str:
+    """The Message-ID; "" when there is none, or several."""
+    found = [value.strip() for name, value in fields if name.lower() == "message-id"]
+    return found[0] if len(found) == 1 else ""
+
+
+def identity(kind: str, key: str, envelope: Envelope, named: Sequence[Mailbox] = ()) -> str:
+    """Of two submissions with the same identity the second is a repetition.
+
+    All clients that have not logged in are one submitter: an application may try again from another of its
+    machines, and at another node, whose listeners have other addresses. `named` are the recipients that the
+    client has named, where the mode of its user has put others in their place.
+    """
+    recipients = sorted({*(named or mailboxes(envelope.recipients))})
+    parts = (kind, key, envelope.origin.user, envelope.sender, *recipients)
+    digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
+    for part in parts:
+        octets = part.encode("utf-8", "surrogateescape")
+        digest.update(b"%d:%b" % (len(octets), octets))
+    return digest.hexdigest()
+
+
+class ContentDigest:
+    """Takes the body in pieces of any size."""
+
+    def __init__(self, fields: Fields) -> None:
+        self._digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
+        self._rest = bytearray()
+        for name, value in fields:
+            if (lower := name.lower()) in COMPARED:
+                self._digest.update(f"{lower}:{value.strip()}\n".encode("utf-8", "surrogateescape"))
+        self._digest.update(b"\n")
+
+    def feed(self, piece: bytes) -> None:
+        self._rest += piece
+        start = 0
+        while len(self._rest) - start >= BLOCK:
+            end = self._rest.rfind(b"\n", start, start + BLOCK) + 1 or start + BLOCK
+            self._add(self._rest[start:end])
+            start = end
+        del self._rest[:start]
+
+    def hexdigest(self) -> str:
+        """The digest; nothing may be fed after it."""
+        self._add(self._rest)
+        self._rest = bytearray()
+        return self._digest.hexdigest()
+
+    def _add(self, block: bytearray) -> None:
+        self._digest.update(_BOUNDARY_VALUE.sub(rb"\1", _BOUNDARY_LINE.sub(b"--", block)))
+
+
+BY_POLICY = "policy"
+BY_MODE = "mode"
+OVERDUE = 1.0
+"""Seconds for which such mail has been due at its acceptance. A due time of that moment is a sender's."""
+
+
+def first_due(envelope: Envelope, release: float = 0.0) -> float:
+    """Return the Unix time of the first attempt; 0.0 means at once, before deferred mail."""
+    if release:
+        return release
+    return envelope.created - OVERDUE if len(envelope.recipients) > MANY else 0.0
+
+
+def deliveries_of(
+    envelope: Envelope,
+    transaction: Transaction,
+    zone_of: ZoneOf,
+    bursts: Bursts | None = None,
+    capture_zone: str = "",
+) -> tuple[list[Delivery], tuple[str, ...]]:
+    """Return the deliveries, and notes for the trace that say what chose which zone.
+
+    The age of a message with a time of release counts from that time, for retries and reports.
+    """
+    born = max(envelope.created, transaction.release)
+    due = first_due(envelope, transaction.release)
+    if not due and bursts is not None and bursts.is_over(envelope):
+        due = envelope.created - OVERDUE
+    allowance = transaction.allowance
+    deliveries: list[Delivery] = []
+    choices: list[tuple[str, Choice]] = []
+    for recipient in envelope.recipients:
+        zone = transaction.zone_of(recipient.address)
+        choice = Choice(zone, BY_POLICY) if zone else zone_of(recipient.address)
+        captured = allowance is not None and allowance.is_captured(recipient.address)
+        if captured and capture_zone:
+            choice = Choice(capture_zone, BY_MODE)
+        if choice.why:
+            choices.append((recipient.address, choice))
+        deliveries.append(
+            Delivery(
+                queue=queue_of(choice.zone, choice.priority or envelope.priority),
+                message_id=envelope.id,
+                recipient=recipient.address,
+                created=born,
+                next_attempt=due,
+                held=captured and not capture_zone,
+                notify=recipient.notify,
+                orcpt=recipient.orcpt,
+            )
+        )
+    return deliveries, zone_notes(choices) if choices else ()
+
 
 BACKLOG = 256 * 1024
 MAX_PIECES = 64  # that wait side by side: an object for every two octets is twenty times what is accounted
@@ -73,7 +234,7 @@ _OF_KEYS: dict[type[StoreError], ServerReply] = {
 
 class Intake:
     _key_kind = "key"
-    _digest: idempotency.ContentDigest | None = None
+    _digest: ContentDigest | None = None
     """Of a message with an idempotency key: most have none, and do not set these."""
 
     def __init__(
@@ -235,9 +396,9 @@ class Intake:
             self._hash.feed(header.lead + held)
         self._header = header if context.dropped.isdisjoint(header.names) else self._dropped_from(header)
         if client_state.idempotency is not Idempotency.OFF and not self._key:
-            self._key, self._key_kind = idempotency.message_id_in(header.fields), "message-id"
+            self._key, self._key_kind = message_id_in(header.fields), "message-id"
         if self._key:
-            self._digest = idempotency.ContentDigest(header.fields)
+            self._digest = ContentDigest(header.fields)
             self._digest.feed(held[scanner.size :])
         if header.controls:
             self.refuse(replies.HEADER_CONTROLS)
@@ -288,7 +449,7 @@ class Intake:
         return without(header, gone)
 
     def _take_key(self, header: Header) -> None:
-        key = idempotency.key_in(header.fields)
+        key = key_in(header.fields)
         if key is None:
             self.refuse(replies.BAD_KEY)
         else:
@@ -298,7 +459,7 @@ class Intake:
         assert self._digest is not None
         context = self._context
         return Once(
-            idempotency.identity(self._key_kind, self._key, self.envelope, self.transaction.named),
+            identity(self._key_kind, self._key, self.envelope, self.transaction.named),
             self._digest.hexdigest(),
             context.clock.now() + context.idempotency_window,
         )

@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 from zonerelay.config.settings import BareLineEnds
 from zonerelay.inbound.cleanup.intake import Intake
-from zonerelay.inbound.policy.changes import Changes, WholeMessage
+from zonerelay.inbound.policy.api import Changes, WholeMessage
 from zonerelay.inbound.state import changed_envelope, replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.mode import apply_mode
+from zonerelay.inbound.state.permissions import apply_mode
 from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.inbound.state.transaction import Transaction
 from zonerelay.model.envelope import Envelope

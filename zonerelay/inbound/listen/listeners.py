@@ -26,13 +26,13 @@ from zonerelay.inbound.cleanup.submit import Accepted, Options, Pieces, Principa
 from zonerelay.inbound.drop_directory import Local
 from zonerelay.inbound.limits.connections import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
-from zonerelay.inbound.listen.binding import ListenError
 from zonerelay.inbound.listen.http_connection import OpenHttp
 from zonerelay.inbound.listen.http_listener import HttpListener
 from zonerelay.inbound.listen.listener import Listener
+from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.inbound.listen.submit_socket import SubmitSocket
 from zonerelay.inbound.policy import Policy, PolicyContext
-from zonerelay.inbound.policy.changes import WholeMessage
+from zonerelay.inbound.policy.api import WholeMessage
 from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason

@@ -28,21 +28,19 @@ from aiosmtpd.smtp import MISSING, SMTP, AuthResult, Envelope, LoginPassword, Se
 
 from zonerelay.inbound.policy.api import (
     ACCEPT,
+    HANDLER_EVENTS,
+    Changes,
     ClientInfo,
     Decision,
     Event,
     Helo,
     Mail,
+    Noop,
     Policy,
     PolicyContext,
-    Rcpt,
-)
-from zonerelay.inbound.policy.changes import (
-    HANDLER_EVENTS,
-    Changes,
-    Noop,
     PresentedLogin,
     Quit,
+    Rcpt,
     Rset,
     Vrfy,
     WholeMessage,

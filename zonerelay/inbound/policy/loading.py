@@ -14,8 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
 
-from zonerelay.inbound.policy.api import EVENTS, Policy, PolicyContext
-from zonerelay.inbound.policy.changes import PresentedLogin
+from zonerelay.inbound.policy.api import EVENTS, Policy, PolicyContext, PresentedLogin
 
 _HOOK = re.compile(r"handle_[A-Z]+|process_message")
 

@@ -30,9 +30,9 @@ from zonerelay.inbound.policy.api import (
     Helo,
     Mail,
     Policy,
+    PresentedLogin,
     Rcpt,
 )
-from zonerelay.inbound.policy.changes import PresentedLogin
 from zonerelay.inbound.policy.threads import Call, Failure, FailureKind, LoopThread, Result, Threads
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events

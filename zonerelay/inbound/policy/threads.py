@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, ParamSpec, Protocol, TypeVar
 
-from zonerelay.inbound.policy.api import ACCEPT, Decision
-from zonerelay.inbound.policy.changes import Changes
+from zonerelay.inbound.policy.api import ACCEPT, Changes, Decision
 
 # One call of an operator's code, and its result.
 #

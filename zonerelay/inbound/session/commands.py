@@ -8,20 +8,276 @@ Policy, where the RFCs leave room:
   is pipelined behind STARTTLS unread (RFC 3207 4.2).
 - VRFY tells nothing but what a handler of aiosmtpd says to clients that may relay. EXPN and the TURN commands
   are not implemented.
+
+The commands that identify a client: EHLO, HELO, STARTTLS, XCLIENT.
+
+EHLO and HELO may come again and reset the transaction (RFC 5321 4.1.4). XCLIENT, from listed peers only,
+makes the session that of another client; what that client may do is decided anew.
+
+The AUTH command (RFC 4954): its rules in the session. `access/auth` checks the passwords.
+
+Refused without TLS unless the listener says otherwise in words. Failed attempts are counted per connection
+here, and per client where the passwords are checked. A wrong name and a wrong password get the same reply. A
+check that could not be made is answered 454, never 535, which makes a client give up for good.
+
+The commands of a mail transaction: MAIL, RCPT, DATA, BDAT, RSET (RFC 5321 4.1.1, RFC 3030).
+
+They say what may come when; `cleanup/envelope` checks sender and recipients.
+
+Policy, where the RFCs leave room:
+
+- MAIL needs EHLO or HELO first. A client that has to log in for anything is refused at MAIL.
+- Wishes for reports are refused (555) where DSN is not offered, and have no effect where it is offered
+  because the client may still log in.
+- The octets of a refused BDAT are read and dropped before it is answered, and its transaction is over: what a
+  client pipelines behind it must not run as commands. A BDAT without a readable size ends the session,
+  because the end of its octets is unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
-from zonerelay.inbound.policy.changes import Noop, Quit, Vrfy
-from zonerelay.inbound.session import auth, ehlo, mail
+from zonerelay.config.settings import ListenerAuth
+from zonerelay.inbound.access.auth import LoginKind
+from zonerelay.inbound.cleanup import envelope
+from zonerelay.inbound.policy import Auth, Helo
+from zonerelay.inbound.policy.api import Changes, Noop, Quit, Rset, Vrfy
+from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
-from zonerelay.inbound.state.replies import ServerReply, Then
+from zonerelay.inbound.state.questions import LogIn, Verdict
+from zonerelay.inbound.state.replies import ServerReply, Then, refused
+from zonerelay.model.address import recipient_key
+from zonerelay.model.envelope import Recipient
+from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.commands import HTTP_VERBS, LineFault, parse_command
+from zonerelay.smtp.server.line_ends import parse_bdat
+from zonerelay.smtp.server.params import parse_mail, parse_rcpt
 from zonerelay.smtp.server.paths import CommandError
+from zonerelay.smtp.server.proxy_protocol import parse_xclient
+from zonerelay.smtp.server.sasl import SaslExchange, parse_auth
+
+REMEMBERED = 1024  # paths with parameters: the same come again and again. Not whole lines: AUTH's are secret
+
+_parse_mail = lru_cache(maxsize=REMEMBERED)(parse_mail)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _parse_rcpt(argument: str, smtputf8: bool, offered: frozenset[str]) -> tuple[str, Recipient]:
+    """Return the key of a recipient (see `recipient_key`), and the recipient."""
+    recipient = parse_rcpt(argument, smtputf8=smtputf8, offered=offered)
+    return recipient_key(recipient.address), recipient
+
+
+def mail(conversation: Conversation, argument: str) -> ServerReply:
+    client_state = conversation.client_state
+    if not client_state.helo:
+        return conversation.refuse(replies.EHLO_FIRST, "MAIL")
+    if conversation.transaction is not None:
+        return conversation.refuse(replies.NESTED_MAIL, "MAIL")
+    if client_state.grants.must_log_in:
+        return conversation.refuse(replies.AUTH_FIRST, "MAIL")
+    return envelope.begin(conversation, _parse_mail(argument, offered=client_state.grants.mail_parameters))
+
+
+def rcpt(conversation: Conversation, argument: str) -> ServerReply:
+    transaction = conversation.transaction
+    if transaction is None:
+        return conversation.refuse(replies.MAIL_FIRST, "RCPT")
+    if transaction.chunked:
+        return conversation.refuse(replies.IN_CHUNKS, "RCPT")
+    grants = conversation.client_state.grants
+    key, recipient = _parse_rcpt(argument, transaction.mail.smtputf8, grants.rcpt_parameters)
+    return envelope.add(conversation, transaction, key, recipient)
+
+
+def data(conversation: Conversation, argument: str) -> ServerReply:
+    if argument:
+        return conversation.refuse(replies.NO_ARGUMENT, "DATA")
+    transaction = conversation.transaction
+    if transaction is None:
+        return conversation.refuse(replies.MAIL_FIRST, "DATA")
+    if transaction.chunked:
+        return conversation.refuse(replies.IN_CHUNKS, "DATA")
+    if not transaction.recipients:
+        return conversation.refuse(replies.NO_RECIPIENTS, "DATA")
+    return replies.START_BODY
+
+
+def bdat(conversation: Conversation, argument: str) -> ServerReply:
+    try:
+        size, last = parse_bdat(argument)
+    except CommandError as error:
+        return conversation.refuse(refused(error.reply, Reason.SYNTAX, Then.CLOSE), "BDAT")
+    conversation.chunk = (size, last)
+    if conversation.client_state.grants.must_start_tls:
+        return _refused_chunk(conversation, replies.TLS_FIRST, size)
+    transaction, limit = conversation.transaction, conversation.context.settings.max_message_size
+    if transaction is None:
+        return _refused_chunk(conversation, replies.MAIL_FIRST, size)
+    if not transaction.recipients:
+        return _refused_chunk(conversation, replies.NO_RECIPIENTS, size)
+    transaction.octets += size
+    if transaction.octets > limit:
+        return _refused_chunk(conversation, replies.too_big(limit), size)
+    transaction.chunked = True
+    return replies.TAKE_CHUNK
+
+
+def _refused_chunk(conversation: Conversation, answer: ServerReply, size: int) -> ServerReply:
+    conversation.reset()
+    if size > 2 * conversation.context.settings.max_message_size + replies.MAX_DRAINED:
+        return conversation.refuse(replace(answer, then=Then.CLOSE), "BDAT")
+    answer = conversation.refuse(answer, "BDAT")
+    return (
+        answer
+        if answer.then is Then.CLOSE
+        else replace(answer, wire=b"", later=answer.wire, then=Then.DISCARD)
+    )
+
+
+def rset(conversation: Conversation, argument: str) -> ServerReply:
+    if argument:
+        return conversation.refuse(replies.NO_ARGUMENT, "RSET")
+    conversation.reset()
+    if Rset not in conversation.context.consultants.asked:
+        return replies.OK
+    return conversation.ask_handler(Rset(client=conversation.client_state.info), "RSET", replies.OK)
+
+
+AUTH_FAILED = 535  # RFC 4954 6
+
+
+def auth(conversation: Conversation, argument: str) -> ServerReply:
+    client_state = conversation.client_state
+    if not client_state.grants.offers_auth:
+        off = conversation.context.settings.auth is ListenerAuth.OFF
+        return conversation.refuse(replies.NOT_OFFERED if off else replies.AUTH_NEEDS_TLS, "AUTH")
+    if not client_state.helo:
+        return conversation.refuse(replies.EHLO_FIRST, "AUTH")
+    if client_state.user is not None:
+        return conversation.refuse(replies.AUTH_ALREADY, "AUTH")
+    if conversation.transaction is not None:
+        return conversation.refuse(replies.NOT_IN_TRANSACTION, "AUTH")
+    mechanism, initial = parse_auth(argument)
+    exchange = SaslExchange(mechanism)
+    return _step(conversation, exchange, initial)
+
+
+def respond(conversation: Conversation, exchange: SaslExchange, line: bytes) -> ServerReply:
+    """The client's line in an exchange, which is over unless it gets another challenge."""
+    try:
+        return _step(conversation, exchange, line.decode("ascii", "replace"))
+    except CommandError as error:
+        return conversation.refuse(replies.bad_command(error.reply), "AUTH")
+
+
+def _step(conversation: Conversation, exchange: SaslExchange, text: str | None) -> ServerReply:
+    try:
+        result = exchange.respond(text)
+    except CommandError as error:
+        if error.reply.code == AUTH_FAILED:
+            return _failed(conversation)
+        raise
+    if isinstance(result, Reply):
+        conversation.exchange = exchange
+        return ServerReply(result, result.encode())
+    question = LogIn(conversation.client_state.info, exchange.mechanism, result)
+    return conversation.ask(question, lambda verdict: _decided(conversation, verdict))
+
+
+def _decided(conversation: Conversation, verdict: Verdict) -> ServerReply:
+    login = verdict.login
+    if login is None or (login.kind is LoginKind.BROKEN and login.refusal is None):
+        return conversation.refuse(replies.AUTH_TROUBLE, "AUTH", detail="" if login is None else login.detail)
+    if login.refusal is not None:
+        return conversation.refuse(replies.barred(login.refusal), "AUTH", detail=login.detail)
+    if login.kind is LoginKind.LOCKED:
+        return conversation.refuse(replies.AUTH_LOCKED, "AUTH", detail=login.detail)
+    if login.kind is not LoginKind.OK or login.user is None:
+        return _failed(conversation)
+    if verdict.decision.reply is not None:
+        return conversation.refuse_by(verdict, "AUTH")
+    conversation.keep_edits(Auth.step, verdict.decision)
+    conversation.client_state.logged_in(login.user)
+    return replies.AUTH_OK
+
+
+def _failed(conversation: Conversation) -> ServerReply:
+    conversation.auth_failures += 1
+    if conversation.auth_failures >= conversation.context.settings.max_auth_failures:
+        return conversation.refuse(replies.TOO_MANY_LOGINS, "AUTH")
+    return conversation.refuse(replies.AUTH_FAILED, "AUTH")
+
+
+MAX_HELO = 255
+
+
+def ehlo(conversation: Conversation, argument: str) -> ServerReply:
+    return _hello(conversation, "EHLO", argument)
+
+
+def helo(conversation: Conversation, argument: str) -> ServerReply:
+    return _hello(conversation, "HELO", argument)
+
+
+def _hello(conversation: Conversation, verb: str, name: str) -> ServerReply:
+    if not name:
+        return conversation.refuse(replies.NEEDS_ARGUMENT, verb)
+    conversation.reset()
+    if Helo not in conversation.context.consultants.asked:
+        return _welcome(conversation, verb, name)
+
+    def decided(verdict: Verdict) -> ServerReply:
+        if verdict.decision.reply is not None:
+            return conversation.refuse_by(verdict, verb)
+        conversation.keep_edits(Helo.step, verdict.decision)
+        answer = _welcome(conversation, verb, name)
+        kept = verdict.decision.lines if isinstance(verdict.decision, Changes) else ()
+        return replies.said(250, "", "\n".join(kept)) if kept else answer
+
+    event = Helo(
+        client=conversation.client_state.info,
+        name=name[:MAX_HELO],
+        extended=verb == "EHLO",
+        lines=tuple(_offer(conversation).reply.text.split("\n")),
+    )
+    return conversation.ask(event, decided)
+
+
+def _welcome(conversation: Conversation, verb: str, name: str) -> ServerReply:
+    extended = verb == "EHLO"
+    conversation.client_state.said_hello(name[:MAX_HELO], extended=extended)
+    return _offer(conversation) if extended else conversation.context.greeting.helo
+
+
+def _offer(conversation: Conversation) -> ServerReply:
+    context = conversation.context
+    return context.greeting.ehlo(conversation.client_state.grants.offer, context.clock.now())
+
+
+def starttls(conversation: Conversation, argument: str) -> ServerReply:
+    if argument:
+        return conversation.refuse(replies.NO_ARGUMENT, "STARTTLS")
+    if conversation.client_state.tls is not None:
+        return conversation.refuse(replies.TLS_ALREADY, "STARTTLS")
+    if not conversation.client_state.grants.offers_starttls:
+        return conversation.refuse(replies.NOT_OFFERED, "STARTTLS")
+    conversation.reset()
+    return replies.START_TLS
+
+
+def xclient(conversation: Conversation, argument: str) -> ServerReply:
+    if not conversation.client_state.client.may_xclient:
+        return conversation.refuse(replies.NOT_OFFERED, "XCLIENT")
+    if conversation.transaction is not None:
+        return conversation.refuse(replies.NOT_IN_TRANSACTION, "XCLIENT")
+    conversation.xclient = parse_xclient(argument)
+    return replies.READMIT
+
 
 _SYNCHRONISING = frozenset({"EHLO", "HELO", "AUTH", "DATA"})
 _NOT_OFFERED = frozenset({"EXPN", "ETRN", "TURN", "ATRN", "SEND", "SOML", "SAML", "BURL"})
@@ -64,7 +320,7 @@ def _no_command(conversation: Conversation, line: bytes | LineFault) -> ServerRe
         too_long = replies.LINE_TOO_LONG if exchange is None else replies.RESPONSE_TOO_LONG
         return conversation.refuse(replies.BARE_LF_COMMAND if bare else too_long)
     assert exchange is not None
-    return auth.respond(conversation, exchange, line)
+    return respond(conversation, exchange, line)
 
 
 def _unknown(conversation: Conversation, verb: str) -> ServerReply:
@@ -105,16 +361,16 @@ def _quit(conversation: Conversation, argument: str) -> ServerReply:
 
 
 _COMMANDS: dict[str, Command] = {
-    "EHLO": ehlo.ehlo,
-    "HELO": ehlo.helo,
-    "STARTTLS": ehlo.starttls,
-    "XCLIENT": ehlo.xclient,
-    "AUTH": auth.auth,
-    "MAIL": mail.mail,
-    "RCPT": mail.rcpt,
-    "DATA": mail.data,
-    "BDAT": mail.bdat,
-    "RSET": mail.rset,
+    "EHLO": ehlo,
+    "HELO": helo,
+    "STARTTLS": starttls,
+    "XCLIENT": xclient,
+    "AUTH": auth,
+    "MAIL": mail,
+    "RCPT": rcpt,
+    "DATA": data,
+    "BDAT": bdat,
+    "RSET": rset,
     "NOOP": _noop,
     "VRFY": _vrfy,
     "HELP": _help,

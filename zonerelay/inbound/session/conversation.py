@@ -18,7 +18,7 @@ from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.cleanup.submission import Submission
 from zonerelay.inbound.limits.connections import client_key
 from zonerelay.inbound.policy import Connect, Event
-from zonerelay.inbound.policy.changes import Changes, Quit
+from zonerelay.inbound.policy.api import Changes, Quit
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext

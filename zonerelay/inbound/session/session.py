@@ -20,6 +20,8 @@ Promises:
 - Nothing said in clear text before a TLS handshake counts after it (RFC 3207 4.2).
 - An error in our own code is answered 451 and the session goes on.
 - Time spent waiting for our store, or for a question, does not count against the client.
+
+The message that a session receives, as far as the order of its octets goes. Values only.
 """
 
 from __future__ import annotations
@@ -32,15 +34,13 @@ from typing import Any
 
 from zonerelay.config.settings import ListenerTls
 from zonerelay.inbound.cleanup.envelope import new_intake
-from zonerelay.inbound.cleanup.intake import Intake
+from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
 from zonerelay.inbound.limits.memory import TLS_COST
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session import commands
 from zonerelay.inbound.session.admission import Admission
-from zonerelay.inbound.session.body import Body
 from zonerelay.inbound.session.conversation import Conversation
-from zonerelay.inbound.session.timeouts import Deadlines
-from zonerelay.inbound.session.transport import Transport, TransportFault
+from zonerelay.inbound.session.transport import Deadlines, Transport, TransportFault
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.questions import LogIn
@@ -48,6 +48,43 @@ from zonerelay.inbound.state.replies import ServerReply, Then
 from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO, LineFault, LineReader
 from zonerelay.smtp.server.proxy_protocol import looks_like_proxy
 from zonerelay.telemetry.events.transcript import Record
+
+
+class Body:
+    """`intake` is the message being read or stored, `parked` one between two of its chunks (BDAT): there is
+    one of them at most. Of a refused chunk `discarding` octets are still to be dropped, and then `owed` is
+    answered.
+    """
+
+    __slots__ = ("behind_others", "discarding", "intake", "owed", "parked")
+
+    def __init__(self) -> None:
+        self.intake: Intake | None = None
+        self.parked: Intake | None = None
+        self.discarding = 0
+        self.owed: ServerReply = replies.OK
+        self.behind_others = False  # other large bodies are read first
+
+    @property
+    def current(self) -> Intake | None:
+        return self.intake or self.parked
+
+    @property
+    def held(self) -> int:
+        """Octets in the account of all sessions."""
+        intake = self.intake or self.parked
+        return 0 if intake is None else intake.held
+
+    @property
+    def held_up(self) -> bool:
+        """Octets wait for the store, or for other bodies."""
+        intake = self.intake or self.parked
+        return self.behind_others or (intake is not None and intake.backlog > BACKLOG)
+
+    @property
+    def waits_for_store(self) -> bool:
+        return self.intake is not None and self.intake.complete
+
 
 MAX_PIPELINED = 64 * 1024
 MAX_LINES_AT_ONCE = 500  # then other connections are served

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zonerelay.inbound.access.guard import Allowance
-from zonerelay.inbound.policy.changes import Changes
+from zonerelay.inbound.policy.api import Changes
 from zonerelay.inbound.policy.threads import FailureKind
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies

@@ -19,11 +19,10 @@ from zonerelay.inbound.limits.auth_failures import SrsRecipients
 from zonerelay.inbound.limits.connections import Bursts, ErrorDelays
 from zonerelay.inbound.limits.memory import LargeBodies, SessionMemory
 from zonerelay.inbound.policy import Connect
-from zonerelay.inbound.state.ehlo_reply import Greeting
 from zonerelay.inbound.state.permissions import GrantTable
 from zonerelay.inbound.state.questions import Consultants, SenderDomainCheck, Users
-from zonerelay.inbound.state.rewriting import Rewriting
-from zonerelay.inbound.state.zone_header import ZoneHeader
+from zonerelay.inbound.state.replies import Greeting
+from zonerelay.inbound.state.rewriting import Rewriting, ZoneHeader
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox

@@ -17,7 +17,7 @@ from zonerelay.config.credentials.file import User
 from zonerelay.inbound.access.auth import AskForLogin, Authenticator, Login, LoginKind
 from zonerelay.inbound.access.guard import Allowance, Guard
 from zonerelay.inbound.policy import ACCEPT, Auth, ClientInfo, Decision, Event, Mail
-from zonerelay.inbound.policy.changes import PresentedLogin
+from zonerelay.inbound.policy.api import PresentedLogin
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.reply import Reply

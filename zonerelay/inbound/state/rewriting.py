@@ -9,6 +9,11 @@ Recipients that become one are one delivery, which knows the first of their orig
 d) puts it in ORCPT, and a report names it to a sender, who knows no other.
 
 A look-up costs the same with ten rules and with ten thousand. Raises ValueError in words, at load only.
+
+The header field in which a trusted client names the zone of its mail, such as `X-Sending-Zone`. No I/O.
+
+The field is dropped from every message (`cleanup/own_headers`): recipients have no use for it, and the next
+relay might obey it. Of several such fields the first counts.
 """
 
 from __future__ import annotations
@@ -17,15 +22,44 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from zonerelay.config.settings import RewriteSettings, RewriteWhere
+from zonerelay.config.settings import ListenerSettings, RewriteSettings, RewriteWhere
 from zonerelay.inbound.state.transaction import Transaction
 from zonerelay.message.header.address_fields import change_addresses
+from zonerelay.message.header.headers import Fields
 from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Origin, Recipient
+from zonerelay.routing.addresses import Networks
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.zones.address_patterns import AddressTable
 from zonerelay.smtp.client.transaction import original_recipient
 from zonerelay.smtp.server.paths import CommandError, reverse_path
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneHeader:
+    """The field of one listener, and the clients that may use it. `name` is in lower case."""
+
+    name: str
+    users: frozenset[str]
+    networks: Networks
+
+    @classmethod
+    def of(cls, settings: ListenerSettings) -> ZoneHeader | None:
+        """`None` when the listener has no such field."""
+        if not settings.zone_header:
+            return None
+        users = frozenset(settings.zone_header_users)
+        return cls(settings.zone_header.lower(), users, Networks(settings.zone_header_networks))
+
+    def trusts(self, client_address: str, user: str) -> bool:
+        if user and (user in self.users or _ANY in self.users):
+            return True
+        return self.networks.match(client_address)
+
+    def zone_in(self, fields: Fields) -> str:
+        """Return the value of the first such field, `""` without one."""
+        return next((value.strip() for name, value in fields if name.lower() == self.name), "")
+
 
 MAX_DOMAIN = 180
 """Octets of a domain that addresses move to: with any local part they are a path (RFC 5321 4.5.3.1)."""

@@ -18,8 +18,7 @@ from weakref import WeakValueDictionary
 
 from zonerelay.config.units import Rate
 from zonerelay.limits.values import Answer, AuthorityError, LimitAuthority, Request, TurnAsk
-from zonerelay.limits.worker.allowance import ZoneAllowance
-from zonerelay.limits.worker.turns import ClockBounds, LeasedTurns
+from zonerelay.limits.worker.allowance import ClockBounds, LeasedTurns, ZoneAllowance
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import cancel_all
 

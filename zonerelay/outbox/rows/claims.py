@@ -23,10 +23,10 @@ from zonerelay.model.queue_name import QueueName, mailbox_zone
 from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
+from zonerelay.outbox.rows.pool import ZonePool
 from zonerelay.outbox.rows.row import Row, Write, keys_of, put_off, read_row, refused
 from zonerelay.outbox.rows.window import Window
 from zonerelay.process.tasks import cancel_all
-from zonerelay.store.common.claims.pool import ZonePool
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import Columns
 

@@ -12,7 +12,7 @@ All times are readings of a monotonic clock, handed in. Policy:
   more than `count`, while delays vary by less than ¾ margin; by less than ⅗ where turns are leased.
 - A site's lines may have different rates. A turn of a line counts for its own rate and for every faster one
   there: a line never exceeds its own, all together never the fastest. A line without a rate counts nowhere.
-- Where several workers go by the same rates their turns are leased (`limits/worker/turns.py`): a line has
+- Where several workers go by the same rates their turns are leased (`limits/worker/allowance.py`): a line has
   `LeasedTurns`, those of its site and its zone in one, in the place of its pacers.
 - A batch *starts* when a turn is due and takes it when its connection stands. Starts have a grid of their
   own, so that batches do not wait with an open connection for each other's turns; where connections are slow
@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 
 from zonerelay.config.units import Rate
 from zonerelay.limits.values import grace, interval
-from zonerelay.limits.worker.turns import LeasedTurns
+from zonerelay.limits.worker.allowance import LeasedTurns
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 
 HORIZON = 5.0

@@ -14,48 +14,250 @@ it in memory; when it fails or is cancelled half-way, the finished batches stay 
 - undo: what an act changed, and nothing has changed since, is as it was before (`journal`).
 
 With an `act`, the journal has each delivery before the store changes it.
+
+The queue that each delivery of a `queue reroute` goes to. Pure.
+
+Targets are zones of the configuration, so a next hop comes with its own TLS, log-in and sources: no log-in is
+offered to another next hop than its own. TLS is not weakened: mail of a zone that demands more of it than the
+target stays, unless the routes themselves choose the target. A row of the outbox stays in its zone.
+
+Counts deliveries by one of their properties and by age, as Postfix's qshape does. Pure.
+
+Memory is bounded: at most `MAX_KEYS` keys are counted, and deliveries with any other are `other`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from typing import Protocol
 
+from zonerelay.config.endpoints import parse_next_hop, split_next_hops
+from zonerelay.config.settings import TlsMode
 from zonerelay.model.address import domain_of
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.message_id import MessageId, is_row
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.queue_name import QueueName, queues_of
+from zonerelay.model.queue_name import QueueName, queue_of, queues_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.operator.journal import Act, Entry, Journal, State
-from zonerelay.queue.operator.reroute import Rerouting
-from zonerelay.queue.operator.summary import (
-    BOUNDS,
-    KEYS,
-    MAX_KEYS,
-    NEED_MESSAGE,
-    UNKNOWN,
-    Shown,
-    Step,
-    Summary,
-    Tally,
-    steps,
-)
 from zonerelay.queue.orders.order import Order
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
+from zonerelay.routing.zones.zones import DEFAULT_ZONE, Zones
 from zonerelay.store.contract import EveryNth, MessageNotFoundError, Store, StoreCorruptError, Unhealthy
 from zonerelay.telemetry.events.events import Events
+
+# Shows the history of one message, in order of time. Pure.
+#
+# A spool holds the state of a delivery, not its history: the acceptance, the last attempt and the next one
+# are known here; everything else is in the log under the same message id.
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A message and its open deliveries with their states."""
+
+    message: Message
+    deliveries: tuple[tuple[Delivery, DeliveryState], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happened or will; `recipient` `""` concerns the whole message."""
+
+    at: float
+    event: str
+    recipient: str = ""
+    text: str = ""
+
+
+def steps(shown: Shown) -> tuple[Step, ...]:
+    """The steps of a message in order of time; what happens next comes last."""
+    envelope = shown.message.envelope
+    trace = list(shown.message.trace) or [f"protocol={envelope.origin.protocol}"]
+    found = [Step(envelope.created, "accepted", text=note) for note in trace]
+    gone = len(envelope.recipients) - len(shown.deliveries)
+    if gone:
+        text = f"{gone} of {len(envelope.recipients)} recipients have left the queue; the log says how"
+        found.append(Step(envelope.created, "settled", text=text))
+    for delivery, state in shown.deliveries:
+        found += _of(delivery, state, envelope.created)
+    return tuple(sorted(found, key=lambda step: step.at))
+
+
+def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterator[Step]:
+    recipient = delivery.recipient
+    last = delivery.last
+    at = accepted if last is None else last.at
+    if last is not None:
+        peer = f" [{last.peer}]" if last.peer else ""
+        host = f"{last.host}{peer}: " if last.host else ""
+        doubt = " (in doubt)" if last.in_doubt else ""
+        yield Step(last.at, "attempt", recipient, f"{host}{last.reply}{doubt}")
+    if delivery.warned:
+        yield Step(at, "warned", recipient, "the sender was told of the delay")
+    if delivery.created > accepted:
+        yield Step(delivery.created, "release", recipient, "its sender wants it held back until then")
+    after = f"after {delivery.attempts} attempt{'s' if delivery.attempts != 1 else ''}"
+    if state is DeliveryState.DEFERRED:
+        yield Step(delivery.next_attempt, "next attempt", recipient, after)
+    else:
+        yield Step(at, state.value, recipient, after)
+
+
+MAX_KEYS = 10_000
+BOUNDS = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
+"""Minutes; the last column is for what is older than all of them."""
+UNKNOWN = "(not known)"
+NO_ATTEMPT = "(no attempt yet)"
+MAX_REPLY = 100
+
+Key = Callable[[Delivery, Message | None], str]
+
+_DIFFERS = re.compile(r"<[^>]*>|\[[^]]*\]|\b[^\s@]+@[^\s@]+\b|\b(?=\w*\d)[\w.:-]{8,}\b")
+"""Addresses, and ids with a digit: what differs in replies that say the same."""
+
+
+def reply_key(delivery: Delivery, _message: Message | None = None) -> str:
+    if delivery.last is None:
+        return NO_ATTEMPT
+    return _DIFFERS.sub("…", str(delivery.last.reply))[:MAX_REPLY]
+
+
+KEYS: Mapping[str, Key] = {
+    "domain": lambda delivery, _: delivery.domain,
+    "zone": lambda delivery, _: delivery.zone,
+    "priority": lambda delivery, _: delivery.priority.value,
+    "reply": reply_key,
+    "sender": lambda _, message: UNKNOWN if message is None else message.envelope.sender or "<>",
+    "user": lambda _, message: UNKNOWN if message is None else message.envelope.origin.user or "(no log-in)",
+}
+NEED_MESSAGE = frozenset({"sender", "user"})
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """`ages[n]` counts those of at most `BOUNDS[n]` minutes that are older than the bound before."""
+
+    counts: dict[str, list[int]]
+    other: list[int]
+    every: int
+    """One delivery in so many was looked at, and counts for so many."""
+
+
+class Summary:
+    def __init__(self, every: int, now: float) -> None:
+        self.tally = Tally({}, [0] * (len(BOUNDS) + 1), every)
+        self._now = now
+
+    def count(self, key: str, created: float) -> None:
+        tally = self.tally
+        ages = tally.counts.get(key)
+        if ages is None:
+            if len(tally.counts) < MAX_KEYS:
+                ages = tally.counts[key] = [0] * (len(BOUNDS) + 1)
+            else:
+                ages = tally.other
+        ages[bisect_left(BOUNDS, (self._now - created) / 60)] += tally.every
+
+
+_DEMAND = {TlsMode.NONE: 0, TlsMode.OPPORTUNISTIC: 1, TlsMode.REQUIRED: 2, TlsMode.VERIFY: 3, TlsMode.DANE: 3}
+
+
+class RerouteError(Exception):
+    """There is no such target. The text is for an operator."""
+
+
+class Rerouting:
+    """One act's. `left` counts, by reason, the deliveries that stay where they are."""
+
+    def __init__(
+        self, zones: Zones, *, to_zone: str = "", next_hop: str = "", ask_again: bool = False
+    ) -> None:
+        """Raises RerouteError."""
+        if sum(map(bool, (to_zone, next_hop, ask_again))) != 1:
+            raise RerouteError("reroute to where? Give one of a zone, a next hop, or that the routes choose")
+        self._zones = zones
+        self.needs_messages = ask_again
+        self.left: Counter[str] = Counter()
+        self.to_zone = _zone_of(zones, next_hop) if next_hop else to_zone
+        if not ask_again and self.to_zone not in (*zones.names, DEFAULT_ZONE):
+            named = ", ".join(zones.names) or DEFAULT_ZONE
+            raise RerouteError(f"the configuration has no zone {to_zone}; it has {named}")
+
+    @property
+    def aim(self) -> str:
+        return f"zone {self.to_zone}" if self.to_zone else "the zones that the routes choose"
+
+    @property
+    def note(self) -> str:
+        """In words: the aim, and why some stay."""
+        left = [f"{count:,} stay where they are: {why}" for why, count in self.left.most_common()]
+        return "; ".join((f"to {self.aim}", *left))
+
+    def target(self, delivery: Delivery, message: Message | None) -> QueueName:
+        if is_row(delivery.message_id):
+            return self._stays(delivery, "rows of the outbox")
+        if not self.needs_messages:
+            target, own = self._zones.get(self.to_zone), self._zones.get(delivery.zone)
+            if delivery.zone in self._zones.names and _DEMAND[own.tls] > _DEMAND[target.tls]:
+                why = f"zone {own.name} has tls = {own.tls.value}, {self.to_zone} only {target.tls.value}"
+                return self._stays(delivery, why)
+            return queue_of(self.to_zone, delivery.priority)
+        if message is None:
+            return self._stays(delivery, "their messages cannot be read")
+        zone_of = self._zones.choose(message.envelope, headers=message.headers, size=message.size)
+        choice = zone_of(delivery.recipient)
+        return queue_of(choice.zone, choice.priority or message.envelope.priority)
+
+    def _stays(self, delivery: Delivery, why: str) -> QueueName:
+        self.left[why] += 1
+        return delivery.queue
+
+
+def _zone_of(zones: Zones, next_hop: str) -> str:
+    """The one zone that has this next hop."""
+    try:
+        wanted = parse_next_hop(next_hop)
+    except ValueError as error:
+        raise RerouteError(str(error)) from error
+    found = []
+    for name in zones.names:
+        hops = split_next_hops(zones.get(name).next_hop)
+        # Several in a list are alternatives: mail would go to another one when the first does not answer.
+        if len(hops) == 1 and parse_next_hop(hops[0]) == wanted:
+            found.append(name)
+    if len(found) > 1:
+        raise RerouteError(f"the zones {', '.join(found)} have the next hop {next_hop}: choose with --zone")
+    if not found:
+        raise RerouteError(
+            f'no zone has next_hop = "{next_hop}": add a [[zone]] with it, which says what TLS and log-in it'
+            " needs, reload, and try again"
+        )
+    return found[0]
+
 
 __all__ = ["BOUNDS", "MAX_KEYS", "SAMPLE", "Operations", "QueueFilter", "Result", "Shown", "Step", "Tally"]
 

@@ -10,7 +10,7 @@ from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.queue.contract import Courier, Router
 from zonerelay.queue.orders.orders import Orders
-from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
+from zonerelay.queue.selection import BacklogThrottle
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events

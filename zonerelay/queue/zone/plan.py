@@ -56,18 +56,16 @@ from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.destinations import (
     LONG,
     Destination,
+    LookUps,
     Standing,
     Unrouted,
     Work,
 )
 from zonerelay.queue.destination.probation import Probes
 from zonerelay.queue.destination.rates import Rates
-from zonerelay.queue.destination.route_lookups import LookUps
 from zonerelay.queue.destination.suspension import Transition, learn
 from zonerelay.queue.orders.order import OPEN, Gate, Order
-from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
-from zonerelay.queue.selection.round_robin import MOST_IN_VISIT, VISIT_SECONDS, RoundRobin
-from zonerelay.queue.selection.table import Destinations
+from zonerelay.queue.selection import MOST_IN_VISIT, VISIT_SECONDS, BacklogThrottle, Destinations, RoundRobin
 from zonerelay.queue.zone.window import Question, QueueWindow, Refill
 from zonerelay.routing.destinations.route import DestinationKey, Route
 

@@ -28,8 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks
-from zonerelay.store.common.write.group_commit import Failed, GroupCommitter
-from zonerelay.store.common.write.replies import refuse
+from zonerelay.store.common.write.group_commit import Failed, GroupCommitter, refuse
 from zonerelay.store.contract import (
     ClaimLostError,
     StoreError,

@@ -21,8 +21,7 @@ from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.in_flight import InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
-from zonerelay.store.leveldb.low_water import DiskRange
-from zonerelay.store.leveldb.ready_window import Taken, ZoneWindow
+from zonerelay.store.leveldb.ready_window import DiskRange, Taken, ZoneWindow
 
 _by_message = attrgetter("message_id")
 _READ_AHEAD = 200

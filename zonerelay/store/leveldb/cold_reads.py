@@ -17,7 +17,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
-from zonerelay.store.common.body.cache import BodyCache
+from zonerelay.store.common.body import BodyCache
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, Wanted, everybody
 from zonerelay.store.leveldb import scan

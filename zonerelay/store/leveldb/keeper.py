@@ -4,32 +4,280 @@
 spool that has shown damage takes no new mail until the next start, and delivers what can be read. Half of
 `min_free_space` is kept back as ballast and given up when the disk is full, so that the queue can be drained
 even then.
+
+What the keepers of the stores on this machine's own disks share: writing, free space, failure, closing.
+
+After a failed write nothing more is written until the engine has repaired its files, which is tried with
+growing pauses for as long as it takes (an operator has to free a full disk first). Meanwhile new mail is
+refused, nothing is handed out, and everything that was acknowledged stays where it is. Below `min_free_space`
+new mail is refused while outcomes are still stored, because they free space.
+
+The engine decides what a repair is and what its memory still knows after it. This module owns the order:
+refuse first, repair, believe the repaired state, then write again.
+
+Gives back the space of many messages that were removed: a big drop, an expiry, a backlog delivered.
+
+LevelDB compacts by itself only where it is written to, so the bodies of a dropped queue would stay on disk,
+and its tombstones in the way of every walk. The range is compacted in slices, in a thread of its own, with
+pauses: while LevelDB does as it is told it does nothing else, and acceptance would come to a stop when new
+tables have piled up.
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from zonerelay.model.message_id import MessageId
+from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
 from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.keeper import health
 from zonerelay.store.common.keeper.ballast import Ballast
-from zonerelay.store.common.keeper.local_keeper import LocalKeeper
+from zonerelay.store.common.keeper.disk_watch import SpaceWatch
+from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
+from zonerelay.store.common.write.group_commit import GroupCommitter, WriterThread
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, Unhealthy
 from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.compaction import Compactor, whole
 from zonerelay.store.leveldb.damage.directory import RESCUE
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches, Op, View
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.surroundings import Surroundings
+
+MANY = 20_000
+"""Messages that have to be gone before it is worth while."""
+SHARE = 4
+"""And one for so many deliveries that are left: those are written anew."""
+SLICE = 16 * 1024 * 1024
+MOST_SLICES = 64
+PAUSE = 0.2
+"""Seconds between two slices."""
+
+
+class Compactor:
+    """One per open spool. `left` says how many deliveries there are."""
+
+    def __init__(self, db: LevelDb, left: Callable[[], int]) -> None:
+        self._thread = ReaderThreads(db, "spool-compactor")
+        self._left = left
+        self._count = 0
+        self.removed: tuple[MessageId, MessageId] | None = None
+        """The first and the last of the messages whose space can be had back."""
+        self._seen = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def note_removed(self, message_id: MessageId) -> None:
+        self._count += 1
+        first, last = self.removed or (message_id, message_id)
+        self.removed = (min(first, message_id), max(last, message_id))
+
+    def look(self) -> None:
+        """Asked every second: begins when many are gone and no more are being removed at present."""
+        is_quiet = self._count - self._seen < MANY // 10
+        self._seen = self._count
+        if not is_quiet or self.removed is None or self._count < max(MANY, self._left() // SHARE):
+            return
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(*self.removed))
+            self._count = self._seen = 0
+            self.removed = None
+
+    async def close(self) -> None:
+        """Ends after the slice that is being compacted."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await STORE.run(self._thread.stop)
+
+    async def _run(self, first: MessageId, last: MessageId) -> None:
+        try:
+            size = await self._thread.read(LevelDb.size, *whole(first, last))
+            for start, stop in slices(first, last, min(MOST_SLICES, 1 + size // SLICE)):
+                await self._thread.read(LevelDb.compact, start, stop)
+                await asyncio.sleep(PAUSE)
+        except StoreError as error:
+            _log.warning("the space of removed messages is not given back yet: %s", error)
+
+
+def whole(first: MessageId, last: MessageId) -> tuple[bytes, bytes]:
+    return records.message_prefix(first), records.after(records.message_prefix(last))
+
+
+def slices(first: MessageId, last: MessageId, count: int) -> list[tuple[bytes, bytes]]:
+    """The keys of messages from the first to the last in parts, then the small records of all."""
+    low, high = int(first, 16), int(last, 16)
+    step = max(1, -(-(high - low + 1) // count))
+    starts = [records.message_prefix(MessageId(f"{number:016x}")) for number in range(low, high + 1, step)]
+    stops = [*starts[1:], whole(first, last)[1]]
+    others = (records.DELIVERY_PREFIX, records.WEBHOOK_PREFIX, records.DEFERRED_PREFIX, records.DOMAIN_PREFIX)
+    return [*zip(starts, stops, strict=True), *((prefix, records.after(prefix)) for prefix in others)]
+
+
+class Place(Protocol):
+    """What an engine has opened."""
+
+    def free_space(self) -> int:
+        """Octets that this process may still write there. Raises StoreError."""
+
+
+Opened = TypeVar("Opened", bound=Place)
+Operation = TypeVar("Operation")
+Job = TypeVar("Job")
+Repaired = TypeVar("Repaired")
+
+
+class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
+    """Belongs to the event loop that opened the store. `Repaired` is what a repair brings back."""
+
+    NAME = "spool"
+    FAILED = "the spool cannot be written: %s"
+    NOT_YET = "the spool cannot be repaired yet: %s"
+    COPIES = 1
+    """How often an octet that is written may be on the disk for some time."""
+
+    def __init__(
+        self, reader: ReaderThreads[Opened], *, ballast: Ballast, min_free_space: int, around: Surroundings
+    ) -> None:
+        self.reader = reader
+        self.committer: GroupCommitter[Operation, Job, float] = GroupCommitter(
+            self._prepare,
+            functools.partial(WriterThread, "spool-writer", self._write),
+            clock=around.clock,
+            observe=around.observe_commit,
+            failed=self._fail,
+        )
+        self._ballast = ballast
+        self._min_free_space = min_free_space
+        self._clock = around.clock
+        self._health = Health(around.on_health)
+        self.check_usable = self._health.check_usable
+        self.check_writable = self._health.check_writable
+        self.unhealthy = self._health.unhealthy
+        self.problems = self._health.problems
+        self.usable = self._health.usable
+        self._space = SpaceWatch(
+            self._look_after_space, least=min_free_space, health=self._health, copies=self.COPIES
+        )
+        self.note_written = self._space.note_written
+        self._note_space = self._space.note
+        self._loop = asyncio.get_running_loop()
+        self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watcher: asyncio.Task[None] | None = None
+
+    # --- what an engine says
+
+    @abc.abstractmethod
+    def _prepare(self, submissions: Sequence[Sequence[Operation]], size: int) -> Job:
+        """On the event loop: makes one job of what was submitted. `size` is in octets."""
+
+    @abc.abstractmethod
+    def _write(self, job: Job) -> float:
+        """In the writer thread: makes the job durable. Returns the seconds that it took."""
+
+    @abc.abstractmethod
+    def _probe_op(self) -> Operation:
+        """The smallest change that shows that the engine can write."""
+
+    @abc.abstractmethod
+    def _begin_repair(self, error: StoreError) -> Callable[[], Coroutine[None, None, Repaired]]:
+        """Memory forgets what it is no longer certain of. Returns one attempt at a repair."""
+
+    @abc.abstractmethod
+    def _repaired(self, found: Repaired) -> None:
+        """Memory learns what the repair has found. Nothing is written before this returns."""
+
+    @abc.abstractmethod
+    async def _release(self) -> None:
+        """Closes what the engine has opened and ends its threads."""
+
+    def _first_pause(self) -> float:
+        """Seconds until the first attempt at a repair."""
+        return health.FIRST_PAUSE
+
+    # --- writing
+
+    async def probe(self) -> None:
+        self.check_usable()
+        await self.committer.submit([self._probe_op()])
+
+    # --- free space
+
+    def start(self) -> None:
+        """Watches the free space from here on."""
+        self._watcher = self._loop.create_task(self._space.run())
+
+    async def _look_after_space(self) -> None:
+        self._note_space(await self._read_space())
+
+    async def _read_space(self) -> int:
+        """Octets that are free, the ballast included. Raises StoreError."""
+        return await self.reader.read(self._count_space)
+
+    def _count_space(self, opened: Opened) -> int:
+        return self._ballast.count_in(opened.free_space(), wanted=self._min_free_space)
+
+    # --- failure and repair
+
+    def _fail(self, error: StoreError) -> None:
+        _log.error(self.FAILED, error)
+        self._health.refusal = error
+        attempt = self._begin_repair(error)
+        if not self._closing:
+            self._spawn(self._recover(attempt))
+        full = isinstance(error, StoreFullError)
+        self._health.set("write", Unhealthy.NO_SPACE if full else Unhealthy.WRITE_FAILED)
+
+    async def _recover(self, attempt: Callable[[], Coroutine[None, None, Repaired]]) -> None:
+        async def repair() -> tuple[Repaired, int]:
+            return await attempt(), await self._read_space()
+
+        first = self._first_pause()
+        found, free = await health.recover(
+            repair,
+            lambda error: _log.warning(self.NOT_YET, error),
+            first=first,
+            longest=max(first, health.LONGEST_PAUSE),
+        )
+        self._repaired(found)
+        self._health.refusal = None
+        self.committer.resume()
+        self._note_space(free)
+        self._health.set("write", None)
+
+    # --- closing
+
+    async def close(self) -> None:
+        """Writes what was submitted, then releases everything. A second call does nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        self._health.close()
+        self._health.refusal = StoreError(Unhealthy.CLOSED)
+        self.committer.refuse(self._health.refusal)
+        await self.committer.drain()
+        self.committer.stop()
+        tasks = list(self._tasks)
+        if self._watcher is not None:
+            tasks.append(self._watcher)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._release()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
 
 MARK_INTERVAL = 1.0
 """Seconds of which a log that lost its end looks like one that was torn by a power cut."""

@@ -20,8 +20,7 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
-from zonerelay.store.common.body.cache import BodyCache
-from zonerelay.store.common.body.writer import BodyWriter, NewMessage, check_own_message, split
+from zonerelay.store.common.body import BodyCache, BodyWriter, NewMessage, check_own_message, split
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.once.reservations import Reservations, register_for

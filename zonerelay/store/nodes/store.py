@@ -33,7 +33,7 @@ from zonerelay.model.queue_name import QueueName
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
-from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.body import BodyWriter
 from zonerelay.store.contract import (
     SHARED,
     Change,

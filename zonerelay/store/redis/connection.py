@@ -31,7 +31,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from zonerelay.config.settings import RedisSettings
 from zonerelay.process.threads import FILES
-from zonerelay.store.common.write.replies import refuse
+from zonerelay.store.common.write.group_commit import refuse
 from zonerelay.store.contract import (
     StoreError,
     StoreFullError,

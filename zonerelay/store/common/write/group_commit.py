@@ -15,6 +15,8 @@ On failure of a batch everything submitted behind it fails too, for the same rea
 everything after that until `resume`. `applied` callbacks run on the event loop as soon as the
 write is durable, whether or not the submitter still waits: a client that leaves changes nothing. One that
 raises counts as a failure behind its batch: all of the batch stays durable and is applied.
+
+Takes in a reply when it comes, and fails a wait, also when the caller no longer waits.
 """
 
 from __future__ import annotations
@@ -24,10 +26,60 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from zonerelay.model.clock import Clock
 from zonerelay.store.contract import StoreError
+
+Asked = TypeVar("Asked")
+Learned = TypeVar("Learned")
+
+
+def _ignore(_: object) -> None:
+    """The caller has no use for it."""
+
+
+def then(
+    asked: asyncio.Future[Asked],
+    take: Callable[[Asked], Learned],
+    failed: Callable[[StoreError], None] = _ignore,
+    unwanted: Callable[[Learned], None] = _ignore,
+) -> asyncio.Future[Learned]:
+    """What `take` makes of the answer, in the turn of the loop in which it comes: answers keep their order.
+
+    `failed` hears of a StoreError, `take`'s own included; `unwanted` of a result whose caller has left.
+    """
+    learned: asyncio.Future[Learned] = asked.get_loop().create_future()
+
+    def answered(future: asyncio.Future[Asked]) -> None:
+        try:
+            result = take(future.result())
+        except Exception as broken:  # noqa: BLE001 - the caller must hear of a bug, too
+            error = broken if isinstance(broken, StoreError) else StoreError(f"unexpected answer: {broken!r}")
+            failed(error)
+            if not learned.done():
+                learned.set_exception(error)
+                learned.exception()  # retrieved here: the caller may have left
+        else:
+            if learned.done():
+                unwanted(result)
+            else:
+                learned.set_result(result)
+
+    asked.add_done_callback(answered)
+    return learned
+
+
+def refuse(waiting: asyncio.Future[Any], error: BaseException) -> None:  # Any: any result
+    """Fails the future with a StoreError of its own: each caller that raises one adds its traceback. The
+    caller may have left; every error that is no StoreError becomes one.
+    """
+    if not waiting.done():
+        refusal = type(error)(*error.args) if isinstance(error, StoreError) else StoreError(repr(error))
+        refusal.__cause__ = error
+        waiting.set_exception(refusal)
+        waiting.exception()  # without a caller the loop must not complain
+
 
 # Runs a thread that does one job after the other, and tells the event loop about each.
 #

@@ -19,22 +19,166 @@
   (`backlog_throttle.py`).
 
 `now` is the wall clock, `tick` a monotonic one, needed where a rate is set.
+
+Throttles mail that has waited before, while new mail needs the processor. `BacklogThrottle` is pure.
+
+The order of lines (`order.py`) is of no use where the processor is short: a message of a backlog for many
+hosts, with look-ups and a connection of its own, takes five times as much of it as one that comes in and
+leaves for a known host, and goes while new mail is being accepted. With 100,000 of them other mail was taken
+at a third of its rate. So while the event loop is busy (`BUSY`) and fresh mail
+starts at a quarter of the other's rate or more (`SHARE`), the other is given a rate, which is lowered step by
+step, to one start for `FRESH_STARTS` of fresh mail (or `LEAST`), and raised when the loop has time again. A
+trickle of new mail changes nothing, and without any there is no rate.
+
+That is for bursts. Where it lasts, the other has more and more, after `PATIENCE` seconds as much as it has in
+the order of lines: or deferred mail would never leave a relay that has too much to do all day.
+
+There is one throttle for all zones of a worker, which share its processor. It is looked at every `LOOK`
+seconds while mail that has waited is being sent.
+
+The table of lines by domain and of destinations by key. Pure.
+
+It makes destinations and forgets them: a provider's hosts are one destination for thousands of domains. Idle
+domains and destinations are forgotten when there are many, so memory does not grow with all that was ever
+sent to. That is done a few at a time, those that have not been looked at for longest, as others come: to look
+at thousands at once would stop the event loop. Promise: nothing is forgotten of which something waits, is
+active, was passed over or is suspended.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 
-from zonerelay.config.settings import ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.limits.worker.allowance import ZoneAllowance
+from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import Priority
-from zonerelay.queue.destination.backlog import STRIDE, Precedence
-from zonerelay.queue.destination.destinations import Destination, Site, Standing
-from zonerelay.queue.destination.order import FairQueue
+from zonerelay.queue.destination.backlog import STRIDE, Line, Precedence
+from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Site, Standing
+from zonerelay.queue.destination.order import FRESH_WEIGHT, FairQueue
 from zonerelay.queue.destination.probation import Probation
 from zonerelay.queue.destination.rates import Rates, Ticket
-from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
-from zonerelay.routing.destinations.route import SiteKey
+from zonerelay.queue.destination.suspension import Transition
+from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
+
+LOOK = 0.1
+"""Seconds."""
+BUSY = 0.8
+"""Of the time the loop's thread runs or waits for a processor. What is missing to 1 are waits for the
+interpreter and the disk: a loop that has no time shows 0.85 to 0.95."""
+SHARE = 4
+FRESH_STARTS = 30
+FRESH_STARTS_AT_LAST = FRESH_WEIGHT
+PATIENCE = 300.0
+LEAST = 50.0
+"""Starts a second, whatever comes: new mail would hardly feel it if they were fewer, and it may be other
+programs that keep the processors busy.
+"""
+LOWER = 0.5
+RAISE = 1.2
+RAISE_BY = 10.0
+"""Starts a second, besides."""
+MEMORY = 0.2
+"""Weight of the last look in a rate: about half a second is remembered."""
+
+
+class BacklogThrottle:
+    """Counts what starts. `is_used_up`: nothing that has waited before may start until the next look."""
+
+    def __init__(self, begun: Callable[[], None] = lambda: None) -> None:
+        self.begun = begun
+        """Called when mail that has waited starts and no timer of `look` runs."""
+        self.rate = math.inf
+        """Starts a second that the other mail may have."""
+        self.is_used_up = False
+        self.is_looked_at = False
+        self._left = math.inf
+        self._lasted = 0.0
+        self._fresh = self._other = 0
+        self._fresh_rate = self._other_rate = 0.0
+
+    def started(self, *, is_fresh: bool) -> None:
+        """A batch of fresh mail, or of mail that was put off or is backlog."""
+        if is_fresh:
+            self._fresh += 1
+            return
+        if not self.is_looked_at:
+            # What started without a timer says nothing.
+            self.is_looked_at = True
+            self._fresh = self._other = 0
+            self._fresh_rate = self._other_rate = 0.0
+            self.begun()
+        self._other += 1
+        self._left -= 1
+        self.is_used_up = self._left <= 0
+
+    def look(self, seconds: float, busy: float) -> None:
+        """So long after the last look, or the beginning, of which the loop was busy for a part."""
+        self.is_looked_at = self._other > 0 or self.rate < math.inf
+        self._fresh_rate += (self._fresh / seconds - self._fresh_rate) * MEMORY
+        self._other_rate += (self._other / seconds - self._other_rate) * MEMORY
+        self._fresh = self._other = 0
+        more = seconds if self.rate < math.inf else -seconds
+        self._lasted = min(max(0.0, self._lasted + more), PATIENCE)
+        self.rate = self._next_rate(busy)
+        self._left = self.rate * seconds
+        self.is_used_up = False
+
+    def _next_rate(self, busy: float) -> float:
+        fresh, other = self._fresh_rate, self._other_rate
+        if fresh < 1 or fresh * SHARE < other:
+            return math.inf
+        if busy >= BUSY:
+            less = (FRESH_STARTS - FRESH_STARTS_AT_LAST) * self._lasted / PATIENCE
+            return max(LEAST, fresh / (FRESH_STARTS - less), min(self.rate, other) * LOWER)
+        rate = self.rate * RAISE + RAISE_BY
+        return math.inf if rate > (fresh + other) * SHARE else rate
+
+
+class ThrottleTimer:
+    """Looks in time. `busy` says what part of the time since it was last asked the loop's thread needed a
+    processor; `refilled` is called when something may start that might not before.
+    """
+
+    def __init__(self, busy: Callable[[], float], refilled: Callable[[], None]) -> None:
+        self.throttle = BacklogThrottle(self._begin)
+        self._busy = busy
+        self._refilled = refilled
+        self.seconds = 0.0
+        """During which there was a rate."""
+        self._looked_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin(self) -> None:
+        self._busy()
+        self._arm(asyncio.get_running_loop())
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._looked_at = loop.time()
+        if not self._stopped:
+            self._timer = loop.call_later(LOOK, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        was_used_up = self.throttle.is_used_up
+        passed = max(loop.time() - self._looked_at, LOOK / 2)
+        if self.throttle.rate < math.inf:
+            self.seconds += passed
+        self.throttle.look(passed, self._busy())
+        if self.throttle.is_looked_at:
+            self._arm(loop)
+        if was_used_up:
+            self._refilled()
+
 
 MOST_IN_VISIT = 10
 VISIT_SECONDS = 0.25
@@ -380,3 +524,135 @@ class RoundRobin:
                 self._append(entry[2])
             self._aside = [entry for entry in self._aside if entry[2].site is not site]
             heapq.heapify(self._aside)
+
+
+MAX_DOMAINS = 10_000
+MAX_DESTINATIONS = 1000
+"""Idle domains and destinations are forgotten when there are more than this."""
+LOOKED_AT = 8
+"""Destinations looked at for each one that is made: an idle one in eight keeps their number where it is."""
+TIDIED = 500
+"""Domains and deliveries looked at in one go, when there are too many domains."""
+
+
+class Destinations:
+    """`lines` by domain (`""` in a zone that has one next hop), destinations by their key."""
+
+    def __init__(
+        self, zone: ZoneSettings, retry: RetrySettings, rates: Rates, round_robin: RoundRobin
+    ) -> None:
+        self.lines: dict[str, Line] = {}
+        # Not a dict: there the search for the first takes longer the more have left from the front.
+        self.destinations: OrderedDict[DestinationKey, Destination] = OrderedDict()
+        self._zone = zone
+        self._retry = retry
+        self._rates = rates
+        self._round_robin = round_robin
+        self._max_domains = MAX_DOMAINS
+        self._to_tidy: Iterator[DestinationKey] | None = None
+
+    def destination(self, route: Route, now: float) -> Destination:
+        """The one that the route leads to, which goes by this route from now on."""
+        key = route.destination
+        destination = self.destinations.get(key)
+        if destination is not None:
+            destination.renew(route, self._zone, self._rates, now)
+            return destination
+        if len(self.destinations) >= MAX_DESTINATIONS:
+            self.forget_some(now)
+        site = self._round_robin.site(route.site)
+        destination = Destination(route, site, self._retry, apart=not self._zone.mixes_domains)
+        destination.renew(route, self._zone, self._rates, now)
+        self.destinations[key] = destination
+        self._round_robin.enter(destination)
+        return destination
+
+    def resume(self, key: DestinationKey | None) -> list[Destination]:
+        """Lift the suspension of one destination or all; the ones that were troubled."""
+        chosen = list(self.destinations.values()) if key is None else [self.destinations.get(key)]
+        return [
+            destination
+            for destination in chosen
+            if destination is not None and destination.suspension.resume() is Transition.RESUMED
+        ]
+
+    def count(self, now: float) -> tuple[int, int]:
+        """Returns how many destinations are suspended and how many are not, of those that `status` tells."""
+        suspended = usable = 0
+        for each in self.destinations.values():
+            is_busy = each.waiting or each.active
+            if each.suspension.is_troubled:
+                suspended += bool(is_busy or not each.suspension.is_forgettable(now))
+            elif is_busy:
+                usable += 1
+        return suspended, usable
+
+    def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
+        return tuple(self.each_status(now, tick))
+
+    def each_status(self, now: float, tick: float) -> Iterator[DestinationStatus]:
+        """Yields what `status` tells; the destinations may change meanwhile."""
+        for each in list(self.destinations.values()):
+            if each.waiting or each.active or not each.suspension.is_forgettable(now):
+                yield each.status(tick)
+
+    def sort(self, priority: Priority, since: MessageId, *, is_earlier: bool = False) -> int:
+        """Of everything that waits what is older than this message is backlog now; how many are new.
+        `is_earlier`: than the last one.
+        """
+        backlogs = (line.backlogs.get(priority) for line in dict.fromkeys(self.lines.values()))
+        return sum(
+            backlog.sort(since, is_earlier=is_earlier)
+            for backlog in backlogs
+            if backlog is not None and (backlog.has_fresh or is_earlier)
+        )
+
+    # Forgetting
+
+    def tidy(self) -> None:
+        """When there are very many domains: keep the routes of those that have something waiting; the others
+        are asked for again. Each call does a part of it.
+        """
+        if self._to_tidy is None:
+            if len(self.lines) <= self._max_domains:
+                return
+            self._to_tidy = iter(list(self.destinations))
+        looked_at = 0
+        for key in self._to_tidy:
+            destination = self.destinations.get(key)
+            if destination is not None:
+                looked_at += 1 + len(destination.domains) + destination.waiting
+                self._tidy_one(destination)
+            if looked_at >= TIDIED:
+                return
+        self._to_tidy = None
+        self._max_domains = max(MAX_DOMAINS, 2 * len(self.lines))
+
+    def _tidy_one(self, destination: Destination) -> None:
+        if destination.waiting:
+            keep = {delivery.domain for delivery in destination} | destination.passed_over
+        else:
+            keep = destination.passed_over
+        for domain in destination.domains.keys() - keep:
+            del self.lines[domain], destination.domains[domain]
+
+    def forget_some(self, now: float) -> None:
+        for _ in range(min(LOOKED_AT, len(self.destinations))):
+            key, destination = next(iter(self.destinations.items()))
+            if destination.is_forgettable(now):
+                del self.destinations[key]
+                self._round_robin.leave(destination)
+                for domain in destination.domains:
+                    del self.lines[domain]
+            else:
+                self.destinations.move_to_end(key)
+
+    def clear(self) -> Iterator[None]:
+        """Forget everything, a destination at each step; nothing of it is active. They and their hosts refer
+        to each other: all that a zone knows would be left for the garbage collector.
+        """
+        self.lines.clear()
+        while self.destinations:
+            _, destination = self.destinations.popitem()
+            self._round_robin.leave(destination)
+            yield

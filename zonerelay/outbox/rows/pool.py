@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.common.claims.ready_order import ReadyOrder
 from zonerelay.store.contract import ClaimLostError
+from zonerelay.store.leveldb.ready_order import ReadyOrder
 
 POOL_LIMIT = 1000
 """Deliveries of one zone that are kept claimed without being handed out."""

@@ -1,1 +1,0 @@
-"""The pure decisions of an authority: which worker gets which units and which turns, zone by zone."""
