@@ -31,7 +31,7 @@ PLANTED = [
     ("circles", "zonerelay.config.units", "zonerelay.config.settings"),
     ("circles", "zonerelay.inbound.refusal", "zonerelay.inbound.listen.listener"),
     ("no I/O", "zonerelay.smtp.server.params", "asyncio"),
-    ("no other engine", "zonerelay.store.redis.store", "zonerelay.store.postgres.store"),
+    ("no other engine", "zonerelay.store.redis.connection", "zonerelay.store.postgres.driver"),
     ("store/ alone", "zonerelay.queue.scheduler", "zonerelay.store.leveldb.engine"),
     ("store/ alone", "zonerelay.queue.scheduler", "zonerelay.store.common.records"),
     ("face of config/", "zonerelay.queue.scheduler", "zonerelay.config.tables.webhook"),
