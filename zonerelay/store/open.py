@@ -66,7 +66,7 @@ async def open_store(
         case Backend.POSTGRES:
             return await open_shared(
                 postgres_engine(postgres, around.environment),
-                settings.path,
+                settings,
                 place,
                 around,
                 preferred=postgres.node,
@@ -74,7 +74,7 @@ async def open_store(
         case Backend.S3:
             return await _open_s3(settings, s3, around, place)
         case Backend.REDIS:
-            store = await open_shared(redis_engine(redis, around.environment), settings.path, place, around)
+            store = await open_shared(redis_engine(redis, around.environment), settings, place, around)
             from zonerelay.store.redis.foreign import tell_foreign_queue
 
             await tell_foreign_queue(redis_server(redis, around.environment))

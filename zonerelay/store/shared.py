@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zonerelay.config.settings import LOSS_WORDS, Backend, PostgresSettings, RedisSettings, S3Settings
+from zonerelay.config.settings import (
+    LOSS_WORDS,
+    Backend,
+    PostgresSettings,
+    RedisSettings,
+    S3Settings,
+    SpoolSettings,
+)
 from zonerelay.store.contract import Store, StoreError, StoreOpenError
 from zonerelay.store.keys.port import SharedEngine
 from zonerelay.store.surroundings import Surroundings, driver, secret_of
@@ -81,7 +88,12 @@ def redis_engine(settings: RedisSettings, environment: Mapping[str, str]) -> Sha
 
 
 async def open_shared(
-    engine: SharedEngine, spool: Path, place: str, around: Surroundings, *, preferred: int | None = None
+    engine: SharedEngine,
+    spool: SpoolSettings,
+    place: str,
+    around: Surroundings,
+    *,
+    preferred: int | None = None,
 ) -> Store:
     """Open the queue of one node. Raises StoreOpenError."""
     from zonerelay.store.nodes.store import open_nodes
@@ -90,9 +102,10 @@ async def open_shared(
         return await open_nodes(
             engine,
             around,
-            directory=seen_directory(spool, place),
+            directory=seen_directory(spool.path, place),
             preferred=preferred,
             requests_every=REQUESTS_EVERY,
+            min_free_space=spool.min_free_space,
         )
     except StoreOpenError:
         raise

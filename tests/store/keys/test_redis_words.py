@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 import trustme
 
+from tests.store.builders import NOW, store_message
+from tests.store.spools import Spool, until
 from tests.support.debian import REPOSITORY
 from tests.support.ports import free_port, wait_until
 from tests.support.redis_server import RedisServer, shared_server
-from zonerelay.config.settings import LOSS_WORDS, RedisSettings
+from zonerelay.config.settings import LOSS_WORDS, Backend, RedisSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.model.queue_name import queue_of
+from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
 from zonerelay.store.keys.redis import RedisEngine
@@ -227,6 +230,22 @@ async def written(partition: Partition, key: bytes) -> None:
             else:
                 break
     assert await partition.get([key]) == [b"back"]
+
+
+async def test_below_min_free_space_new_mail_is_refused_and_mail_leaves(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    settings = RedisSettings(url=server.url, prefix=PREFIX)
+    async with Spool(tmp_path, backend=Backend.REDIS, redis=settings, clock=SystemClock()) as spool:
+        await store_message(spool.store, 1)
+    server.configure("maxmemory", "100mb")
+    await spool.open(min_free_space=200 * 1024 * 1024)
+    await until(lambda: spool.store.unhealthy() is Unhealthy.NO_SPACE)
+    with pytest.raises(StoreFullError):
+        await store_message(spool.store, 2)
+    (delivery,) = await spool.store.claim(queue_of("default"), 10, now=NOW)
+    await spool.store.settle([Finish(delivery)])
+    await spool.store.close()
 
 
 async def test_a_queue_of_the_first_version_is_refused(server: RedisServer, opened: Opening) -> None:

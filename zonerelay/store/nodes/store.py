@@ -90,8 +90,10 @@ class NodeStore:
         preferred: int | None,
         requests_every: float,
         wait: Wait,
+        min_free_space: int,
     ) -> None:
         self._engine = engine
+        self._min_free_space = min_free_space
         self._around = around
         self._directory = directory
         self._preferred = preferred
@@ -184,7 +186,7 @@ class NodeStore:
                 await partition.clear(KeyRange.of_prefix(prefix))
             return partition
 
-        queue = await open_queue(opened, around)
+        queue = await open_queue(opened, around, min_free_space=self._min_free_space)
         assert partition is not None
         await self._forget_reader(node)
         return HeldPartition(node, partition, queue)
@@ -622,6 +624,7 @@ async def open_nodes(
     preferred: int | None = None,
     requests_every: float = 2.0,
     wait: Wait = asyncio.sleep,
+    min_free_space: int = 0,
 ) -> NodeStore:
     """Open the queue of this node. `directory` is where this machine keeps what it has seen of the engine's
     partitions; `preferred` is the number that the configuration gives to the node, if it does. `wait` returns
@@ -629,7 +632,13 @@ async def open_nodes(
     left open then.
     """
     nodes = NodeStore(
-        engine, around, directory=directory, preferred=preferred, requests_every=requests_every, wait=wait
+        engine,
+        around,
+        directory=directory,
+        preferred=preferred,
+        requests_every=requests_every,
+        wait=wait,
+        min_free_space=min_free_space,
     )
     try:
         await nodes.start()
