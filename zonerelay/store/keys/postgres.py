@@ -73,7 +73,8 @@ CREATE TABLE IF NOT EXISTS {s}.entry (
     value bytea NOT NULL,
     PRIMARY KEY (node, key)
 ) WITH (
-    toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000
+    toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_limit = 2000
 );
 ALTER TABLE {s}.entry ALTER COLUMN value SET STORAGE EXTERNAL;
 CREATE TABLE IF NOT EXISTS {s}.reservation (
