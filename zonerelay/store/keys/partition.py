@@ -337,9 +337,13 @@ class Partition:
 
     # --- the lease
 
+    def is_held(self) -> bool:
+        """Whether no other writer can have taken the partition over."""
+        return self._clock.boottime() < self._valid_until
+
     def check(self) -> None:
         """Raise ClaimLostError when another writer may have taken the partition over."""
-        if self._clock.boottime() >= self._valid_until:
+        if not self.is_held():
             raise ClaimLostError("the lease of this relay was not renewed in time")
 
     async def _beat(self) -> None:

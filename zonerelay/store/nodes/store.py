@@ -354,7 +354,10 @@ class NodeStore:
     async def _claim(
         self, limit: int, claim: Callable[[LevelDbStore, int], Awaitable[list[Delivery]]]
     ) -> list[Delivery]:
-        """Claim from all partitions, each of which comes first in its turn."""
+        """Claim from all partitions whose lease runs, each of which comes first in its turn. Raises
+        ClaimLostError when that of the own one does not: what is handed out could not be sent.
+        """
+        self._own.partition.check()
         if not self._heirs:
             return await claim(self._own.queue, limit)
         all_held = list(self._held())
@@ -364,6 +367,8 @@ class NodeStore:
             for held in [*all_held[self._first :], *all_held[: self._first]]:
                 if len(found) >= limit:
                     break
+                if not held.partition.is_held():
+                    continue
                 claimed = await claim(held.queue, limit - len(found))
                 found += claimed
                 if held is not self._own:
@@ -389,6 +394,7 @@ class NodeStore:
         self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         """New mail comes to the own partition alone."""
+        self._own.partition.check()
         return await self._own.queue.claim_new(queue, limit, since=since, skip_domains=skip_domains)
 
     async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
