@@ -30,8 +30,8 @@ NO_BUCKET = "no bucket"
 CLOCK = "clock stepped"
 DEATHS = ("kill -9", "power cut")
 REPEATS_NOTHING = (CLOCK, NO_SUPERVISOR)
-NOTICED_WITHIN = 6.0
-"""Seconds: a quarter of the lease, and the time after which a request is given up."""
+NOTICED_WITHIN = 9.0
+"""Seconds: a quarter of the lease, and the time in which the fate of a batch is found out."""
 FINAL = ("delivered", "bounced", "expired")
 UNDER_WAY = 15.0
 """Seconds in which a transaction that had begun before a suspension may get as far as RCPT."""
@@ -148,8 +148,8 @@ class Ledger:
         ]
 
     def sent_though_refused(self, submissions: list[Submission], mails: list[Mail]) -> list[str]:
-        """Messages on a bucket whose clients have heard 451: they come again, so these are refused for good.
-        Only a relay that ends, or loses its lease, before it could say so may forget that.
+        """Messages on a bucket whose clients have heard 451 and that were delivered all the same: the second
+        try of the client makes a copy. A relay that ends, or loses its lease, cannot take them back.
         """
         arrived = {tag[1].decode() for mail in mails if mail.sender and (tag := _TAG.search(mail.body))}
         return [
@@ -332,7 +332,11 @@ class Ledger:
                 processes = highest.setdefault(process.partition(".")[0], {})
                 identity = str(fields["id"])
                 processes[process] = max(processes.get(process, ""), identity)
-                if any(name != process and identity <= last for name, last in processes.items()):
+                # Behind a lost partition ids are those of another one, with another suffix.
+                if any(
+                    name != process and identity[-2:] == last[-2:] and identity <= last
+                    for name, last in processes.items()
+                ):
                     found.append(f"{process} accepted {identity} at {at:.3f}, below the ids of its last run")
         return found
 

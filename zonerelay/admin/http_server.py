@@ -254,7 +254,9 @@ def is_our_name(host: str, hosts: Collection[str]) -> bool:
         return True  # HTTP/1.0; browsers always send one
     name = host.removeprefix("[").partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     name = name.lower().rstrip(".")
-    if ("." not in name and ":" not in name) or any(name == each or _is_below(name, each) for each in hosts):
+    if host[0] != "[" and not set(name) & set(".:"):
+        return True
+    if any(name == each or _is_below(name, each) for each in hosts):
         return True
     try:
         ipaddress.ip_address(name)

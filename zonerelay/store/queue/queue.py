@@ -24,7 +24,7 @@ from zonerelay.store.common.keeper.disk_watch import INTERVAL, SpaceWatch
 from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.partition import Hooks, Partition
-from zonerelay.store.keys.port import KeyRange, Write
+from zonerelay.store.keys.port import FencedError, KeyRange, Write
 from zonerelay.store.leveldb import cold_reads, scan
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.keeper import SpoolKeeper
@@ -251,7 +251,10 @@ class QueueKeeper:
         self.on_failure()
         self.counts = Counts()  # what is in doubt may be stored
         full = isinstance(error, StoreFullError)
-        self.health.set("write", Unhealthy.NO_SPACE if full else Unhealthy.WRITE_FAILED, str(error))
+        reason = Unhealthy.NO_SPACE if full else Unhealthy.WRITE_FAILED
+        if isinstance(error, FencedError):
+            reason = Unhealthy.NO_LEASE
+        self.health.set("write", reason, str(error))
 
     def _back(self) -> None:
         self.on_failure()
