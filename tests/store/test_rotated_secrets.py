@@ -17,6 +17,7 @@ from tests.support.ports import LOOPBACK
 from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.redis_server import RedisServer
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings
+from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.objects.client import Bucket, RefusedError
 
@@ -66,14 +67,14 @@ async def test_a_postgresql_password_that_was_replaced(
 async def test_a_redis_password_that_was_replaced(secret: Path) -> None:
     with RedisServer() as server:
         assert server.ask("ACL", "SETUSER", "relay", "on", f">{PASSWORD}", "~*", "&*", "+@all") == b"+OK\r\n"
-        settings = RedisSettings(url=server.url, user="relay", password=str(secret), lease=60.0)
-        async with Spool(secret.parent, backend=Backend.REDIS, redis=settings) as spool:
+        settings = RedisSettings(url=server.url, user="relay", password=str(secret), lease=4.0)
+        async with Spool(secret.parent, backend=Backend.REDIS, redis=settings, clock=SystemClock()) as spool:
             await store_message(spool.store, 1)
             server.ask("ACL", "SETUSER", "relay", "resetpass", ">another")
             server.ask("CLIENT", "KILL", "USER", "relay")
-            await until(lambda: spool.store.unhealthy() is not None)
+            await until(lambda: spool.store.unhealthy() is not None, seconds=20.0)
             secret.write_text("another")
-            await until(lambda: spool.store.unhealthy() is None)
+            await until(lambda: spool.store.unhealthy() is None, seconds=20.0)
             await store_message(spool.store, 2)
 
 

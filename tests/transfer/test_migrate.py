@@ -171,25 +171,6 @@ def test_keys_go_along_also_of_mail_that_has_left(
     assert asyncio.run(contents(target)).keys() == {"to@example.net"}
 
 
-def test_a_bucket_that_cannot_take_keys_is_refused_before_anything_moves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, target = configured(tmp_path / "a", "leveldb"), configured(tmp_path / "b", "s3")
-
-    async def prepare() -> None:
-        await fill(source, 1)
-        async with queue(source) as store:
-            await store.keep_keys([("1" * 32, Kept(message_id(256), "d" * 32, KEPT))])
-
-    asyncio.run(prepare())
-    before = asyncio.run(contents(source))
-    assert migrate(source, target) == 2
-    assert "nothing was moved" in capsys.readouterr().err
-    assert asyncio.run(contents(source)) == before
-    assert migrate(source, target, "--drop-keys") == 0
-    assert asyncio.run(contents(target)) == before
-
-
 async def states(config: Path) -> list[Delivery]:
     async with queue(config) as store:
         return sorted([each async for each in store.scan()], key=lambda each: each.recipient)

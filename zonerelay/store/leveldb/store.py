@@ -157,7 +157,8 @@ class LevelDbStore(BatchedUpdate):
         ops: list[Op] = []
         for identity, kept in keys:
             ops += scan.once_ops(Once(identity, kept.digest, kept.until), kept.message_id)
-        await self._committer.submit(ops)
+        if ops:
+            await self._committer.submit(ops)
 
     async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
         ops: list[Op] = []

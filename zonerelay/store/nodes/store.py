@@ -126,6 +126,7 @@ class NodeStore:
         """Take a partition. Raises StoreError; `close` follows then, too."""
         self._own = await self._take_partition()
         self._is_open = True
+        await self._look_at_peers()
         self._tasks.start(self._watch())
         self._tasks.start(self._serve_requests())
         self._tasks.start(self._replace_lost())

@@ -460,6 +460,12 @@ class ObjectKeys:
             if count < len(names):
                 forgive = self._engine.forgive
                 if forgive is not None and (missing := await self._missing()):
+                    if await self._place.read(self._slot(missing[0])) is not None:
+                        continue  # it came while the others were listed
+                    end = await self._last_snapshot()
+                    if end is not None and end.state.slot > self._state.slot:
+                        await self._rebuild(end)  # a relay that runs has made it, and removed these
+                        continue
                     for slot in missing:
                         forgive(self._slot(slot), "it is missing")
                         await self._apply_to_index(LogEntry(self._state.batch_epoch, self._state.batch), b"")

@@ -302,6 +302,8 @@ def _judged(error: ResponseError) -> StoreError:
 
 
 def _lost(reason: object) -> StoreError:
+    if isinstance(reason, BaseException) and isinstance(reason.__context__, OSError):
+        reason = reason.__context__.strerror or reason  # redis-py adds what belongs to itself
     return StoreLostError(f"{Unhealthy.SERVER_DOWN}: {reason}")
 
 
