@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,13 +41,6 @@ def body_in(path: Path) -> Path:
     return next((path / "messages").glob("message-*"))
 
 
-def foreign(path: Path) -> None:
-    shutil.rmtree(path / "nodes")
-    shutil.rmtree(path / "scratch")
-    body_in(path).unlink()
-    (path / "000005.ldb").write_bytes(b"x")
-
-
 def records_of(path: Path, change: Callable[[LevelDb, bytes], None]) -> None:
     db = LevelDb(path, write_buffer=256 * 1024)
     db.open()
@@ -82,7 +74,6 @@ def cut_in_the_shelf(path: Path) -> None:
 
 
 DAMAGE: list[tuple[Backend, Damage]] = [
-    (Backend.DISK, foreign),
     (Backend.LEVELDB, lost_record),
     (Backend.LEVELDB, unreadable_key),
     (Backend.LEVELDB, of_a_disk_queue),

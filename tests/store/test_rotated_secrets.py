@@ -50,16 +50,18 @@ async def test_a_postgresql_password_that_was_replaced(
 
     use(PASSWORD)
     postgres.psql(f"CREATE ROLE {role} LOGIN SUPERUSER PASSWORD '{PASSWORD}'")
-    settings = PostgresSettings(url=url, password=str(secret), schema=role, lease=60.0)
+    settings = PostgresSettings(url=url, password=str(secret), schema=role, lease=4.0)
     if form == "passfile":
         settings = replace(settings, url=f"{url}?passfile={secret}", password="")
-    async with Spool(secret.parent, backend=Backend.POSTGRES, postgres=settings) as spool:
+    async with Spool(
+        secret.parent, backend=Backend.POSTGRES, postgres=settings, clock=SystemClock()
+    ) as spool:
         await store_message(spool.store, 1)
         cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'"
         await asyncio.to_thread(postgres.psql, f"ALTER ROLE {role} PASSWORD 'another'; {cut}")
-        await until(lambda: spool.store.unhealthy() is not None)
+        await until(lambda: spool.store.unhealthy() is not None, seconds=20.0)
         use("another")
-        await until(lambda: spool.store.unhealthy() is None)
+        await until(lambda: spool.store.unhealthy() is None, seconds=20.0)
         await store_message(spool.store, 2)
         assert len(await spool.store.claim(queue_of("default"), 10, now=NOW)) == 2
 

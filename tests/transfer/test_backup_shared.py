@@ -133,7 +133,9 @@ def test_a_message_that_cannot_be_read_is_named_and_the_others_are_saved(
 
     asyncio.run(filled())
     assert one.redis is not None
-    shared_server().ask("HDEL", f"{one.redis.prefix}message:{message_id(2)}", "3")
+    chunk = f"message {message_id(2)} 000003"
+    assert shared_server().ask("HDEL", f"{one.redis.prefix}values:0", chunk) == b":1\r\n"
+    shared_server().ask("ZREM", f"{one.redis.prefix}keys:0", chunk)
     assert spool(config, "backup", str(tmp_path / "backup"), "--json") == 1
     assert json.loads(capsys.readouterr().out)["unusable"] == 1
     assert saved(tmp_path / "backup").keys() == {1}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from zonerelay.config.settings import (
@@ -24,9 +25,6 @@ from zonerelay.limits import shared as shared_limits
 from zonerelay.limits.values import LimitAuthority
 from zonerelay.process.threads import STORE
 from zonerelay.store.contract import Store, StoreError, StoreOpenError
-from zonerelay.store.keys.partition import Hooks, Partition, open_partition
-from zonerelay.store.keys.port import Engine, NodeTakenError
-from zonerelay.store.keys.seen_file import SeenFile
 from zonerelay.store.shared import (
     open_shared,
     place_of,
@@ -37,6 +35,10 @@ from zonerelay.store.shared import (
     seen_directory,
 )
 from zonerelay.store.surroundings import Surroundings, driver
+
+if TYPE_CHECKING:
+    from zonerelay.store.keys.partition import Hooks, Partition
+    from zonerelay.store.keys.port import Engine
 
 
 async def open_store(
@@ -104,6 +106,9 @@ async def _open_s3(settings: SpoolSettings, s3: S3Settings, around: Surroundings
 
 async def _open_alone(engine: Engine, around: Surroundings, seen: Path) -> Store:
     """The queue of a service on which only one relay at a time can work. Raises StoreError."""
+    from zonerelay.store.keys.partition import open_partition
+    from zonerelay.store.keys.port import NodeTakenError
+    from zonerelay.store.keys.seen_file import SeenFile
     from zonerelay.store.queue.queue import open_queue
 
     async def opened(hooks: Hooks) -> Partition:

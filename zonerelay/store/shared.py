@@ -21,10 +21,10 @@ from zonerelay.config.settings import (
     SpoolSettings,
 )
 from zonerelay.store.contract import Store, StoreError, StoreOpenError
-from zonerelay.store.keys.port import SharedEngine
 from zonerelay.store.surroundings import Surroundings, driver, secret_of
 
 if TYPE_CHECKING:
+    from zonerelay.store.keys.port import SharedEngine
     from zonerelay.store.postgres.driver import Access
     from zonerelay.store.redis.connection import Server
 

@@ -51,7 +51,7 @@ class Surroundings:
     loop that opened the store and must not raise. `environment` is where secrets may be. `siblings` is `None`
     for a worker that is alone and on a shared store; there `register` has the idempotency keys of all nodes.
     `withdraw` keeps the scheduler's hands off deliveries and returns those that may be changed now, until
-    `give_back`.
+    `give_back`; without it what is claimed may not be changed.
     """
 
     clock: Clock
@@ -63,7 +63,7 @@ class Surroundings:
     environment: Mapping[str, str] = field(default_factory=dict)
     siblings: Siblings | None = None
     register: KeyRegister | None = None
-    withdraw: Callable[[Collection[DeliveryKey]], set[DeliveryKey]] = set
+    withdraw: Callable[[Collection[DeliveryKey]], set[DeliveryKey]] | None = None
     give_back: Callable[[Collection[DeliveryKey]], None] = none_lost
 
 

@@ -55,11 +55,13 @@ class Requests:
         update: Update,
         around: Surroundings,
         own: Callable[[], tuple[int, Partition]],
+        unclaimed: Callable[[Collection[DeliveryKey]], set[DeliveryKey]],
         others: Mapping[int, QueueReads],
     ) -> None:
         self._update = update
         self._around = around
         self._own = own
+        self._unclaimed = unclaimed
         self._others = others
 
     # --- asking
@@ -124,7 +126,8 @@ class Requests:
 
     async def _carry_out(self, wanted: list[_Wanted]) -> int:
         by_key = {records.decode_delivery(each.key, each.present).key: each for each in wanted}
-        free = self._around.withdraw(by_key.keys())
+        withdraw = self._around.withdraw
+        free = self._unclaimed(by_key.keys()) if withdraw is None else withdraw(by_key.keys())
         count = 0
 
         def change(delivery: Delivery) -> Delivery | None:

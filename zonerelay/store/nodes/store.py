@@ -113,7 +113,11 @@ class NodeStore:
         self._is_fenced = asyncio.Event()
         self._replaced = asyncio.Event()
         self._requests = Requests(
-            self._update_held, around, lambda: (self.node, self._own.partition), self._others
+            self._update_held,
+            around,
+            lambda: (self.node, self._own.partition),
+            lambda keys: {key for key in keys if not any(held.queue.has_claim(key) for held in self._held())},
+            self._others,
         )
         self._requests_every = requests_every
         self._wait = wait
