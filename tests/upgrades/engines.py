@@ -371,13 +371,13 @@ Engine = LevelDb | Disk | Redis | Postgres | S3
 ENGINES: dict[str, Engine] = {
     "leveldb": LevelDb(),
     "disk": Disk(),
-    "redis": Redis(),
-    "postgres": Postgres(),
 }
 
 REFUSED: dict[str, Engine | OldFiles] = {
     "shelf": OldFiles("shelf.tar.gz", Backend.MEMORY),
     "disk": OldFiles("disk.tar.gz", Backend.DISK),
+    "redis": Redis(),
+    "postgres": Postgres(),
     "s3": S3(),
 }
 """Queues of 0.1.0 that this release refuses."""

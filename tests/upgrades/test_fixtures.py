@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,22 +94,3 @@ async def test_a_check_finds_nothing(fixture: tuple[str, str], spool: Spool, tmp
     environment = {"SECRET": SECRET}
     await check_spool(settings, 0, Examination(tmp_path / "scratch", findings, lambda *_: None, environment))
     assert findings.kept == []
-
-
-def test_tables_of_the_first_revision_become_those_of_a_new_queue(tmp_path: Path) -> None:
-    """PostgreSQL: whatever steps were taken, the same columns, indexes and options are there in the end."""
-    engine = ENGINES["postgres"]
-    first = next(name for name, other in fixtures.stored() if other == "postgres")
-    old = engine.unpack((fixtures.DIRECTORY / first / engine.file).read_bytes(), tmp_path / "old")
-    new = engine.spool(tmp_path / "new")
-
-    async def opened(spool: Spool) -> None:
-        async with spool:
-            pass
-
-    shapes = []
-    for spool in (old, new):
-        asyncio.run(opened(spool))
-        found = engine.records(spool)
-        shapes.append({name: text for name, text in found.items() if not name.startswith("row ")})
-    assert shapes[0] == shapes[1]

@@ -67,6 +67,8 @@ def test_a_newer_queue_is_refused_and_left_alone(name: str, tmp_path: Path) -> N
 OLD = {
     "shelf": r"it was written by Python's shelve\. Nothing was changed\. Start the release that wrote it",
     "disk": r"holds a disk queue of zonerelay 0\.1\.0, .* Nothing was changed\. Start 0\.1\.0 on it until",
+    "redis": r"holds the queue of zonerelay 0\.1\.0, which this version does not read",
+    "postgres": r"holds the queue of zonerelay 0\.1\.0, which this version does not read",
     "s3": r"holds a queue of zonerelay 0\.1\.0, which .* Nothing was changed\. Start 0\.1\.0 on it until",
 }
 
