@@ -32,7 +32,8 @@ from zonerelay.store.contract import (
     StoreError,
     Submit,
 )
-from zonerelay.store.keys.port import SharedEngine
+from zonerelay.store.keys.partition import Partition
+from zonerelay.store.keys.port import PAGE_ROWS, KeyRange, SharedEngine
 from zonerelay.store.nodes.store import NodeStore, open_nodes
 from zonerelay.store.surroundings import Surroundings
 
@@ -289,3 +290,41 @@ async def test_deferred_and_held_mail_of_an_heir(crew: list[Machine]) -> None:
     assert (counts.deferred, counts.held) == (1, 1)
     assert await two.nodes.claim(QUEUE, 10, now=NOW) == []
     assert [each.recipient for each in await two.nodes.claim(QUEUE, 10, now=NOW + 61)] == ["a@example.net"]
+
+
+async def test_a_list_goes_on_while_a_node_is_adopted(crew: list[Machine]) -> None:
+    one, two = crew[:2]
+    await one.start()
+    await two.start()
+    for number in range(1, 2 * PAGE_ROWS):
+        await put(two, number, "a@example.net")
+    await until(lambda: bool(one.nodes._others))
+    walk = one.nodes.scan()
+    found = [(await anext(walk)).key]
+    await two.die()
+    await until(lambda: bool(one.nodes._heirs), seconds=60.0)
+    found += [delivery.key async for delivery in walk]
+    assert [key.message_id for key in found] == [message_id(number) for number in range(1, 2 * PAGE_ROWS)]
+
+
+async def test_a_partition_whose_adoption_failed_is_adopted_later(
+    crew: list[Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody keeps its lease meanwhile."""
+    one, two = crew[:2]
+    await one.start()
+    await two.start()
+    await put(one, 1, "a@example.net")
+    failed: list[KeyRange] = []
+    clear = Partition.clear
+
+    async def fail_once(partition: Partition, emptied: KeyRange) -> None:
+        if not failed:
+            failed.append(emptied)
+            raise StoreError("the store does not answer")
+        await clear(partition, emptied)
+
+    monkeypatch.setattr(Partition, "clear", fail_once)
+    await one.die()
+    assert await two.claim() == ["a@example.net"]
+    assert failed

@@ -187,13 +187,16 @@ class NodeStore:
                 seen_file=seen,
                 hooks=replace(hooks, on_trouble=lambda error: trouble(hooks, error)),
             )
-            for prefix in (REQUESTS, ANSWERS):  # of a process that is no more
-                await partition.clear(KeyRange.of_prefix(prefix))
+            try:
+                for prefix in (REQUESTS, ANSWERS):  # of a process that is no more
+                    await partition.clear(KeyRange.of_prefix(prefix))
+            except BaseException:
+                await partition.abandon()  # nobody would deliver what its lease keeps from others
+                raise
             return partition
 
         queue = await open_queue(opened, around, min_free_space=self._min_free_space)
         assert partition is not None
-        await self._forget_reader(node)
         return HeldPartition(node, partition, queue)
 
     async def close(self) -> None:
@@ -240,6 +243,7 @@ class NodeStore:
             return  # it is back, or another node was faster
         _log.warning("node %d of the queue is gone: its mail is delivered from here", node)
         self._heirs[node] = heir
+        await self._forget_reader(node)
         for queue in await heir.queue.queues():
             self._around.on_news(queue)
 
@@ -293,6 +297,7 @@ class NodeStore:
             while True:
                 try:
                     self._own = await self._take_partition()
+                    await self._forget_reader(self.node)
                     break
                 except StoreError as error:
                     _log.warning("no partition of the queue can be taken yet: %s", error)
@@ -549,10 +554,8 @@ class NodeStore:
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
-        walks = [
-            *(held.queue.scan(queue, wanted=wanted, after=after) for held in self._held()),
-            *(reads.scan(queue, wanted=wanted, after=after) for reads in list(self._others.values())),
-        ]
+        nodes = dict.fromkeys([*(held.node for held in self._held()), *self._others])
+        walks = [self._walk(node, queue, wanted, after) for node in nodes]
         heads: list[tuple[bytes, int, Delivery]] = []
         try:
             for number, walk in enumerate(walks):
@@ -569,8 +572,33 @@ class NodeStore:
                     heapq.heapreplace(heads, (records.delivery_key(following.key), number, following))
         finally:
             for walk in walks:
+                await walk.aclose()
+
+    async def _walk(
+        self, node: int, queue: QueueName | None, wanted: Wanted, after: DeliveryKey | None
+    ) -> AsyncGenerator[Delivery, None]:
+        """The deliveries of one partition, which may be adopted, left or lost meanwhile."""
+        while True:
+            reads = await self._lists_of(node)
+            walk = reads.scan(queue, wanted=wanted, after=after)
+            try:
+                async for delivery in walk:
+                    after = delivery.key
+                    yield delivery
+                return
+            except StoreError:
+                if reads is await self._lists_of(node):
+                    raise
+            finally:
                 if isinstance(walk, AsyncGenerator):
                     await walk.aclose()
+
+    async def _lists_of(self, node: int) -> LevelDbStore | QueueReads:
+        """What lists the deliveries of a partition at present."""
+        for held in self._held():
+            if held.node == node:
+                return held.queue
+        return await self._reads_of(node)
 
     # --- what is known of all of it
 
