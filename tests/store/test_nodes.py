@@ -158,6 +158,34 @@ async def test_a_report_of_an_heir_is_one_batch_with_what_it_reports(crew: list[
     assert one.nodes.node in two.nodes._heirs, "the report lies where the message did"
 
 
+async def test_held_mail_of_an_heir_can_be_settled_with_its_report(crew: list[Machine]) -> None:
+    """An operator bounces what no attempt has claimed."""
+    one, two = crew[:2]
+    await one.start()
+    [delivery] = await store_message(one.nodes, 1, "a@example.net", held=True)
+    await one.nodes.close()
+    await two.start()
+    await until(lambda: QUEUE in two.nodes.counts())
+    assert await two.nodes.own_deliveries_of(message_id(1)) == [delivery]
+    message, dsn = own_message(message_id(9), b"it failed\r\n", "from@example.org")
+    await two.nodes.settle(
+        [Finish(delivery), Submit(message, b"it failed\r\n", (dsn,), about=(delivery.key,))]
+    )
+    assert await two.nodes.deliveries_of(message_id(1)) == []
+    assert await two.claim() == ["from@example.org"]
+
+
+async def test_mail_of_another_living_node_is_none_that_this_one_can_settle(crew: list[Machine]) -> None:
+    """A bounce would be reported, and the mail delivered all the same."""
+    one, two = crew[:2]
+    await one.start()
+    await two.start()
+    await put(one, 1, "a@example.net")
+    await until(lambda: one.nodes.node in two.nodes._others)
+    assert len(await two.nodes.deliveries_of(message_id(1))) == 1
+    assert await two.nodes.own_deliveries_of(message_id(1)) == []
+
+
 async def test_a_node_that_stood_still_loses_its_claims_and_goes_on(crew: list[Machine]) -> None:
     one, two = crew[:2]
     await one.start()

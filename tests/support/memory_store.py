@@ -268,6 +268,9 @@ class MemoryStore:
         found = [delivery for key, delivery in self._deliveries.items() if key.message_id == message_id]
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
+    async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        return await self.deliveries_of(message_id)
+
     def counts(self) -> dict[QueueName, QueueCounts]:
         counts = Counts()
         for delivery in self._deliveries.values():

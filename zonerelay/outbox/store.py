@@ -288,6 +288,9 @@ class OutboxStore:
             return []
         return [] if row is None else sorted(row.open(), key=lambda each: each.recipient)
 
+    async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        return await self.deliveries_of(message_id)
+
     # --- operators
 
     async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> int:

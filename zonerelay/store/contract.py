@@ -470,6 +470,9 @@ class QueueOperations(Protocol):
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         """The deliveries of one message that are still open, in recipient order."""
 
+    async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        """Return those of `deliveries_of` that this node can settle: not those of other nodes."""
+
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         """Those messages that exist and can be read, for a list."""
 

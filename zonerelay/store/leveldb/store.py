@@ -334,6 +334,9 @@ class LevelDbStore(BatchedUpdate):
         queues = [each for each, some in counts.moves.items() if some.total] if counts.is_whole else None
         return await self._reader.read(scan.deliveries_of, message_id, queues)
 
+    async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        return await self.deliveries_of(message_id)
+
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await self._reader.read(scan.read_messages, ids)
 

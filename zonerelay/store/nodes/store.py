@@ -51,6 +51,7 @@ from zonerelay.store.contract import (
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenError, SharedEngine
 from zonerelay.store.keys.seen_file import SeenFile
+from zonerelay.store.leveldb.cold_reads import READ_CHUNKS
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.nodes.key_register import NodeRegister
 from zonerelay.store.nodes.requests import ANSWERS, REQUESTS, Requests
@@ -201,7 +202,7 @@ class NodeStore:
 
     async def close(self) -> None:
         await self._tasks.cancel()
-        for held in [*self._heirs.values(), *([self._own] if self._is_open else [])]:
+        for held in reversed(self._held()) if self._is_open else ():
             await held.queue.close()
         for node in list(self._others):
             await self._forget_reader(node)
@@ -217,6 +218,8 @@ class NodeStore:
                 await self._look_at_peers()
             except StoreError as error:
                 _log.warning("the other nodes of the queue cannot be looked at: %s", error)
+            except Exception:  # noqa: BLE001 - without this task mail of nodes that are gone is never sent
+                _log.exception("the other nodes of the queue cannot be looked at")
             await self._wait(pause)
 
     async def _look_at_peers(self) -> None:
@@ -226,10 +229,12 @@ class NodeStore:
         for peer in peers:
             if peer.node in held:
                 continue
-            if peer.is_over and await (await self._reads_of(peer.node)).queues():
-                await self._adopt(peer.node)
-            else:
-                await self._reads_of(peer.node)
+            reads = await self._reads_of(peer.node)
+            try:
+                if peer.is_over and await reads.queues():
+                    await self._adopt(peer.node)
+            except StoreError as error:  # one that is damaged keeps no other mail
+                _log.warning("node %d of the queue is gone and cannot be adopted: %s", peer.node, error)
         for heir in list(self._heirs.values()):
             if not heir.queue.has_claims() and not await heir.queue.queues():
                 del self._heirs[heir.node]
@@ -311,14 +316,17 @@ class NodeStore:
 
     # --- which partition
 
-    def _held(self) -> Iterable[HeldPartition]:
-        yield self._own
-        yield from self._heirs.values()
+    def _held(self) -> list[HeldPartition]:
+        """The own partition first. A list: others are adopted and left while a caller waits."""
+        return [self._own, *self._heirs.values()]
 
-    def _holder(self, key: DeliveryKey) -> HeldPartition:
-        """Where the delivery is claimed; else the own partition."""
-        for held in self._heirs.values():
+    async def _holder(self, key: DeliveryKey) -> HeldPartition:
+        """Where the delivery is claimed, or else stored, as what an operator bounces may be."""
+        for held in self._held():
             if held.queue.has_claim(key):
+                return held
+        for held in self._held()[1:]:
+            if key in {each.key for each in await held.queue.deliveries_of(key.message_id)}:
                 return held
         return self._own
 
@@ -370,7 +378,7 @@ class NodeStore:
         self._own.partition.check()
         if not self._heirs:
             return await claim(self._own.queue, limit)
-        all_held = list(self._held())
+        all_held = self._held()
         self._first = (self._first + 1) % len(all_held)
         found: list[Delivery] = []
         try:
@@ -443,12 +451,12 @@ class NodeStore:
                 about = [key for key in change.about if not self._is_lost(key)]
                 if change.about and not about:
                     continue  # the node that has the deliveries now reports for itself
-                holder = self._holder(about[0]) if about else self._own
+                holder = await self._holder(about[0]) if about else self._own
             elif self._is_lost(change.delivery.key):
                 lost.append(change.delivery.key)
                 continue
             else:
-                holder = self._holder(change.delivery.key)
+                holder = await self._holder(change.delivery.key)
             parts.setdefault(holder, []).append(change)
         self._found_lost(lost)
         results = await asyncio.gather(
@@ -494,6 +502,8 @@ class NodeStore:
                 await self._requests.answer()
             except StoreError as error:
                 _log.warning("requests of other nodes cannot be answered now: %s", error)
+            except Exception:  # noqa: BLE001 - as in `_watch`
+                _log.exception("requests of other nodes cannot be answered")
 
     # --- reading
 
@@ -516,7 +526,7 @@ class NodeStore:
             first = await anext(found, None)
         except MessageNotFoundError:
             reads, message = await self._elsewhere(message_id)
-            for number in range(1, message.chunks + 1, 4):
+            for number in range(1, message.chunks + 1, READ_CHUNKS):
                 for chunk in await reads.chunks(message_id, number, message.chunks):
                     yield chunk
             return
@@ -543,6 +553,9 @@ class NodeStore:
             if missing := [each for each in ids if each not in found]:
                 found |= await reads.messages(missing)
         return found
+
+    async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        return [each for held in self._held() for each in await held.queue.deliveries_of(message_id)]
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         found = [each for held in self._held() for each in await held.queue.deliveries_of(message_id)]
