@@ -696,8 +696,8 @@ class Operations:
         if message is None:
             return 0
         chosen = set(keys)
-        # As they are now: the list may be older than the last attempt. Not other nodes' mail: its report would
-        # be stored here, and the outcome nowhere.
+        # As they are now: the list may be older than the last attempt. Other nodes' mail is not among them:
+        # the report would be stored here, and the outcome nowhere.
         deliveries = [d for d in await self._store.own_deliveries_of(message_id) if d.key in chosen]
         if deliveries:
             await self._settler.settle(message, deliveries, [outcome] * len(deliveries))
