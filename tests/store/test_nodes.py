@@ -65,7 +65,7 @@ class Machine:
             ),
             directory=self.directory,
             preferred=number,
-            requests_every=0.1,
+            every=0.1,
         )
         return self.nodes
 

@@ -96,7 +96,7 @@ async def _open_s3(settings: SpoolSettings, s3: S3Settings, around: Surroundings
         if not s3.shared:
             return await _open_alone(engine, around, seen)
         every = s3.lease / 4
-        return await open_nodes(engine, around, directory=seen, requests_every=every, wait=engine.wait)
+        return await open_nodes(engine, around, directory=seen, every=every, wait=engine.wait)
     except BaseException as error:
         await engine.close()
         if isinstance(error, StoreError):

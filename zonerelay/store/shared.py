@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from zonerelay.store.postgres.driver import Access
     from zonerelay.store.redis.connection import Server
 
-REQUESTS_EVERY = 2.0
-"""Seconds between two looks for what other nodes ask of this one."""
+LOOK_EVERY = 2.0
+"""Seconds, or a quarter of the lease, between two looks at the other nodes and at what they ask for."""
 
 
 def place_of(backend: Backend, *, redis: RedisSettings, postgres: PostgresSettings, s3: S3Settings) -> str:
@@ -104,7 +104,7 @@ async def open_shared(
             around,
             directory=seen_directory(spool.path, place),
             preferred=preferred,
-            requests_every=REQUESTS_EVERY,
+            every=min(LOOK_EVERY, engine.lease / 4),
             min_free_space=spool.min_free_space,
         )
     except StoreOpenError:

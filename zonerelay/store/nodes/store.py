@@ -61,8 +61,6 @@ from zonerelay.store.surroundings import Surroundings
 
 MOST_ADOPTED = 10_000
 """Messages of adopted partitions that are remembered as handed out, before those that are settled go."""
-LOOK_AT_PEERS = (0.5, 10.0)
-"""Bounds in seconds for a quarter of the lease, after which the other nodes are looked at."""
 PAUSE = 1.0
 
 Wait = Callable[[float], Awaitable[object]]
@@ -89,7 +87,7 @@ class NodeStore:
         *,
         directory: Path,
         preferred: int | None,
-        requests_every: float,
+        every: float,
         wait: Wait,
         min_free_space: int,
     ) -> None:
@@ -120,7 +118,7 @@ class NodeStore:
             lambda keys: {key for key in keys if not any(held.queue.has_claim(key) for held in self._held())},
             self._others,
         )
-        self._requests_every = requests_every
+        self._every = every
         self._wait = wait
         self._register = NodeRegister(engine, lambda: self.node, self._reads_of, self._is_over)
         self._over: set[int] = set()
@@ -133,7 +131,6 @@ class NodeStore:
         self._is_open = True
         await self._look_at_peers()
         self._tasks.start(self._watch())
-        self._tasks.start(self._serve_requests())
         self._tasks.start(self._replace_lost())
 
     async def _take_partition(self) -> HeldPartition:
@@ -211,16 +208,16 @@ class NodeStore:
     # --- the other nodes
 
     async def _watch(self) -> None:
-        least, most = LOOK_AT_PEERS
-        pause = min(max(least, self._engine.lease / 4), most)
+        """Look at the other nodes, and carry out what they ask for."""
         while True:
             try:
                 await self._look_at_peers()
+                await self._requests.answer()
             except StoreError as error:
                 _log.warning("the other nodes of the queue cannot be looked at: %s", error)
             except Exception:  # noqa: BLE001 - without this task mail of nodes that are gone is never sent
                 _log.exception("the other nodes of the queue cannot be looked at")
-            await self._wait(pause)
+            await self._wait(self._every)
 
     async def _look_at_peers(self) -> None:
         peers = await self._engine.peers()
@@ -495,16 +492,6 @@ class NodeStore:
                 count += await held.queue.update(list(remaining), noted)
         return count, remaining
 
-    async def _serve_requests(self) -> None:
-        while True:
-            await asyncio.sleep(self._requests_every)
-            try:
-                await self._requests.answer()
-            except StoreError as error:
-                _log.warning("requests of other nodes cannot be answered now: %s", error)
-            except Exception:  # noqa: BLE001 - as in `_watch`
-                _log.exception("requests of other nodes cannot be answered")
-
     # --- reading
 
     async def read_message(self, message_id: MessageId) -> Message:
@@ -674,21 +661,22 @@ async def open_nodes(
     *,
     directory: Path,
     preferred: int | None = None,
-    requests_every: float = 2.0,
+    every: float = 2.0,
     wait: Wait = asyncio.sleep,
     min_free_space: int = 0,
 ) -> NodeStore:
     """Open the queue of this node. `directory` is where this machine keeps what it has seen of the engine's
-    partitions; `preferred` is the number that the configuration gives to the node, if it does. `wait` returns
-    when so many seconds are over, or another node has left. Raises StoreOpenError and StoreError; nothing is
-    left open then.
+    partitions; `preferred` is the number that the configuration gives to the node, if it does. The other
+    nodes are looked at each `every` seconds; `wait` returns when they are over, or another node has left.
+
+    Raises StoreOpenError and StoreError; nothing is left open then.
     """
     nodes = NodeStore(
         engine,
         around,
         directory=directory,
         preferred=preferred,
-        requests_every=requests_every,
+        every=every,
         wait=wait,
         min_free_space=min_free_space,
     )
