@@ -227,6 +227,27 @@ async def test_values_of_batches_that_never_were_are_swept(queue: Queue) -> None
     assert queue.files("values") == []
 
 
+async def test_what_is_staged_survives_an_epoch_that_began_after_a_failure(queue: Queue) -> None:
+    """A sweep took the body of a message that was answered 250 a moment later."""
+    partition = await queue.open()
+    await partition.stage(Write({b"staged": bytes(50_000)}))
+    waiting = asyncio.ensure_future(partition.write(Write({b"other": b"1"})))
+    # The batch fails, and so does the first beginning of an epoch after it.
+    failures = 2
+
+    def fails(name: str) -> bool:
+        nonlocal failures
+        failures -= "/log/" in name
+        return "/log/" in name and failures >= 0
+
+    queue.place.hold = fails
+    await waiting
+    await settled(partition)
+    assert await partition.get([b"staged", b"other"]) == [bytes(50_000), b"1"]
+    again = await queue.open("another")
+    assert await again.get([b"staged"]) == [bytes(50_000)]
+
+
 @pytest.mark.parametrize("is_conditional", [True, False])
 @pytest.mark.parametrize("seed", range(6))
 async def test_whatever_lands_late_the_log_is_what_was_confirmed(

@@ -310,6 +310,7 @@ class ObjectKeys:
         self._stages = 0
         self._staged: dict[bytes, bytes] = {}
         """Rows whose values are stored, for the next batch."""
+        self._being_staged: set[str] = set()
         self._spans: dict[bytes, bytes] = {}
         """Rows of large values that were made lately."""
         self._in_doubt: list[str] = []
@@ -613,9 +614,12 @@ class ObjectKeys:
         if not is_ours:
             self._epoch = 0
             raise FencedError(f"another writer has made entry {self._state.slot + 1} of node {self._node}")
-        for key in staged.keys() | withdrawn:
-            del self._staged[key]
-        if dropped := [*await self._apply_to_index(entry, data), *unnamed]:
+        try:
+            dropped = [*await self._apply_to_index(entry, data), *unnamed]
+        finally:  # not before: a sweep looks for names here and then in the index
+            for key in staged.keys() | withdrawn:
+                del self._staged[key]
+        if dropped:
             self._tasks.start(self._remove([f"{self._base}values/{name}" for name in dropped]))
         state = self._state
         if state.log > max(LEAST_LOG, SHARE * state.live) and (
@@ -626,12 +630,16 @@ class ObjectKeys:
     async def stage(self, rows: Mapping[bytes, bytes]) -> None:
         self._stages += 1
         stored, values = self._split(rows, f"{self._epoch:06d}-s{self._stages:011d}")
+        names = {name.rpartition("/")[2] for name, _ in values}
+        self._being_staged |= names
         try:
             await self._place.store(values)
+            self._staged.update((key, row) for key, row in stored.items() if row is not None)
         except StoreError:
             self._tasks.start(self._remove([name for name, _ in values]))
             raise
-        self._staged.update((key, row) for key, row in stored.items() if row is not None)
+        finally:
+            self._being_staged -= names
 
     def _split(
         self, given: Mapping[bytes, bytes | None], number: str
@@ -764,8 +772,12 @@ class ObjectKeys:
 
     async def _remove_unnamed(self, names: Sequence[str]) -> None:
         own = [each.rpartition("/")[2] for each in names]
+        # A batch is about to name what is staged, in an earlier epoch too. The index is asked after that: what
+        # is no longer staged is in it.
+        kept = self._being_staged | {name_of(row) for row in self._staged.values()}
         is_named = await self._threads.read(ObjectIndex.are_named, own)
-        await self._remove([name for name, named in zip(names, is_named, strict=True) if not named])
+        gone = zip(names, own, is_named, strict=True)
+        await self._remove([name for name, short, named in gone if not named and short not in kept])
 
     async def _tidy(self, in_doubt: Sequence[str], *, sweeps: bool) -> None:
         try:
