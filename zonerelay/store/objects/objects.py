@@ -772,8 +772,8 @@ class ObjectKeys:
 
     async def _remove_unnamed(self, names: Sequence[str]) -> None:
         own = [each.rpartition("/")[2] for each in names]
-        # A batch is about to name what is staged, in an earlier epoch too. The index is asked after that: what
-        # is no longer staged is in it.
+        # A batch is about to name what is staged, in an earlier epoch too. The index is asked after that:
+        # what is no longer staged is in it.
         kept = self._being_staged | {name_of(row) for row in self._staged.values()}
         is_named = await self._threads.read(ObjectIndex.are_named, own)
         gone = zip(names, own, is_named, strict=True)
