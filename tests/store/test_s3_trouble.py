@@ -20,8 +20,8 @@ from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer, shared_moto
 from zonerelay.config.settings import Backend, S3Settings, Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
+from zonerelay.store import shared
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError, Unhealthy
-from zonerelay.store.nodes import store as nodes
 from zonerelay.store.objects import alerts
 from zonerelay.store.objects.client import Bucket
 from zonerelay.store.offline import forget_queue
@@ -231,13 +231,15 @@ async def test_a_relay_that_has_stopped_tells_another_at_once(
     home: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts, "WAIT", 1)
-    monkeypatch.setattr(nodes, "LOOK_AT_PEERS", (60.0, 60.0))
+    monkeypatch.setattr(shared, "LOOK_EVERY", 600.0)
     place = S3Settings(bucket=BUCKET, region="us-east-1", access_key=KEY)
     bucket = Bucket(place, lambda: SECRET)
     bucket._secret_key = SECRET  # which `open` would read
     async with bucket._make("sqs", shared_moto().url) as queues:
         url = (await queues.create_queue(QueueName=uuid.uuid4().hex))["QueueUrl"]
-    settings = s3_settings(shared_moto().url, lease=60.0, queue_url=url, queue_endpoint_url=shared_moto().url)
+    settings = s3_settings(
+        shared_moto().url, lease=600.0, queue_url=url, queue_endpoint_url=shared_moto().url
+    )
     one, other = (
         Spool(Path(name), backend=Backend.S3, s3=settings, clock=SystemClock()) for name in ("one", "other")
     )

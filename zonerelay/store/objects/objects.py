@@ -459,17 +459,21 @@ class ObjectKeys:
                 await self._apply_to_index(self._entry(data, name), data)
             count = self._state.slot - first
             if count < len(names):
-                forgive = self._engine.forgive
-                if forgive is not None and (missing := await self._missing()):
-                    if await self._place.read(self._slot(missing[0])) is not None:
-                        continue  # it came while the others were listed
+                forgive, missing = self._engine.forgive, range(0)
+                if forgive is not None:
+                    missing = await self._missing()
+                if missing or any(found[count:]):
+                    if await self._place.read(names[count]) is not None:
+                        continue  # it came while the others were read
                     end = await self._last_snapshot()
                     if end is not None and end.state.slot > self._state.slot:
-                        await self._rebuild(end)  # a relay that runs has made it, and removed these
+                        await self._rebuild(end)  # the writer has made it, and removed these
                         continue
-                    for slot in missing:
-                        forgive(self._slot(slot), "it is missing")
-                        await self._apply_to_index(LogEntry(self._state.batch_epoch, self._state.batch), b"")
+                for slot in missing:
+                    assert forgive is not None
+                    forgive(self._slot(slot), "it is missing")
+                    await self._apply_to_index(LogEntry(self._state.batch_epoch, self._state.batch), b"")
+                if missing:
                     continue
                 if any(found[count:]):
                     raise StoreError(f"the entry {names[count]} is missing, and later ones exist")
