@@ -35,6 +35,7 @@ from tests.support.ports import LOOPBACK, free_port
 from tests.support.postgres import PostgresServer
 from tests.support.process import RelayFailed, RelayProcess
 from tests.support.redis_server import shared_server
+from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
 from tests.support.sink import Sink
 from tests.support.toml import Table
 from zonerelay.config.settings import Backend
@@ -262,7 +263,7 @@ def database() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.mark.parametrize("backend", [Backend.POSTGRES, Backend.REDIS])
+@pytest.mark.parametrize("backend", [Backend.POSTGRES, Backend.REDIS, Backend.S3])
 @pytest.mark.proof
 async def test_two_nodes_on_one_store(
     tmp_path: Path, sink: Sink, database: PostgresServer, backend: Backend
@@ -270,11 +271,23 @@ async def test_two_nodes_on_one_store(
     name = uuid.uuid4().hex[:12]
 
     def node(number: int) -> RelayProcess:
-        shared: Table = (
-            {"url": database.url, "schema": f"nodes_{name}", "node": number, "lease": "3s"}
-            if backend is Backend.POSTGRES
-            else {"url": shared_server().url, "prefix": f"{name}:", "lease": "3s"}
-        )
+        shared: Table
+        match backend:
+            case Backend.POSTGRES:
+                shared = {"url": database.url, "schema": f"nodes_{name}", "node": number}
+            case Backend.REDIS:
+                shared = {"url": shared_server().url, "prefix": f"{name}:"}
+            case _:
+                secret = tmp_path / "secret"
+                secret.write_text(SECRET)
+                shared = {
+                    "bucket": BUCKET,
+                    "prefix": f"{name}/",
+                    "endpoint_url": shared_moto().url,
+                    "access_key": KEY,
+                    "secret_key": str(secret),
+                    "timeout": "2s",
+                }
         more = http_of(tmp_path)
         return RelayProcess(
             tmp_path / f"node{number}",
@@ -282,7 +295,7 @@ async def test_two_nodes_on_one_store(
             spool={"backend": backend.value},
             more_listeners=more["more_listeners"],
             tables={
-                backend.value: shared,
+                backend.value: {**shared, "lease": "3s"},
                 "retry": {"schedule": ["1s"], "suspend_min": "1s"},
                 **more["tables"],
             },
@@ -296,8 +309,9 @@ async def test_two_nodes_on_one_store(
                 nodes[turn % 2].restart()
 
         def until_empty() -> None:
-            if backend is Backend.REDIS:
-                first.wait_until_empty()
+            if backend is not Backend.POSTGRES:
+                for each in nodes:
+                    each.wait_until_empty()
                 return
             # A node counts anew now and then.
             sql = f"SELECT count(*) FROM nodes_{name}.delivery"

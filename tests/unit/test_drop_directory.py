@@ -40,7 +40,6 @@ class Scene:
             place,
             self.listener,
             max_size=MOST,
-            keeps_keys=True,
             hostname="relay.test",
             events=events_into(EventLog(), ManualClock()),
         )

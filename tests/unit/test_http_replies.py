@@ -22,7 +22,6 @@ def quota(limit: str, seconds: float) -> Refusal:
     [
         (replies.BAD_KEY.refusal, 400, None),
         (replies.OTHER_CONTENT.refusal, 422, None),
-        (replies.NOT_KEPT.refusal, 501, None),
         (replies.BEING_STORED.refusal, 409, None),
         (replies.STORE_FULL.refusal, 503, "10"),
         (replies.STORE_TROUBLE.refusal, 503, "10"),

@@ -13,8 +13,6 @@ from zonerelay.config.load import load_text
 from zonerelay.config.problems import Report
 from zonerelay.config.settings import (
     Backend,
-    Idempotency,
-    ListenerSettings,
     S3Settings,
     Settings,
     SpoolSettings,
@@ -54,14 +52,6 @@ def test_alerts_to_nobody_are_refused() -> None:
     report = Report({})
     check(settings(replace(SOUND, shared=False, queue_url="https://sqs.example.org/1/queue")), report)
     assert ("s3", "queue_url") in report.wrong
-
-
-def test_keys_that_a_bucket_cannot_remember_are_refused() -> None:
-    report = Report({})
-    listeners = (ListenerSettings(idempotency=Idempotency.MESSAGE_ID),)
-    check(replace(settings(SOUND), listener=listeners), report)
-    assert ("listener", 0, "idempotency") in report.wrong
-    assert any("idempotency key" in line for line in advice(settings(SOUND), "relay.example.org"))
 
 
 @pytest.mark.parametrize(

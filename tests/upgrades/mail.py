@@ -6,7 +6,6 @@ Every member of a message and of a delivery has two values at least in it, so a 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +20,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.queue_name import Priority, queue_of, webhook_queue
 from zonerelay.model.reply import Reply
-from zonerelay.store.contract import BodyFacts, Finish, Kept, NotKeptError, Postpone, Store, Submit
+from zonerelay.store.contract import BodyFacts, Finish, Kept, Postpone, Store, Submit
 from zonerelay.webhook.courier import About
 
 NOW = 1_700_000_000.0
@@ -223,8 +222,7 @@ async def write_queue(store: Store) -> Expected:
                 changes.append(Finish(delivery) if after is None else Postpone(after))
         await store.settle(changes)
         store.release({delivery.key for delivery in claimed} - {change.delivery.key for change in changes})
-    with contextlib.suppress(NotKeptError):  # S3
-        await store.keep_keys(KEYS)
+    await store.keep_keys(KEYS)
     own = report()
     await store.settle([own])
     messages[own.message.id], bodies[own.message.id] = own.message, own.body

@@ -302,7 +302,6 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .json(),
         Command("spool migrate", "spool.migrate:migrate", "Move the queue to another configuration")
         .value("--to", "OTHER.toml", "Configuration of the other relay", Path, required=True)
-        .flag("--drop-keys", "Go on although the other engine has no idempotency keys")
         .json(),
         Command("spool is-empty", "spool.state:is_empty", "Print the directories of an empty spool"),
         Command("spool accept-empty", "spool.state:accept_empty", "Accept that a shared store is now empty"),

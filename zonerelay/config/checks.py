@@ -16,7 +16,7 @@ from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import options_of
 from zonerelay.config.problems import KeyPath, Report
-from zonerelay.config.settings import REPEATED, TABLES, Backend, Idempotency, Settings, is_fully_qualified
+from zonerelay.config.settings import REPEATED, TABLES, Backend, Settings, is_fully_qualified
 from zonerelay.config.tables.credential import check_credentials, credential_advice, try_credentials
 from zonerelay.config.tables.delivery import check_retry, dns_advice, retry_advice
 from zonerelay.config.tables.listener import check_listeners, listener_advice
@@ -74,7 +74,6 @@ def check(settings: Settings, report: Report) -> Settings:
     check_capture(settings.capture, report)
     check_outbox(settings.outbox, zones, report)
     check_listeners(listeners, report, takes_reports=bool(settings.srs.domain))
-    _check_keys(settings, report)
     check_access(settings.access, report)
     _check_addresses(settings, report)
     if _names_are_sound(settings, report):
@@ -155,16 +154,6 @@ def _hostname_advice(hostname: str) -> list[str]:
     if is_fully_qualified(hostname):
         return []
     return [f'hostname: this relay calls itself "{hostname}", which many servers refuse: set its full name']
-
-
-def _check_keys(settings: Settings, report: Report) -> None:
-    if settings.spool.backend is Backend.S3:
-        for at, listener in enumerate(settings.listener):
-            if listener.idempotency is not Idempotency.OFF:
-                report.refuse(
-                    ("listener", at, "idempotency"),
-                    'a queue in a bucket cannot remember keys: leave it "off", or choose another backend',
-                )
 
 
 def _check_addresses(settings: Settings, report: Report) -> None:

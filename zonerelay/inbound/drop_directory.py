@@ -116,14 +116,12 @@ class DropDirectory:
         take: Take,
         *,
         max_size: int,
-        keeps_keys: bool,
         hostname: str,
         events: Events,
     ) -> None:
         self._new = directory / "new"
         self._hand_over = take
         self._max_size = max_size
-        self._keeps_keys = keeps_keys
         self._hostname = hostname
         self._events = events
         self._refused = 0
@@ -273,7 +271,7 @@ class DropDirectory:
 
     def _key(self, name: str, owner: int, message: bytes) -> bytes:
         """The field that names the key (docs/send/idempotency.md), if the message has none of its own."""
-        is_key = self._keeps_keys and name.isascii() and name.isprintable() and " " not in name
+        is_key = name.isascii() and name.isprintable() and " " not in name
         if not is_key or _KEYED.search(message.partition(b"\n\n")[0]):
             return b""
         return f"Idempotency-Key: sendmail-{owner}-{name[:200]}\n".encode()

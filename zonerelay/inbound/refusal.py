@@ -29,7 +29,6 @@ class Reason(enum.StrEnum):
     IDEMPOTENCY = "idempotency"
     IDEMPOTENCY_KEY = "idempotency-key"
     IDLE = "idle-timeout"
-    KEYS_NOT_KEPT = "keys-not-kept"
     LOOP = "loop"
     MEMORY = "memory"
     NETWORK_CONNECTIONS = "network-connections"

@@ -200,10 +200,6 @@ class BeingStoredError(StoreError):
     """It cannot be said yet whether the same `Once` was committed: asking again soon will tell."""
 
 
-class NotKeptError(StoreError):
-    """This store cannot remember idempotency keys, so it stores nothing that has one."""
-
-
 def check_kept(once: Once, kept: Kept) -> None:
     """Raises StoredBeforeError or OtherContentError."""
     if kept.digest != once.digest:
@@ -248,7 +244,7 @@ class MessageWriter(Protocol):
         So do the messages of our own that `beside` makes, in the same write.
 
         `once` becomes durable in the same write. Raises StoredBeforeError, OtherContentError or
-        BeingStoredError when a message has it already, or may have it, and NotKeptError.
+        BeingStoredError when a message has it already, or may have it.
         """
 
     async def abort(self) -> None: ...
@@ -522,4 +518,4 @@ class Store(QueueStore, QueueOperations, Protocol):
     async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]: ...
 
     async def keep_keys(self, keys: KeptKeys) -> None:
-        """Remember keys of another store, whose messages may have left. Raises NotKeptError."""
+        """Remember keys of another store, whose messages may have left."""

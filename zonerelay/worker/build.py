@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from zonerelay import __version__
 from zonerelay.admin.health import ReadinessCheck
-from zonerelay.config.settings import Backend, ListenerSettings, Settings, space_guard
+from zonerelay.config.settings import ListenerSettings, Settings, space_guard
 from zonerelay.control.handler import PartAnswers
 from zonerelay.control.socket import bind, submission_socket_path
 from zonerelay.control.status import StatusBoard
@@ -373,7 +373,6 @@ def _build_drop_directory(settings: Settings, context: WorkerContext, listeners:
     return DropDirectory(
         settings.sendmail.drop,
         take_by(listeners.local),
-        keeps_keys=settings.spool.backend is not Backend.S3,
         max_size=max(each.max_message_size for each in settings.listener),
         hostname=context.hostname,
         events=context.events,

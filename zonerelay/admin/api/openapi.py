@@ -31,7 +31,6 @@ _OF_BODIES = {
 _OF_MAIL = {
     "409": "A request with this key is being answered.",
     "429": "A quota of the user is used up, or the client has sent too many tokens that are not valid.",
-    "501": "The queue of this relay cannot remember idempotency keys.",
 }
 _KEY = {
     "name": "Idempotency-Key",

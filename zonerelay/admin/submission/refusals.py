@@ -14,7 +14,6 @@ _BY_REASON: dict[Reason, tuple[int, Code]] = {
     Reason.AUTH: (403, "forbidden"),
     Reason.BEING_STORED: (409, "not_possible"),
     Reason.IDEMPOTENCY_KEY: (400, "malformed"),
-    Reason.KEYS_NOT_KEPT: (501, "not_possible"),
     Reason.RECIPIENTS: (422, "refused"),
 }
 _BY_STATUS: dict[str, tuple[int, Code]] = {

@@ -42,7 +42,7 @@ from zonerelay.config.settings import Settings
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError
 from zonerelay.routing.zones.zones import Zones
-from zonerelay.store.contract import Kept, NotKeptError, QueueView, Store, StoreError
+from zonerelay.store.contract import Kept, QueueView, Store, StoreError
 from zonerelay.store.offline import snapshot_spool
 from zonerelay.store.offline_shared import view_shared
 from zonerelay.store.spool_paths import KEYS, is_shared
@@ -197,11 +197,7 @@ async def _load_keys(store: Store, path: Path) -> None:
     with path.open("rb") as file:
         while lines := file.readlines(_PAGE):
             keys = [msgspec.json.decode(line, type=_Key) for line in lines]
-            try:
-                await store.keep_keys([(key.identity, key.kept) for key in keys])
-            except NotKeptError as error:
-                output.chatter().print(f"Idempotency keys are not restored: {error}")
-                return
+            await store.keep_keys([(key.identity, key.kept) for key in keys])
 
 
 def _files(directory: Path) -> list[Path]:

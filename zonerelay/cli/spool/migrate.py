@@ -48,7 +48,7 @@ from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Orders, Status
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
-from zonerelay.store.contract import NotKeptError, QueueCounts, Store, StoreError
+from zonerelay.store.contract import QueueCounts, Store, StoreError
 from zonerelay.store.offline import place_of_queue
 from zonerelay.store.offline_shared import living
 from zonerelay.store.spool_paths import KEYS, directories_of, is_shared, name_of
@@ -103,7 +103,7 @@ def migrate(arguments: Namespace) -> int:
         process = _enter_target(stack, source, target, journal)
         with _translated(), output.without_log():
             run = _Run(_as_node(source), _as_node(target), journal)
-            left, beside_spool = asyncio.run(run.go(carry_keys=not arguments.drop_keys))
+            left, beside_spool = asyncio.run(run.go())
             if not process:  # the workers of the target make it again of their spools
                 shutil.rmtree(target.spool.path.parent / KEYS, ignore_errors=True)
         beside_spool.tell()
@@ -202,12 +202,6 @@ def _translated() -> Iterator[None]:
         yield
     except (TransferError, OrdersError, ControlError) as error:
         raise CliError(str(error), USAGE) from error
-    except NotKeptError as error:
-        raise CliError(
-            f"nothing was moved: {error}, so mail that clients submit again would be sent twice. Wait until"
-            " the keys have expired ([spool] idempotency_window), or go on without them: --drop-keys",
-            USAGE,
-        ) from error
     except (StoreError, OSError) as error:
         raise CliError(f"{error}. What was done until then is kept: run it again to go on") from error
     except KeyboardInterrupt:
@@ -258,14 +252,14 @@ class _Run:
         self.keys = dict[int, int]()
         """How many were copied from the spool of each worker."""
 
-    async def go(self, *, carry_keys: bool) -> tuple[int, home_files.Carried]:
+    async def go(self) -> tuple[int, home_files.Carried]:
         """Returns how many messages relays still have in the source, and what became of the files beside it.
         Raises StoreError, TransferError, OSError, CliError.
         """
         left = 0
         await self._check_room()
         carried = await self._bring_along()
-        for worker in spools(self._source.spool) if carry_keys else ():
+        for worker in spools(self._source.spool):
             async with opened(self._source, worker) as store:
                 await self._copy_keys(store, worker)
         with output.progress("Migrating") as self._reach:
@@ -343,7 +337,6 @@ class _Run:
             await asyncio.sleep(_PAUSE)
 
     async def _copy_keys(self, store: Store, worker: int) -> None:
-        """Raises CliError when the target cannot remember keys."""
         now, copied, cursor = time.time(), 0, ""
         async with contextlib.AsyncExitStack() as stack:
             targets: Sequence[Store] = ()

@@ -585,7 +585,6 @@ def check_s3(s3: S3Settings, spool: SpoolSettings, workers: int, report: Report)
 def s3_advice(s3: S3Settings, spool: SpoolSettings) -> Iterator[str]:
     if spool.backend is not Backend.S3:
         return
-    yield "spool.backend: s3: messages with an idempotency key are refused, a bucket cannot remember keys"
     if s3.lease <= s3.timeout:
         yield (
             "s3.lease: not longer than s3.timeout: one slow answer can cost the lease, and mail is then sent "

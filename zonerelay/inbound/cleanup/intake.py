@@ -79,7 +79,6 @@ from zonerelay.store.contract import (
     CHUNK_SIZE,
     BeingStoredError,
     MessageWriter,
-    NotKeptError,
     Once,
     OtherContentError,
     StoredBeforeError,
@@ -228,7 +227,6 @@ _NOTHING_YET = Header()
 _OF_KEYS: dict[type[StoreError], ServerReply] = {
     OtherContentError: replies.OTHER_CONTENT,
     BeingStoredError: replies.BEING_STORED,
-    NotKeptError: replies.NOT_KEPT,
 }
 
 
@@ -348,7 +346,7 @@ class Intake:
             return error.message_id
         except StoreFullError as error:
             self.refuse(replies.STORE_FULL, str(error))
-        except (OtherContentError, BeingStoredError, NotKeptError) as error:
+        except (OtherContentError, BeingStoredError) as error:
             self.refuse(_OF_KEYS[type(error)], str(error))
         except StoreError as error:
             self.refuse(replies.STORE_TROUBLE, str(error))

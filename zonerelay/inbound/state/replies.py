@@ -231,7 +231,6 @@ OTHER_CONTENT = _no(
 BEING_STORED = _no(
     451, "3.0", "A message with this idempotency key may be stored already: try again", Reason.BEING_STORED
 )
-NOT_KEPT = _no(554, "3.3", "The queue of this relay cannot remember idempotency keys", Reason.KEYS_NOT_KEPT)
 MAIL_LOOP = _no(554, "4.6", "Too many Received fields: mail loop", Reason.LOOP)
 STORE_FULL = _no(452, "3.1", "Insufficient system storage", Reason.STORE_FULL)
 STORE_TROUBLE = _no(451, "3.0", "Cannot store the message now", Reason.STORE)
