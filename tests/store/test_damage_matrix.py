@@ -129,7 +129,7 @@ def is_fatal(outcome: Outcome) -> bool:
 def row_of(name: str, found: Sequence[Outcome]) -> str:
     """At a start, and while running."""
     start, running = found[: len(FAULTS)], found[len(FAULTS) :]
-    cells = (f"{at.letter} / {then.letter}" for at, then in zip(start, running, strict=True))
+    cells = (f"{at.letter}/{then.letter}" for at, then in zip(start, running, strict=True))
     return f"| {name} | {' | '.join(cells)} |"
 
 

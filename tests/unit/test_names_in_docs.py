@@ -69,8 +69,10 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
     for number, span in spans(page):
         folder, _, rest = span.partition("/")
         if rest and folder in _FOLDERS and span not in _NO_FILES and re.fullmatch(r"[\w/.]+", rest):
-            places = (span, f"zonerelay/{span}", f"zonerelay/{span}.py")
+            places = (span, f"zonerelay/{span}", f"zonerelay/{span}.py", f"tests/{span}")
             assert any((ROOT / place).exists() for place in places), f"line {number}: {span}"
+        elif test := re.fullmatch(r"(\w+/[\w/]+\.py)::(\w+)", span):
+            assert f"def {test[2]}(" in (ROOT / "tests" / test[1]).read_text(), f"line {number}: {span}"
         elif re.fullmatch(r"\w+\.(py|md|lua)", span):
             assert span in _FILES or (ROOT / span).exists(), f"line {number}: {span}"
 
