@@ -331,6 +331,23 @@ async def test_what_an_order_keeps_is_suspended_everywhere(tmp_path: Path, about
 
 
 @pytest.mark.parametrize(
+    "about",
+    [{"sender": "app@*"}, {"user": ""}, {"recipient": "defer-*"}, {"zone": "default", "effect": "hold"}],
+)
+async def test_deferred_mail_that_an_order_by_envelope_is_about_is_filtered_as_it_is_shown(
+    tmp_path: Path, about: dict[str, str]
+) -> None:
+    retry = RetrySettings(schedule=(3600.0,))
+    async with staged(tmp_path, retry=retry) as stage, relay_with(stage.chosen) as running:
+        await send(running, "defer-451@a.example")
+        await running.until_logged("deferred", 1)
+        await suspend(running, **about)
+        for state in DeliveryState:
+            rows = await running.rows(QueueList(filter=Filter(state=state)), DeliveryRow)
+            assert [each.state for each in rows] == ["suspended"] * (state is DeliveryState.SUSPENDED)
+
+
+@pytest.mark.parametrize(
     ("wrong", "words"),
     [
         (Suspend(about=Selectors(), reason="x"), "which mail"),

@@ -46,9 +46,13 @@ class Waiting:
     oldest: float = float("inf")
     last: Attempt | None = None
     suspended: int = 0
+    due: int = 0
+    """Deliveries that were deferred and are due, which are counted as ready."""
 
     def count(self, delivery: Delivery, step: int, now: float) -> None:
-        next_attempt = 0.0 if delivery.is_due(now) else delivery.next_attempt
+        is_due = delivery.is_due(now)
+        next_attempt = 0.0 if is_due else delivery.next_attempt
+        self.due += step if is_due and delivery.next_attempt > 0 else 0
         self.counts.count(next_attempt, held=delivery.held, step=step)
         self.oldest = min(self.oldest, delivery.created)
         self._attempted(delivery.last)
@@ -59,6 +63,8 @@ class Waiting:
         if kept:
             self.suspended += counts.ready + counts.deferred
             counts = QueueCounts(held=counts.held)
+        else:
+            self.due += other.due
         self.counts.add(counts)
         self.oldest = min(self.oldest, other.oldest)
         self._attempted(other.last)
@@ -179,10 +185,8 @@ class _Found:
     def order(self, now: float) -> tuple[object, ...]:
         """As `hurts`, of the row."""
         known = self.known
-        active, waiting = (0, 0) if known is None else (known.active, known.waiting)
-        counts = _counts(self.mail, now, active, waiting)
-        until = None if known is None else known.suspended_until
-        return order_of(until, active, **counts)
+        until, active = (None, 0) if known is None else (known.suspended_until, known.active)
+        return order_of(until, active, **_counts(self.mail, now, known))
 
     def row(self, now: float) -> DestinationStatus:
         known, mail, hosts = self.known, self.mail, self.key.partition(" ")[2]
@@ -195,9 +199,9 @@ class _Found:
                 waiting=0,
                 reply=mail.reply,
                 reply_class=mail.reply_class,
-                **_counts(mail, now, 0, 0),
+                **_counts(mail, now, None),
             )
-        counts = _counts(mail, now, known.active, known.waiting)
+        counts = _counts(mail, now, known)
         own = known.limits.max_rate
         interval = max(self.interval, 0.0 if own is None else own.interval)
         return DestinationStatus(
@@ -226,11 +230,16 @@ class _Counts(TypedDict):
     oldest_seconds: float
 
 
-def _counts(mail: Waiting, now: float, active: int, window: int) -> _Counts:
-    """A count is some seconds old: what the window holds waits in any case."""
+def _counts(mail: Waiting, now: float, known: Known | None) -> _Counts:
+    """A count is some seconds old: what the window holds waits in any case. Mail that is due does not leave
+    for a host that cannot be reached: it is deferred.
+    """
+    active, window = (0, 0) if known is None else (known.active, known.waiting)
+    due = 0 if known is None or known.suspended_until is None else mail.due
+    ready, deferred = mail.counts.ready - due, mail.counts.deferred + due
     return _Counts(
-        ready=max(mail.counts.ready - active, window - mail.counts.deferred, 0),
-        deferred=mail.counts.deferred,
+        ready=max(ready - active, window - deferred, 0),
+        deferred=deferred,
         held=mail.counts.held,
         suspended=mail.suspended,
         oldest_seconds=max(now - mail.oldest, 0.0),

@@ -307,8 +307,6 @@ class ControlHandler:
     def _row(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> answers.DeliveryRow:
         row = delivery_row(delivery, message, state)
         order = self._orders.of(delivery, message)
-        if order and not delivery.held and state is not DeliveryState.ACTIVE:
-            row = msgspec.structs.replace(row, state=DeliveryState.SUSPENDED.value)
         return msgspec.structs.replace(row, order=order) if order else row
 
     async def _rows_of(self, message_id: str) -> tuple[Message, list[answers.DeliveryRow]]:

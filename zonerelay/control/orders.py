@@ -132,15 +132,7 @@ class OrderAnswers:
         if delivery.held:
             return delivery.act if any(order.id == delivery.act for order in in_force) else ""
         found = self._scheduler.destination_of(delivery.zone, delivery.domain) or ""
-        mail = Subject(
-            delivery.zone,
-            delivery.recipient,
-            "" if message is None else message.envelope.sender,
-            "" if message is None else message.envelope.origin.user,
-            delivery.domain,
-            found.partition(" ")[2],
-        )
-        order = self._orders.table.holding(mail, delivery.act)
+        order = self._orders.waited_for(delivery, message, found.partition(" ")[2])
         return "" if order is None else order.id
 
     def named_in(self, rows: Iterable[DeliveryRow]) -> tuple[OrderRow, ...]:

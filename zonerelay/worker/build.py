@@ -303,7 +303,7 @@ async def _assemble(
         clock=clock,
         journal=journal,
         orders_in_force=orders.ids,
-        keeping=orders.keeping,
+        waited_for=orders.waited_for,
     )
     parts = Parts(
         context=context,

@@ -56,14 +56,13 @@ class Matcher:
         if self._recipient is not None or self._domain is not None:
             self.recipient = self._matches_recipient
 
-    def matches(self, delivery: Delivery, state: DeliveryState) -> bool:
-        """Whether a delivery matches, its sender apart, which only the message has."""
+    def matches(self, delivery: Delivery) -> bool:
+        """Whether a delivery matches, apart from its state and its sender, which only the message has."""
         wanted = self._wanted
         return (
             (wanted.zone is None or (delivery.queue.is_mail and delivery.zone == wanted.zone))
             and (wanted.priority is None or delivery.priority is wanted.priority)
             and (wanted.message_id is None or delivery.message_id == wanted.message_id)
-            and (wanted.state is None or state is wanted.state)
             and self._age_matches(self._now - delivery.created)
             and self.recipient(delivery.recipient)
             and (self._reply_text is None or self._reply_text in _last_reply(delivery))

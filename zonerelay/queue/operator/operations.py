@@ -277,6 +277,8 @@ TOGETHER = 100
 
 ALL = QueueFilter()
 Selected = tuple[Delivery, Message | None, DeliveryState]
+_WAITING = (DeliveryState.READY, DeliveryState.DEFERRED)
+WaitedFor = Callable[[Delivery, Message | None, str], Order | None]
 _Change = Callable[[Delivery], Delivery]
 _Work = Callable[[Sequence[Delivery]], Awaitable[int]]
 _Step = tuple[Delivery, Delivery]
@@ -330,12 +332,12 @@ class Operations:
         clock: Clock,
         journal: Journal,
         orders_in_force: Callable[[], Collection[str]] = tuple,
-        keeping: Callable[[str, str, str], Order | None] = lambda zone, domain, hosts: None,
+        waited_for: WaitedFor = lambda delivery, message, hosts: None,
     ) -> None:
-        """`orders_in_force` returns the ids of operators' orders that may hold mail; `keeping` is that of
+        """`orders_in_force` returns the ids of operators' orders that may hold mail; `waited_for` is that of
         `Orders`.
         """
-        self._keeping = keeping
+        self._waited_for = waited_for
         self._journal = journal
         self._store = store
         self._scheduler = scheduler
@@ -368,7 +370,8 @@ class Operations:
             async for batch in batches:
                 messages = await self._messages_of(each for each, _ in batch[:left])
                 for delivery, state in batch[:left]:
-                    yield delivery, messages.get(delivery.message_id), state
+                    message = messages.get(delivery.message_id)
+                    yield delivery, message, self._suspended(delivery, message, state)
                 left -= len(batch)
                 if left <= 0:
                     return
@@ -388,7 +391,7 @@ class Operations:
         now = self._clock.now()
         active = self._scheduler.active_keys()
         return Shown(
-            message, tuple((delivery, self._state(delivery, active, now)) for delivery in deliveries)
+            message, tuple((delivery, self._state(delivery, message, active, now)) for delivery in deliveries)
         )
 
     async def trace(self, message_id: MessageId) -> tuple[Step, ...]:
@@ -709,14 +712,20 @@ class Operations:
 
     # Reading
 
-    def _state(self, delivery: Delivery, active: set[DeliveryKey], now: float) -> DeliveryState:
+    def _state(
+        self, delivery: Delivery, message: Message | None, active: set[DeliveryKey], now: float
+    ) -> DeliveryState:
         if delivery.key in active:
             return DeliveryState.ACTIVE
-        zone, domain = delivery.zone, delivery.domain
-        hosts = (self._scheduler.destination_of(zone, domain) or "").partition(" ")[2]
-        if not delivery.held and self._keeping(zone, domain, hosts) is not None:
-            return DeliveryState.SUSPENDED
-        return delivery.state(now)
+        return self._suspended(delivery, message, delivery.state(now))
+
+    def _suspended(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryState:
+        """Return the state with the orders of operators taken into account."""
+        if state not in _WAITING or not self._orders_in_force():
+            return state
+        hosts = (self._scheduler.destination_of(delivery.zone, delivery.domain) or "").partition(" ")[2]
+        is_suspended = self._waited_for(delivery, message, hosts) is not None
+        return DeliveryState.SUSPENDED if is_suspended else state
 
     async def _matching(
         self,
@@ -742,12 +751,16 @@ class Operations:
                 if seen % BATCH == 0:
                     await asyncio.sleep(0)
                     active = self._scheduler.active_keys()
-                state = self._state(delivery, active, self._clock.now())
-                if not matcher.matches(delivery, state):
+                if not matcher.matches(delivery):
                     continue
-                if matcher.needs_message and not matcher.matches_sender(
-                    await self._message(delivery.message_id)
-                ):
+                state = self._state(delivery, None, active, self._clock.now())
+                by_order = wanted.state is not None and state in _WAITING and bool(self._orders_in_force())
+                if matcher.needs_message or by_order:
+                    message = await self._message(delivery.message_id)
+                    if not matcher.matches_sender(message):
+                        continue
+                    state = self._suspended(delivery, message, state)
+                if wanted.state not in (None, state):
                     continue
                 batch.append((delivery, state))
                 if len(batch) >= most or self._clock.monotonic() - began >= within:

@@ -185,6 +185,21 @@ class Orders:
             return None
         return self.table.keeping(Subject(zone, f"@{domain}", "", "", domain, hosts))
 
+    def waited_for(self, delivery: Delivery, message: Message | None, hosts: str) -> Order | None:
+        """Return the order that a delivery waits for, or would be held under at its next attempt. Without
+        the message: only orders that need no envelope.
+        """
+        if not self.table.orders or delivery.held:
+            return None
+        if message is None:
+            return self.table.keeping(
+                Subject(delivery.zone, delivery.recipient, "", "", delivery.domain, hosts)
+            )
+        envelope = message.envelope
+        client = envelope.sender, envelope.origin.user
+        mail = Subject(delivery.zone, delivery.recipient, *client, delivery.domain, hosts)
+        return self.table.holding(mail, delivery.act)
+
     def endless(self) -> int:
         """How many orders are in force until they are resumed."""
         return sum(order.until is None for order in self.table.orders)
