@@ -41,6 +41,7 @@ async def shared_engine(
                 from zonerelay.store.objects.s3 import S3Engine
 
             engine = S3Engine(settings.s3, Path(place), SystemClock(), environment)
+            engine.fresh_for = 1.0  # many pages in a row
         try:
             yield engine
         finally:

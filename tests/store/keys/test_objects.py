@@ -346,3 +346,69 @@ async def test_many_values_cost_one_request_each_and_one_for_the_batch(tmp_path:
     assert len(made) <= 2 + 2
     await partition.close()
     await engine.close()
+
+
+async def test_readers_beside_a_writer_that_snapshots_all_the_time_find_what_is_there(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects, entries and snapshots vanish between two of their requests."""
+    monkeypatch.setattr(objects, "LEAST_LOG", 300)
+    monkeypatch.setattr(objects, "SHARE", 0)
+    monkeypatch.setattr(objects, "PIECE", 400)
+    choose = random.Random(5)
+
+    class FarPlace(DirectoryPlace):
+        async def read(self, name: str) -> bytes | None:
+            await asyncio.sleep(choose.random() * 0.01)
+            return await super().read(name)
+
+        async def names(self, prefix: str) -> AsyncIterator[list[str]]:
+            async for names in super().names(prefix):
+                await asyncio.sleep(choose.random() * 0.01)
+                yield names
+
+    partition = await queue.open()
+    keys = [b"%03d" % number for number in range(40)]
+    await partition.write(Write({key: key for key in keys}))
+    engine = ObjectEngine(
+        FarPlace(queue.directory / "queue"), queue.directory / "other", clock=SystemClock(), lease=30.0
+    )
+    rounds = 0
+
+    async def read(keeper: ObjectKeys) -> None:
+        nonlocal rounds
+        while not writing.done():
+            page = await keeper.page(b"000", b"999")
+            assert [key for key, _ in page.rows] == keys
+            for key, value in zip(keys, await keeper.get(keys), strict=True):
+                assert value is not None
+                assert value[:3] == key
+            assert await keeper.last_key(b"000", b"999") == keys[-1]
+            rounds += 1
+
+    async def read_anew(number: int) -> None:
+        while not writing.done():
+            fresh = ObjectEngine(
+                engine.place, queue.directory / f"fresh {number}", clock=SystemClock(), lease=30.0
+            )
+            keeper = fresh.keeper(0)
+            try:
+                assert [key for key, _ in (await keeper.page(b"000", b"999", values=False)).rows] == keys
+            finally:
+                await keeper.close()
+
+    async def write() -> None:
+        for _ in range(300):
+            some = choose.sample(keys, 3)
+            await partition.write(
+                Write({key: key + choose.randbytes(choose.choice([9, 20_000])) for key in some})
+            )
+
+    writing = asyncio.create_task(write())
+    keeper = engine.keeper(0)
+    try:
+        await asyncio.gather(writing, read(keeper), read(keeper), read(keeper), *map(read_anew, range(3)))
+    finally:
+        writing.cancel()
+        await keeper.close()
+    assert rounds > 5

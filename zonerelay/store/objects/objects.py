@@ -38,7 +38,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, TypeVarTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -95,6 +95,7 @@ _NUMBER = re.compile("[-/]")
 _UNFIT = re.compile(r"[^A-Za-z0-9]+")
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -204,6 +205,8 @@ class ObjectEngine:
         self.lease = lease
         self.indexes: set[Path] = set()
         """Those that are in use."""
+        self.fresh_for = 0.0
+        """Seconds in which reads of other nodes' partitions may go by what was found before."""
         self._seen: dict[int, tuple[Beat | None, float]] = {}
 
     def keeper(self, node: int) -> ObjectKeys:
@@ -301,6 +304,7 @@ class ObjectKeys:
         self._tasks = Tasks()
         self._state = LogState()
         self._is_open = self._is_suspect = False
+        self._fresh_until = 0.0
         self._epoch = 0
         self._tried = 0
         self._beats = 0
@@ -319,10 +323,9 @@ class ObjectKeys:
     # --- reading
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        await self._refresh()
-        found = [self._spans.get(key) for key in keys]
+        found = [self._spans.get(key) for key in keys] if self._epoch else [None]
         if None in found:
-            found = await self._threads.read(ObjectIndex.get_many, keys)
+            found = await self._ask(ObjectIndex.get_many, keys)
         return await self._whole(list(zip(keys, found, strict=True)))
 
     async def page(
@@ -334,9 +337,8 @@ class ObjectKeys:
         octets: int = PAGE_OCTETS,
         values: bool = True,
     ) -> KeyPage:
-        await self._refresh()
         wanted = KeyRange(start, end)
-        found, is_last = await self._threads.read(ObjectIndex.page, wanted, rows, octets, values)
+        found, is_last = await self._ask(ObjectIndex.page, wanted, rows, octets, values)
         cursor = page_of(found, is_last=is_last).cursor
         if not values:
             return KeyPage(found, cursor)
@@ -345,8 +347,17 @@ class ObjectKeys:
         return KeyPage(rows_, cursor)
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
-        await self._refresh()
-        return await self._threads.read(ObjectIndex.last_key, start, end)
+        return await self._ask(ObjectIndex.last_key, start, end)
+
+    async def _ask(self, function: Callable[[ObjectIndex, *Ts], T], *args: *Ts) -> T:
+        """Ask the index. A reader brings it up to date before, and no other reader makes it anew meanwhile."""
+        if self._epoch:
+            return await self._threads.read(function, *args)
+        async with self._turn:
+            if self._engine.clock.monotonic() >= self._fresh_until:
+                await self._catch_up()
+                self._fresh_until = self._engine.clock.monotonic() + self._engine.fresh_for
+            return await self._threads.read(function, *args)
 
     async def _whole(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[bytes | None]:
         """The values of rows as they are stored."""
@@ -367,16 +378,11 @@ class ObjectKeys:
         if found is not None:
             return list(found)
         # Either it was dropped since the index was asked, or it is lost.
-        await self._refresh()
-        now = await self._threads.read(ObjectIndex.get_many, [key for key, _ in rows])
+        self._fresh_until = 0.0
+        now = await self._ask(ObjectIndex.get_many, [key for key, _ in rows])
         if any(each is not None and each == stored for each, (_, stored) in zip(now, rows, strict=True)):
             raise StoreCorruptError(f"the object {name} is missing")
         return await self._whole([(key, each) for (key, _), each in zip(rows, now, strict=True)])
-
-    async def _refresh(self) -> None:
-        if not self._epoch:
-            async with self._turn:
-                await self._catch_up()
 
     # --- entering
 
@@ -428,26 +434,38 @@ class ObjectKeys:
         return self._as_state(stored)
 
     async def _catch_up(self, ahead: int = 1) -> None:
-        """Bring the index to the end of the log, first by so many entries at once. Raises StoreError."""
-        if not self._is_open:
+        """Bring the index to the end of the log, first by so many entries at once. Raises StoreError.
+
+        Beside a writer, what a snapshot has replaced vanishes between two requests. The beat names the
+        snapshot before that, so an error is one only when the beat still names the same snapshot.
+        """
+        while True:
+            beat = await self._engine.beat_of(self._node) or Beat()
+            try:
+                await self._follow(beat, ahead)
+                return
+            except StoreError:
+                now = await self._engine.beat_of(self._node) or Beat()
+                if now.snapshot == beat.snapshot:
+                    raise
+
+    async def _follow(self, beat: Beat, ahead: int) -> None:
+        if not self._is_open or self._is_suspect:
             self._state = await STORE.run(partial(self._index.open, anew=self._is_suspect))
             self._is_open, self._is_suspect = True, False
             if self._state.slot == 0 or not await self._fits():
                 await self._rebuild(await self._last_snapshot())
-        while True:
-            beat = await self._engine.beat_of(self._node) or Beat()
-            await self._read_on(ahead)
-            if beat.slot <= self._state.slot:
-                self._snapshot_slot = max(self._snapshot_slot, beat.snapshot)
-                return
-            end = await self._last_snapshot(beat.snapshot)
-            if end is None or end.state.slot <= self._state.slot:
-                text = f"the entry {self._slot(self._state.slot + 1)} is missing, and later ones exist"
-                if self._engine.forgive is None:
-                    raise StoreError(text)
-                self._engine.forgive(self._slot(self._state.slot + 1), "it is missing")
-                return
-            await self._rebuild(end)
+        if beat.snapshot > self._state.slot + 1:
+            await self._rebuild(await self._last_snapshot(beat.snapshot))
+        await self._read_on(ahead)
+        if beat.slot > self._state.slot:
+            if self._engine.forgive is None:
+                raise self._gap()
+            self._engine.forgive(self._slot(self._state.slot + 1), "it is missing")
+        self._snapshot_slot = max(self._snapshot_slot, beat.snapshot)
+
+    def _gap(self) -> StoreError:
+        return StoreError(f"the entry {self._slot(self._state.slot + 1)} is missing, and later ones exist")
 
     async def _read_on(self, ahead: int) -> None:
         while names := await self._following(ahead):
@@ -458,27 +476,21 @@ class ObjectKeys:
                     break
                 await self._apply_to_index(self._entry(data, name), data)
             count = self._state.slot - first
-            if count < len(names):
-                forgive, missing = self._engine.forgive, range(0)
-                if forgive is not None:
-                    missing = await self._missing()
-                if missing or any(found[count:]):
-                    if await self._place.read(names[count]) is not None:
-                        continue  # it came while the others were read
-                    end = await self._last_snapshot()
-                    if end is not None and end.state.slot > self._state.slot:
-                        await self._rebuild(end)  # the writer has made it, and removed these
-                        continue
-                for slot in missing:
-                    assert forgive is not None
-                    forgive(self._slot(slot), "it is missing")
-                    await self._apply_to_index(LogEntry(self._state.batch_epoch, self._state.batch), b"")
-                if missing:
-                    continue
-                if any(found[count:]):
-                    raise StoreError(f"the entry {names[count]} is missing, and later ones exist")
+            if count == len(names):
+                ahead = AHEAD
+                continue
+            forgive = self._engine.forgive
+            missing = range(0) if forgive is None else await self._missing()
+            if not missing and not any(found[count:]):
                 return
-            ahead = AHEAD
+            if await self._place.read(names[count]) is not None:
+                continue  # it came while the others were read
+            beat = await self._engine.beat_of(self._node) or Beat()
+            if forgive is None or not missing or beat.snapshot > self._state.slot + 1:
+                raise self._gap()
+            for slot in missing:
+                forgive(self._slot(slot), "it is missing")
+                await self._apply_to_index(LogEntry(self._state.batch_epoch, self._state.batch), b"")
 
     async def _following(self, ahead: int) -> list[str]:
         """The names that the next entries have, if there are any."""
@@ -545,6 +557,7 @@ class ObjectKeys:
         self._state = LogState()
         if end is None:
             return
+        self._is_suspect = True
         for number in range(1, end.pieces + 1):
             name = f"{self._snapshot_of(end.state.slot)}{number:06d}"
             data = await self._place.read(name)
@@ -552,7 +565,7 @@ class ObjectKeys:
                 raise StoreCorruptError(f"the object {name} is missing")
             await self._threads.read(ObjectIndex.load, unpacked(data, list[tuple[bytes, bytes]], name))
         await self._threads.read(ObjectIndex.begin, end.state, end.beginnings)
-        self._state, self._snapshot_slot = end.state, end.state.slot
+        self._state, self._snapshot_slot, self._is_suspect = end.state, end.state.slot, False
 
     async def _apply_to_index(self, entry: LogEntry, data: bytes) -> list[str]:
         """Returns the names of the values that nothing names any more."""
