@@ -350,7 +350,7 @@ class ObjectKeys:
         return await self._ask(ObjectIndex.last_key, start, end)
 
     async def _ask(self, function: Callable[[ObjectIndex, *Ts], T], *args: *Ts) -> T:
-        """Ask the index. A reader brings it up to date before, and no other reader makes it anew meanwhile."""
+        """Ask the index. A reader brings it up to date first; no other one makes it anew meanwhile."""
         if self._epoch:
             return await self._threads.read(function, *args)
         async with self._turn:
