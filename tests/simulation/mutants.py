@@ -243,7 +243,7 @@ def chunks_out_of_order(real: Any) -> Any:
     return lambda db, message_id, first, chunks: real(db, message_id, first, chunks)[::-1]
 
 
-@_mutant("bodies leave as they came", "store.common.body.cache:BodyCache.get")
+@_mutant("bodies leave as they came", "store.common.body:BodyCache.get")
 def body_of_another(real: Any) -> Any:
     def get(self: Any, message_id: Any, count: int) -> Any:
         found = real(self, message_id, count)
@@ -304,22 +304,22 @@ def turn_not_waited_for(real: Any) -> Any:
     return take
 
 
-@_mutant("limits over workers: a place is given once", "limits.authority.ledger:Ledger._in_use")
+@_mutant("limits over workers: a place is given once", "limits.authority:Ledger._in_use")
 def place_given_twice(real: Any) -> Any:
     return lambda self: 0
 
 
-@_mutant("limits over workers: places of a site", "limits.authority.ledger:Ledger._at_site")
+@_mutant("limits over workers: places of a site", "limits.authority:Ledger._at_site")
 def site_given_twice(real: Any) -> Any:
     return lambda self, entry: iter(())
 
 
-@_mutant("limits over workers: a turn is given once", "limits.authority.book:Calendar.add")
+@_mutant("limits over workers: a turn is given once", "limits.authority:Calendar.add")
 def turn_given_twice(real: Any) -> Any:
     return lambda self, at, interval, line: None
 
 
-@_mutant("limits over workers: a further turn is asked for", "limits.worker.turns:LeasedTurns._ask")
+@_mutant("limits over workers: a further turn is asked for", "limits.worker.allowance:LeasedTurns._ask")
 def turn_not_asked_for(real: Any) -> Any:
     def ask(self: Any) -> None:
         if not self._watching:
@@ -328,12 +328,12 @@ def turn_not_asked_for(real: Any) -> Any:
     return ask
 
 
-@_mutant("limits over workers: a new supervisor learns of turns", "limits.authority.book:Book._declare")
+@_mutant("limits over workers: a new supervisor learns of turns", "limits.authority:Book._declare")
 def turns_not_declared(real: Any) -> Any:
     return lambda self, ask, moments: None
 
 
-@_mutant("limits over workers: a dead worker's places come back", "limits.authority.book:LimitTable.leave")
+@_mutant("limits over workers: a dead worker's places come back", "limits.authority:LimitTable.leave")
 def places_of_the_dead_kept(real: Any) -> Any:
     return lambda self, holder: None
 
@@ -343,17 +343,17 @@ def places_not_declared(real: Any) -> Any:
     return lambda self: self._note_back()
 
 
-@_mutant("limits over workers: who has more gives way", "limits.authority.ledger:Share.ask")
+@_mutant("limits over workers: who has more gives way", "limits.authority:Share.ask")
 def passed_over(real: Any) -> Any:
     return lambda self, waiting, wanted, now: None
 
 
-@_mutant("limits over workers: quiet after a start", "limits.authority.book:LimitTable._gives")
+@_mutant("limits over workers: quiet after a start", "limits.authority:LimitTable._gives")
 def no_quiet_time(real: Any) -> Any:
     return lambda self, now: True
 
 
-@_mutant("limits over workers: a grant wakes who waits", "queue.selection.round_robin:RoundRobin.granted")
+@_mutant("limits over workers: a grant wakes who waits", "queue.selection:RoundRobin.granted")
 def grant_not_heard(real: Any) -> Any:
     return lambda self, now: None
 
@@ -471,7 +471,7 @@ def window_without_bound(real: Any) -> Any:
     return property(lambda self: 1000)
 
 
-@_mutant("2.4: bodies in memory are bounded", "store.common.body.cache:BodyCache._evict")
+@_mutant("2.4: bodies in memory are bounded", "store.common.body:BodyCache._evict")
 def bodies_without_bound(real: Any) -> Any:
     return lambda self: None
 

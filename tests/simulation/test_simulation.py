@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.simulation.mutants import FOUND_BY
+from tests.simulation.mutants import FOUND_BY, MUTANTS, applied
 
 
 def simulation(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -40,6 +40,12 @@ def test_a_seed_takes_the_same_course_in_every_process_and_after_every_other_see
     backward = simulation("--digests", *reversed(seeds))
     assert len(set(forward.stdout.split()[1::2])) == len(seeds), forward.stderr
     assert sorted(forward.stdout.splitlines()) == sorted(backward.stdout.splitlines())
+
+
+def test_every_mutant_has_a_function_to_replace() -> None:
+    for mutant in MUTANTS:
+        with applied(mutant):
+            pass
 
 
 @pytest.mark.proof
