@@ -37,7 +37,7 @@ async def survey(store: QueueView, matcher: Matcher, now: float) -> Survey:
     found = set[int]()
     for queue in (None, *(each for each in await store.queues() if not each.is_mail)):
         async for delivery in store.scan(queue, wanted=matcher.recipient):
-            if matcher.matches(delivery, delivery.state(now)):
+            if matcher.matches(delivery) and matcher.matches_state(delivery.state(now)):
                 found.add(int(delivery.message_id, 16))
     ids = sorted(found)
     meant = Survey()
@@ -79,7 +79,9 @@ async def export(
             try:
                 if isinstance(found, BaseException):
                     raise found
-                deliveries = tuple(each for each in found if matcher.matches(each, each.state(now)))
+                deliveries = tuple(
+                    each for each in found if matcher.matches(each) and matcher.matches_state(each.state(now))
+                )
                 if deliveries:
                     # The store leaves out what it cannot read, and says why when it is asked for one.
                     message = messages.get(identity) or await store.read_message(identity)

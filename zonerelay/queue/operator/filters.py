@@ -68,6 +68,10 @@ class Matcher:
             and (self._reply_text is None or self._reply_text in _last_reply(delivery))
         )
 
+    def matches_state(self, state: DeliveryState) -> bool:
+        """Return whether deliveries in this state match."""
+        return self._wanted.state in (None, state)
+
     def _matches_recipient(self, recipient: str) -> bool:
         return (self._recipient is None or self._recipient(recipient)) and (
             self._domain is None or self._domain(domain_of(Mailbox(recipient)))

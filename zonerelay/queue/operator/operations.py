@@ -760,7 +760,7 @@ class Operations:
                     if not matcher.matches_sender(message):
                         continue
                     state = self._suspended(delivery, message, state)
-                if wanted.state not in (None, state):
+                if not matcher.matches_state(state):
                     continue
                 batch.append((delivery, state))
                 if len(batch) >= most or self._clock.monotonic() - began >= within:
