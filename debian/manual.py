@@ -1,10 +1,10 @@
-"""Writes manual pages, the completion of shells and the reference pages, from commands and operations.
+"""Writes manual pages, completion and reference pages, from commands, operations and options.
 
     PYTHONPATH=… python3 debian/manual.py ROOT
     PYTHONPATH=… python3 debian/manual.py --reference docs/reference
 
-`zonerelay(1)` lists the commands, `zonerelay-COMMAND(1)` has one with all its verbs. shtab makes the
-completion. Neither the wheel nor the relay needs any of this.
+`zonerelay(1)` lists the commands, `zonerelay-COMMAND(1)` has one with all its verbs, `zonerelay.toml(5)` all
+options. shtab makes the completion. Neither the wheel nor the relay needs any of this.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import gzip
 import re
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 from zonerelay import __version__
 from zonerelay.cli.arguments import DESCRIPTION, EXIT_STATUS, GROUPS, build
+from zonerelay.config.option_text import about as about_table
+from zonerelay.config.option_text import options
 from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.operation import fields_of
 
@@ -31,7 +34,8 @@ END = (
 .SH FILES
 .TP
 .I /etc/zonerelay/zonerelay.toml
-the configuration; every option is in it with its default and its reason
+the configuration; see
+.BR zonerelay.toml (5)
 .TP
 .I /usr/share/doc/zonerelay
 the documentation; begin with docs/README.md
@@ -44,6 +48,11 @@ the configuration file, where \-\-config names none
     + EXIT_STATUS.partition(": ")[2]
     + "\n"
 )
+FORMAT = (
+    "The file is TOML. A [table] is there once, a [[table]] as often as wanted. Durations are written 30s, "
+    "5m, 2h and 5d, sizes 64 KB, 50 MB and 1 GB, both in quotes. Every option has a default. `zonerelay "
+    "check-config` reports every mistake with its line; `zonerelay config show` prints what is active."
+)
 COMMON = ("--config ", "--socket ")
 SEE = "\n.SH SEE ALSO\n.BR zonerelay (1)\n"
 
@@ -54,9 +63,9 @@ def escaped(text: str) -> str:
     return re.sub(r"(?m)^([.'])", r"\\&\1", text)
 
 
-def head(name: str, summary: str) -> str:
+def head(name: str, summary: str, section: int = 1) -> str:
     return (
-        f'.TH {name.upper()} 1 "" "zonerelay {__version__}" "zonerelay"\n.SH NAME\n'
+        f'.TH {name.upper()} {section} "" "zonerelay {__version__}" "zonerelay"\n.SH NAME\n'
         f"{escaped(name)} \\- {escaped(summary)}\n"
     )
 
@@ -117,6 +126,17 @@ def pages(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
     yield "zonerelay", "".join(parts) + END
 
 
+def configuration_manual() -> Iterator[str]:
+    yield (
+        head("zonerelay.toml", "configuration of zonerelay", 5) + ".SH DESCRIPTION\n" + escaped(FORMAT) + "\n"
+    )
+    for (heading, table), group in groupby(options(), lambda each: (each.heading, each.table)):
+        yield f".SH {escaped(heading or 'TOP OF THE FILE')}\n{escaped(about_table(table))}\n"
+        for each in group:
+            yield f".TP\n\\fB{each.key}\\fR = {escaped(each.default)}\n{escaped(each.doc)}\n"
+    yield SEE
+
+
 def cell(text: str) -> str:
     """Text for a cell of a table in Markdown."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
@@ -161,6 +181,22 @@ def operations_page() -> Iterator[str]:
             yield f"| `{name}` | {cell(field.help + choices)} |\n"
 
 
+def configuration_page() -> Iterator[str]:
+    yield f"# Configuration\n\nWritten by `debian/manual.py` from `zonerelay/config/tables`. {FORMAT}\n"
+    for (heading, table), group in groupby(options(), lambda each: (each.heading, each.table)):
+        yield f"\n## {heading or 'Top of the file'}\n"
+        if table:
+            yield f"\n{linked(about_table(table))}\n"
+        yield "\n| option | default | |\n|---|---|---|\n"
+        for each in group:
+            default = each.default.replace("|", "\\|")
+            yield f"| `{each.key}` | `{default}` | {linked(cell(each.doc))} |\n"
+
+
+def linked(text: str) -> str:
+    return re.sub(r"docs/([\w/-]+\.md)", r"[\1](../\1)", text)
+
+
 def say_what_are_files(parser: argparse.ArgumentParser) -> None:
     """Tells shtab which words name files and directories."""
     import shtab  # noqa: PLC0415 - no page needs it
@@ -175,14 +211,19 @@ def say_what_are_files(parser: argparse.ArgumentParser) -> None:
         say_what_are_files(each)
 
 
+def write_compressed(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
 def main(root: Path) -> None:
     import shtab  # noqa: PLC0415 - no page needs it
 
     parser = build()
     folder = root / "usr/share/man/man1"
-    folder.mkdir(parents=True, exist_ok=True)
     for name, text in pages(parser):
-        (folder / f"{name}.1.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+        write_compressed(folder / f"{name}.1.gz", text)
+    write_compressed(root / "usr/share/man/man5/zonerelay.toml.5.gz", "".join(configuration_manual()))
     say_what_are_files(parser)
     for shell, place in COMPLETION.items():
         file = root / place
@@ -193,6 +234,7 @@ def main(root: Path) -> None:
 def reference(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "commands.md").write_text("".join(commands_page(build())))
+    (folder / "configuration.md").write_text("".join(configuration_page()))
     (folder / "api.md").write_text("".join(operations_page()))
 
 

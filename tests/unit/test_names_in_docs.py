@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.described_options import options
 from zonerelay.cli import arguments
 from zonerelay.config.load import load_text
+from zonerelay.config.option_text import options
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -1,4 +1,4 @@
-"""The reference pages are what `debian/manual.py` makes of the commands and the operations."""
+"""The reference pages are what `debian/manual.py` makes of the commands, the operations and the options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def manual() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", ["commands.md", "api.md"])
+@pytest.mark.parametrize("page", ["commands.md", "api.md", "configuration.md"])
 def test_the_reference_is_written_again_with_what_it_describes(
     manual: ModuleType, page: str, tmp_path: Path
 ) -> None:
@@ -34,6 +34,7 @@ def test_the_reference_is_written_again_with_what_it_describes(
 
 def test_each_command_has_its_page_and_its_completion(manual: ModuleType, tmp_path: Path) -> None:
     manual.main(tmp_path)
+    assert (tmp_path / "usr/share/man/man5/zonerelay.toml.5.gz").is_file()
     completion = (tmp_path / manual.COMPLETION["bash"]).read_text()
     for command in (each for commands in GROUPS.values() for each in commands):
         assert (tmp_path / f"usr/share/man/man1/zonerelay-{command.top}.1.gz").is_file()

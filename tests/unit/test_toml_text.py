@@ -10,6 +10,7 @@ import pytest
 from zonerelay.cli.main import main
 from zonerelay.config import toml_text
 from zonerelay.config.load import load_text, read
+from zonerelay.config.option_text import defaults
 from zonerelay.config.settings import Settings
 
 FILES = [path.read_text() for path in sorted((Path(__file__).parents[2] / "config").rglob("*.toml"))]
@@ -56,7 +57,7 @@ def test_what_is_shown_reads_back_as_the_same_settings(text: str, tmp_path: Path
 
 
 def test_the_defaults_read_back_and_name_every_table() -> None:
-    shown = toml_text.defaults()
+    shown = defaults()
     assert load_text(shown) == Settings()
     assert "#[[route]]\n" in shown
     assert "\n[[zone]]\n" in shown

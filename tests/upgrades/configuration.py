@@ -1,8 +1,8 @@
-"""A configuration in which every option is given, in the order of the shipped file."""
+"""A configuration in which every option is given, in the order of the reference."""
 
 from __future__ import annotations
 
-from tests.support.described_options import options
+from zonerelay.config.option_text import options
 
 GIVEN = {
     "access.client": '["192.0.2.0/24"]',

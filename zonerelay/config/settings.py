@@ -1,9 +1,8 @@
 """The settings of the whole file: the face of `tables`, which has a frozen class for each TOML table.
 
-Other packages import the names of all tables from here. The loader, the error messages and the check of
-`config/zonerelay.toml` are derived from these classes. The docstring of an option is the comment above it in
-that file, so it is written for an operator. Durations are seconds (float), sizes are octets (int). The loader
-refuses a key that is no field of these classes.
+Other packages import the names of all tables from here. The loader, the error messages and the reference
+(`config/option_text.py`) are derived from these classes; operators read the docstrings of tables and options
+there. Durations are seconds (float), sizes are octets (int).
 """
 
 from __future__ import annotations

@@ -39,16 +39,6 @@ def changed(settings: Settings, report: Report) -> str:
     return _document(settings, report, commented=frozenset(), only_changed=True)
 
 
-def defaults() -> str:
-    """Every option with its default. Of tables that there may be any number of, one is shown as a comment."""
-    text = _document(Settings(), Report({}), commented=frozenset())
-    for name in (name for name in TABLES if name in REPEATED and not getattr(Settings(), name)):
-        options, owner = options_of(TABLES[name]), TABLES[name]
-        lines = (f"#{_key(key, _default(owner, key), option)}" for key, option in options.items())
-        text += "\n".join(("", f"#[[{name}]]", *lines, ""))
-    return text
-
-
 def _document(
     settings: Settings, report: Report, *, commented: frozenset[KeyPath], only_changed: bool = False
 ) -> str:

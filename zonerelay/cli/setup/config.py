@@ -16,7 +16,9 @@ from zonerelay.config.load import ConfigError, read
 def show(arguments: Namespace) -> int:
     """Raises CliError with everything that is wrong with the file."""
     if arguments.defaults:
-        document = toml_text.defaults()
+        from zonerelay.config.option_text import defaults  # parses the source
+
+        document = defaults()
     else:
         path = config_path(arguments.config)
         try:

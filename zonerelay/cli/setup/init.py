@@ -17,6 +17,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
+from zonerelay.cli.relay import DEFAULT_SPOOL
 from zonerelay.cli.setup.new_files import refuse_existing, write_new
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 
@@ -26,7 +27,7 @@ CONFIG = "/etc/zonerelay/zonerelay.toml"
 """What the shipped units name."""
 SERVICE_USER = "zonerelay"
 
-_TRIAL_SPOOL = re.compile(r'^# Here it is a directory .*\n# .*\npath = "var/spool"\n', re.MULTILINE)
+_TRIAL_SPOOL = re.compile(r"^# Below .*\npath = .*\n", re.MULTILINE)
 _PLAIN = re.compile(r"[\w/.+@-]+")
 """What needs no quotes in a unit and in a shell."""
 
@@ -53,7 +54,7 @@ def init(arguments: Namespace) -> int:
 
 def configuration(spool: Path | None) -> str:
     """The shipped configuration with another spool; `None` is the default, which fits the service."""
-    line = "" if spool is None else f"path = {json.dumps(str(spool))}\n"
+    line = f'#path = "{DEFAULT_SPOOL}"\n' if spool is None else f"path = {json.dumps(str(spool))}\n"
     text, count = _TRIAL_SPOOL.subn(line, _shipped("zonerelay.toml"))
     assert count == 1
     return text
@@ -81,7 +82,7 @@ def _moved(unit: str, directory: Path, user: str) -> str:
 
 
 def _told(files: Mapping[Path, str], program: Path, config: Path, user: str, directory: Path | None) -> str:
-    spool = directory / "spool" if directory else "/var/lib/zonerelay/spool"
+    spool = directory / "spool" if directory else DEFAULT_SPOOL
     home = directory or Path("/var/lib/zonerelay")
     make_user = f"useradd --system --user-group --home-dir {home} --shell /usr/sbin/nologin {user}"
     new_user = [f"    {make_user}"] if user == SERVICE_USER else []
@@ -99,7 +100,7 @@ def _told(files: Mapping[Path, str], program: Path, config: Path, user: str, dir
         *(f"    {path}" for path in files),
         "",
         f"As it stands, this machine alone can hand in mail, at 127.0.0.1:2525; it is kept in {spool}.",
-        "The configuration shows every option with its default and the reason for it.",
+        "Every option with its default and reason: zonerelay config show --defaults",
         *start,
         "",
         "Or let systemd run it, as root:",

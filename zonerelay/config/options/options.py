@@ -3,7 +3,7 @@
 The modules of `tables` declare each setting with one of the functions below, which put an `Option` into the
 metadata of the dataclass field. The loader and the error messages are derived from it, so there is no second
 list of options anywhere. The docstring below the field tells an operator what the option is for:
-`config/zonerelay.toml` has the same text, and a test compares them.
+`config/option_text.py` reads it for the reference.
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ class OauthGrant(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CredentialSettings:
-    """[[credential]]: how to log in at a smarthost; zones name those that they use. No secret is in here."""
+    """A login at a smarthost (docs/deliver/smarthosts.md). Zones name those that they use. Secrets are never
+    in this file.
+    """
 
     name: str = text("", form=forms.source_name)
     """What zones, logs and metrics call this credential."""

@@ -37,7 +37,7 @@ from zonerelay.config.units import format_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DnsSettings:
-    """[dns]. `servers` empty: the system's resolvers."""
+    """How the hosts of a domain are found."""
 
     servers: tuple[str, ...] = texts((), form=forms.name_server)
     """Resolvers to ask instead of those in /etc/resolv.conf, which is read again when it changes:
@@ -85,7 +85,7 @@ class RetryPolicyName(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySettings:
-    """[retry]. With `policy = "schedule"` the last delay repeats until `max_age`."""
+    """When a deferred delivery is tried again (docs/deliver/retry.md)."""
 
     policy: RetryPolicyName = choice(RetryPolicyName.SCHEDULE)
     """schedule: the list below. exponential: 1, 5, 25, 125 and 625 minutes. quadratic: 1, 4, 9, 16 … minutes,
@@ -118,7 +118,7 @@ class RetrySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BounceSettings:
-    """[bounce]. `delay_warning` 0 turns warnings off."""
+    """Reports to senders (RFC 3464)."""
 
     enabled: bool = switch(True)
     """Report mail that could not be delivered to its sender (RFC 3464), from <>."""
@@ -137,7 +137,9 @@ class BounceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySettings:
-    """[delivery]: how long each phase of a conversation with a peer may take (RFC 5321 4.5.3.2)."""
+    """How long each phase of a session with another server may take. The defaults are those of RFC 5321
+    4.5.3.2, where it has one.
+    """
 
     connect_timeout: float = duration(30.0)
     """Until a host accepts the connection. Short, because the next MX host may answer at once."""

@@ -42,7 +42,7 @@ DROP, ALIASES = "/var/spool/zonerelay", "/etc/aliases"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendmailSettings:
-    """[sendmail]"""
+    """What sendmail(1) on this machine does (docs/send/applications.md)."""
 
     drop: Path = path(Path(DROP))
     """Where sendmail leaves a message while the relay does not answer; the relay takes it from there when it
@@ -106,7 +106,9 @@ class Idempotency(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSettings:
-    """[[listener]]. `open_relay` is the one way to say in words that every client may relay."""
+    """An address at which mail is accepted (docs/send/listener.md). Without any there is one with these
+    defaults.
+    """
 
     address: str = text("127.0.0.1:2525", form=forms.listen)
     """Where to listen: "127.0.0.1:2525", "[::]:25" (every address), "unix:/run/zonerelay/smtp.sock". Loopback

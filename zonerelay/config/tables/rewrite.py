@@ -32,7 +32,7 @@ NOTE = "srs-form"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SrsSettings:
-    """[srs]: the sender rewriting scheme, for zones with srs = true. `domain` empty: off."""
+    """Rewritten senders of forwarded mail (SRS), for zones with `srs = true` (docs/deliver/rewriting.md)."""
 
     domain: str = text("", form=forms.domain)
     """The domain of rewritten senders: a name whose MX is this relay and whose SPF record allows its
@@ -148,7 +148,9 @@ MAX_KEY_FILE = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DkimSettings:
-    """[[dkim]]: a signing key. Every entry whose domain and dates fit signs (RSA and Ed25519 together)."""
+    """A key that signs mail (docs/deliver/dkim.md). Every entry whose domain and dates fit signs, RSA and
+    Ed25519 together.
+    """
 
     domain: str = text("", form=forms.domain)
     """The domain in From whose mail is signed: "example.com", or "*.example.com" for every name below it. An
@@ -272,7 +274,9 @@ class RewriteWhere(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteSettings:
-    """[[rewrite]]: other addresses for those that match, when mail comes in; the first match counts."""
+    """Other addresses for mail that comes in (docs/deliver/rewriting.md). The first entry that matches an
+    address counts.
+    """
 
     address: tuple[str, ...] = texts((), form=forms.address_pattern)
     """Addresses to change: "user@old.example", "old.example" (every user there), "*.old.example",

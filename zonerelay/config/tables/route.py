@@ -46,7 +46,7 @@ class AccessAction(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSettings:
-    """[auth]: one file for all listeners."""
+    """Users who may log in, at all listeners (docs/send/users.md)."""
 
     credentials: Path = path(Path("/etc/zonerelay/credentials"))
     """Users and the argon2 hashes of their passwords, kept by zonerelay user. Read when a listener has auth;
@@ -69,7 +69,7 @@ class AuthSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessSettings:
-    """[[access]]. All conditions that are given must match; the first rule that matches decides."""
+    """Who may write to whom. The first rule whose every condition matches decides."""
 
     client: tuple[Network, ...] = networks(())
     """Addresses and networks of clients."""
@@ -144,7 +144,9 @@ Conditions = Mapping[str, frozenset[object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteSettings:
-    """[[route]]: first match wins; every condition given must match."""
+    """Which mail goes to which zone (docs/deliver/routing.md). The first route whose every condition matches
+    counts; other mail goes to the zone named default.
+    """
 
     zone: str = text("default", form=forms.zone_name)
     """The zone that mail goes to when all conditions given match."""

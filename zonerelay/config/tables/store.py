@@ -52,7 +52,7 @@ class LogFormat(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """[log]"""
+    """Log lines, on standard error (docs/operate/monitoring.md)."""
 
     format: LogFormat = choice(LogFormat.JSON)
     """json: one object per line for collectors; text: key=value for people. On stderr."""
@@ -73,7 +73,7 @@ class HistoryAddresses(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistorySettings:
-    """[history]"""
+    """What became of mail, for `zonerelay log find` (docs/operate/history.md)."""
 
     enabled: bool = switch(True)
     """Keep what became of mail (accepted, refused, each attempt, the outcome) in the directory history beside
@@ -93,7 +93,7 @@ class HistorySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminSettings:
-    """[admin]. `address` empty: no HTTP at all. `socket` empty: `control.sock` beside the spool."""
+    """The HTTP API, the page and metrics (docs/operate/api.md), and the control socket."""
 
     address: str = text("127.0.0.1:8025", form=forms.listen, optional=True)
     """HTTP: /metrics, /healthz, /readyz for monitoring, /v1/ for programs with a token (zonerelay token), the
@@ -167,7 +167,7 @@ def _keeps_secrets(admin: AdminSettings) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSettings:
-    """[capture]"""
+    """Mail that is kept to be looked at instead of being sent (docs/start/sandbox.md)."""
 
     keep: float = duration(7 * DAY, least=HOUR, most=10 * YEAR)
     """How long captured mail is kept: the mail of each [[zone]] with next_hop = "capture:". It is in the
@@ -201,7 +201,7 @@ class Backend(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolSettings:
-    """[spool]"""
+    """Where mail is kept until it is delivered (docs/store/engines.md)."""
 
     backend: Backend = choice(Backend.LEVELDB)
     """leveldb keeps every acknowledged message through a crash or a power cut. disk does too, in files that
@@ -329,7 +329,7 @@ _SCHEMES = ("redis", "rediss", "unix")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisSettings:
-    """[redis]: used when `[spool] backend` says so."""
+    """The server, where `[spool] backend` is redis (docs/store/redis.md)."""
 
     url: str = text("redis://127.0.0.1:6379/0")
     """redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH?db=DATABASE. The password is not here."""
@@ -408,7 +408,9 @@ _LOCAL = re.compile(r"localhost|127\.[0-9.]+|::1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresSettings:
-    """[postgres]: used when `[spool] backend` says so."""
+    """The database, where `[spool] backend` is postgres (docs/store/postgres.md). Several relays can share
+    it.
+    """
 
     url: str = text("postgresql:///zonerelay?host=/run/postgresql&user=zonerelay")
     """The database: "postgresql://USER@HOST:5432/DATABASE", or as here by its Unix socket. Over a network add
@@ -514,7 +516,7 @@ class Addressing(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Settings:
-    """[s3]: used when `[spool] backend` says so."""
+    """The bucket, where `[spool] backend` is s3 (docs/store/s3.md)."""
 
     bucket: str = text("")
     """The bucket, which has to exist."""
@@ -621,7 +623,9 @@ _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]{0,39}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxSettings:
-    """[outbox]: a second way in, where `url` is given."""
+    """A table of a PostgreSQL database whose rows are sent as mail, where `url` is given
+    (docs/send/outbox.md).
+    """
 
     url: str = text("")
     """The database whose rows are sent as mail (docs/send/outbox.md), written as in [postgres]. Empty: none.

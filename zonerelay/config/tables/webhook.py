@@ -33,7 +33,7 @@ class WebhookAddresses(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """[[webhook]]: an HTTP endpoint that is told what becomes of mail (Standard Webhooks)."""
+    """An HTTP endpoint that receives signed events of mail (docs/operate/webhooks.md)."""
 
     name: str = text("webhook", form=forms.source_name)
     """What logs, metrics and "zonerelay webhook" call it."""
@@ -63,7 +63,7 @@ class WebhookSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSettings:
-    """[report]: a summary of the last day by mail. `to` empty: none."""
+    """A summary of the last day, by mail (docs/operate/report.md)."""
 
     to: tuple[str, ...] = texts(())
     """Who gets it: "postmaster@example.com"."""

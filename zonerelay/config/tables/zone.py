@@ -77,7 +77,9 @@ class InDoubt(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZoneSettings:
-    """[[zone]]. Limits are totals over all workers."""
+    """A named way of sending, whose limits are totals over all workers (docs/deliver/sending.md). Without any
+    there is one, named default.
+    """
 
     name: str = text("default", form=forms.zone_name)
     """What routes, logs, metrics and the spool call this zone: letters, digits, dot, dash and underscore.
@@ -351,7 +353,9 @@ _FAMILIES = {4: "IPv4", 6: "IPv6"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings:
-    """[[source]]: one of this machine's identities; zones name those that they send from."""
+    """An address of this machine to send from (docs/deliver/sources.md). Zones name those that they use;
+    without any the system chooses.
+    """
 
     name: str = text("", form=forms.source_name)
     """What zones, logs and metrics call this source."""
@@ -460,7 +464,9 @@ class DestinationTls(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestinationSettings:
-    """[[destination]]: other limits or TLS for some destinations; the first one that matches counts."""
+    """Other limits or TLS for some destinations (docs/deliver/destinations.md). The first one whose every
+    condition matches counts; what it leaves out is as in the zone.
+    """
 
     domain: tuple[str, ...] = texts((), form=forms.domain)
     """Mail for these recipient domains: "example.com", "*.example.com" (every name below it)."""
