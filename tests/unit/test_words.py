@@ -1,4 +1,7 @@
-"""Names: module names use known words, a class has one meaning in its package, prose has its nouns.
+"""Names: module names use known words, and a class has one meaning in its package.
+
+A word is known if the glossary or `tests/data/field_words.txt` defines it, or if it is a word of programming in
+`tests/data/programming_words.txt`.
 
 `tests/data/word_exceptions.txt` lists what does not comply yet, a section for each test. A section may only
 shrink: an entry that complies now fails its test, and `python -m tests.unit.test_words` removes it.
@@ -20,9 +23,10 @@ PACKAGE = ROOT / "zonerelay"
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 FIELD_WORDS = ROOT / "tests" / "data" / "field_words.txt"
 EXCEPTIONS = ROOT / "tests" / "data" / "word_exceptions.txt"
+PROGRAMMING_WORDS = ROOT / "tests" / "data" / "programming_words.txt"
 MAX_FIELD_WORDS = 150
+MAX_PRIVATE_ROWS = 30
 
-_STAND_INS = re.compile(r"\b(nobody|somebody|whoever)\b", re.IGNORECASE)
 _ENDINGS: tuple[tuple[str, str], ...] = (
     ("ies", "y"), ("es", ""), ("s", ""), ("ing", ""), ("ing", "e"), ("ed", ""), ("ed", "e"), ("er", ""),
     ("er", "e"), ("or", ""), ("or", "e"), ("ion", ""), ("ion", "e"),
@@ -68,7 +72,8 @@ def glossary_words() -> Iterator[str]:
 
 @cache
 def known() -> frozenset[str]:
-    return frozenset().union(*map(forms, (*field_words(), *glossary_words())))
+    programming = PROGRAMMING_WORDS.read_text().split()
+    return frozenset().union(*map(forms, (*field_words(), *glossary_words(), *programming)))
 
 
 def unknown_words() -> set[str]:
@@ -87,19 +92,7 @@ def homonyms() -> set[str]:
     return {name for name, count in counts.items() if count > 1}
 
 
-def texts(path: Path) -> Iterator[str]:
-    """Docstrings, and every other string: what operators, users and peers read."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-
-
-def stand_ins() -> set[str]:
-    """Modules whose docstrings or texts have a stand-in where a noun belongs."""
-    return {of(path) for path in modules() if any(map(_STAND_INS.search, texts(path)))}
-
-
-CHECKS = {"words": unknown_words, "classes": homonyms, "texts": stand_ins}
+CHECKS = {"words": unknown_words, "classes": homonyms}
 
 
 def exceptions() -> dict[str, set[str]]:
@@ -127,6 +120,11 @@ def test_the_field_words_are_few_and_each_has_its_source() -> None:
     assert 0 < len(field_words()) <= MAX_FIELD_WORDS
     source = re.compile(r"RFC \d{3,4} \d+(\.\d+)*|Postfix [a-z_-]+\(\d\)( \w+)?")
     assert [word for word, where in field_words().items() if not source.fullmatch(where)] == []
+
+
+def test_the_relays_own_words_are_few() -> None:
+    own = GLOSSARY.read_text().partition("## Words of this relay")[2].partition("\n## ")[0]
+    assert 0 < len(re.findall(r"^\| (?!word |-)", own, re.MULTILINE)) <= MAX_PRIVATE_ROWS
 
 
 def test_the_check_knows_plurals_and_nouns_of_verbs() -> None:
