@@ -6,16 +6,18 @@ import asyncio
 import base64
 import contextlib
 import email
+import email.header
 import email.policy
 import json
 import os
+import re
 import signal
 import smtplib
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from email.message import EmailMessage
 from pathlib import Path
@@ -46,7 +48,7 @@ MESSAGE: dict[str, Any] = {
         {"filename": "logo.png", "content": "UE5H", "content_type": "image/png", "content_id": "logo"},
     ],
     "tags": ["welcome"],
-    "metadata": {"order": "4711"},
+    "metadata": {"order": 4711, "paid": True},
 }
 
 
@@ -142,9 +144,9 @@ def test_what_is_wrong_is_pointed_at(relay: RelayProcess, app: Api, operator: Ap
         ("from", {"email": "a@example.org", "name": injected}, "/from"),
         ("from", {"email": f"a@example.org>{injected}"}, "/from"),
         ("to", [f"a@example.net\r\n{injected}"], "/to/0"),
-        ("headers", {"X-A": injected}, "/headers"),
-        ("headers", {injected: "x"}, "/headers"),
-        ("headers", {"Bcc": "thief@example.net"}, "/headers"),
+        ("headers", {"X-A": injected}, "/headers/X-A"),
+        ("headers", {injected: "x"}, f"/headers/{injected}"),
+        ("headers", {"Bcc": "thief@example.net"}, "/headers/Bcc"),
         ("attachments", [{"filename": injected, "content": ""}], "/attachments/0"),
         ("attachments", [{"content": "", "content_type": f"text/plain{injected}"}], "/attachments/0"),
         ("attachments", [{"content": "no base64!"}], "/attachments/0/content"),
@@ -152,7 +154,7 @@ def test_what_is_wrong_is_pointed_at(relay: RelayProcess, app: Api, operator: Ap
         ("zone", "no-such-zone", "/zone"),
         ("send_at", "2031-01-01T00:00:00Z", "/send_at"),
         ("text", 5, "/text"),
-        ("headers", {"X-A": "x" * 70_000}, ""),
+        ("headers", {"X-A": "x" * 70_000}, "/headers/X-A"),
     ):
         reply = post(**{name: value})
         assert (reply.code, pointers(reply)) == ((422, "invalid"), [pointer]), (name, value, reply.body)
@@ -241,7 +243,7 @@ def test_a_text_with_several_addresses_goes_to_all_or_is_refused(app: Api, opera
         ("cc", ["a@example.net,", "nobody:;"], "/cc/1"),
         ("from", SEVERAL, "/from"),
         ("envelope", {"from": SEVERAL, "to": ["a@example.net"]}, "/envelope/from"),
-        ("headers", {"Sender": SEVERAL}, "/headers"),
+        ("headers", {"Sender": SEVERAL}, "/headers/Sender"),
         ("reply_to", "Ann <ann@example.net>, bob", "/reply_to"),
     ]
     for name, value, pointer in wrong:
@@ -351,6 +353,168 @@ def test_the_same_key_gives_the_first_answer(app: Api, operator: Api) -> None:
     assert other.code == (422, "refused")
     bad = app("POST", "/v1/messages", MESSAGE, Idempotency_Key="a b")
     assert bad.code == (400, "malformed")
+
+
+def test_the_first_answer_comes_again_however_the_key_was_given(app: Api, relay: RelayProcess) -> None:
+    """A message that named its key itself got another Message-ID at each answer."""
+    raw = b"From: a@example.org\nTo: b@example.net\n%b\nhi\n"
+    given = {"from": "a@example.org", "to": "b@example.net", "text": "hi"}
+    nodemailer = {"from": "a@example.org", "to": "b@example.net", "text": "hi"}
+    form = b'--b\r\nContent-Disposition: form-data; name="message"\r\n\r\n%b\r\n--b--\r\n'
+
+    def batch(key: str) -> Reply:
+        message = {**given, "headers": {"Idempotency-Key": key}}
+        return app("POST", "/v1/messages/batch", {"messages": [message]})
+
+    def post(body: object, path: str = "/v1/messages", **fields: str) -> Reply:
+        return app("POST", path, body, **fields)
+
+    octets, multipart = (
+        {"Content_Type": "message/rfc822"},
+        {"Content_Type": "multipart/form-data; boundary=b"},
+    )
+    ways: list[Callable[[str], Reply]] = [
+        lambda key: post({**given, "headers": {"Idempotency-Key": key}}),
+        lambda key: post({**given, "headers": {"idempotency-key": key}}),
+        lambda key: post(raw % f"Idempotency-Key: {key}\n".encode(), **octets),
+        lambda key: post(raw % b"", **octets, Idempotency_Key=key),
+        lambda key: post(
+            form % json.dumps({**given, "headers": {"Idempotency-Key": key}}).encode(), **multipart
+        ),
+        lambda key: post(form % json.dumps(given).encode(), **multipart, Idempotency_Key=key),
+        lambda key: post({**nodemailer, "headers": {"Idempotency-Key": key}}, "/send"),
+        lambda key: post(nodemailer, "/send", Idempotency_Key=key),
+        batch,
+    ]
+    for at, way in enumerate(ways):
+        first, again = way(f"way-{at}"), way(f"way-{at}")
+        assert (first.status // 100, again.status) == (2, first.status), (at, first.body)
+        assert first.body == again.body, at
+        assert first.fields.get("Location") == again.fields.get("Location")
+    wrong = app("POST", "/v1/messages", {**given, "headers": {"Idempotency-Key": "a b"}})
+    assert (wrong.code, pointers(wrong)) == ((422, "invalid"), ["/headers/Idempotency-Key"])
+
+
+def test_problems_point_at_the_member_in_words_of_json(app: Api) -> None:
+    """Pointers ended with `...`, or one above, and texts named types of Python."""
+    given = {"from": "a@example.org", "to": "b@example.net", "text": "hi"}
+    for more, pointer in (
+        ({"headers": {"X-A": "a", "X-B": 1, "X-C": "c"}}, "/headers/X-B"),
+        ({"headers": {f"X-{at}": "a" if at != 37 else None for at in range(60)}}, "/headers/X-37"),
+        ({"headers": {"X-A": {"deep": True}}}, "/headers/X-A"),
+        ({"headers": {"X-A": "\x07"}}, "/headers/X-A"),
+        ({"headers": {"a/b~c": ["x"]}}, "/headers/a~1b~0c"),
+        ({"headers": {"List-Unsubscribe": "<https://x.example/é>"}}, "/headers/List-Unsubscribe"),
+        ({"headers": {"References": f"<{'r' * 2000}@x.example>"}}, "/headers/References"),
+        ({"metadata": {"order": ["x"]}}, "/metadata/order"),
+        ({"metadata": {"order": None}}, "/metadata/order"),
+        ({"nosuch": 1}, "/nosuch"),
+        ({"attachments": [{"content": ""}, {"filename": "x"}]}, "/attachments/1/content"),
+        ({"attachments": [{"content": "", "nosuch": 1}]}, "/attachments/0/nosuch"),
+        ({"to": ["b@example.net", 5]}, "/to/1"),
+        ({"to": [{"email": "b@example.net", "name": 5}]}, "/to/0/name"),
+        ({"envelope": {"to": [None]}}, "/envelope/to/0"),
+        ({"require_tls": "yes"}, "/require_tls"),
+        ({"text": None}, "/text"),
+    ):
+        reply = app("POST", "/v1/messages", {**given, **more})
+        assert (reply.code, pointers(reply)) == ((422, "invalid"), [pointer]), (more, reply.body)
+        assert not re.search(
+            r"`|\b(?:str|int|float|bool|dict|list\[|NoneType|None|True)\b", reply.body.decode()
+        )
+        batch = app("POST", "/v1/messages/batch", {"template": given, "messages": [more]})
+        assert batch.json["messages"][0]["problem"]["errors"][0]["pointer"] == pointer
+    for twice, pointer in (
+        (b'"to": "c@example.net"', "/to"),
+        (b'"headers": {"X-A": "a", "X-A": "b"}', "/headers/X-A"),
+        (b'"attachments": [{"content": "", "content": "eA=="}]', "/attachments/0/content"),
+    ):
+        reply = app("POST", "/v1/messages", json.dumps(given).encode()[:-1] + b", " + twice + b"}")
+        assert (reply.code, pointers(reply)) == ((422, "invalid"), [pointer]), reply.body
+    missing = app("POST", "/v1/messages", {"to": "b@example.net"})
+    assert pointers(missing) == ["/from"]
+
+
+def test_half_of_a_surrogate_pair_is_no_json_wherever_it_stands(app: Api) -> None:
+    """In a long text it was 422, and in a long attachment too."""
+    for half in (r"\ud800", r"\udc00", r"\ud800\ud800", r"\udc00\ud800", r"\ud83d x"):
+        for filler in ("", "QUFB" * 20_000):
+            text = filler + half + filler
+            for member in (
+                f'"text": "{text}"',
+                f'"html": "{text}"',
+                f'"attachments": [{{"content": "{text}"}}]',
+                f'"subject": "{half}", "text": "{filler}"',
+                f'"headers": {{"X-A": "{half}"}}, "text": "{filler}"',
+                f'"metadata": {{"{half}": "a"}}, "text": "{filler}"',
+                f'"attachments": [{{"content": "", "filename": "{half}"}}], "text": "{filler}"',
+            ):
+                body = f'{{"from": "a@example.org", "to": "b@example.net", {member}}}'.encode()
+                assert app("POST", "/v1/messages", body).code == (400, "malformed"), (half, member[:60])
+    pair = '{"from": "a@example.org", "to": "b@example.net", "text": "%s\\ud83d\\ude00"}'
+    for filler in ("", "x" * 80_000):
+        assert app("POST", "/v1/messages", (pair % filler).encode()).status == 202
+
+
+def test_structured_fields_have_no_encoded_words_and_hold_long_urls(app: Api, operator: Api) -> None:
+    """A URL with `=?` in it became encoded words, one of 900 octets was refused."""
+    long = f"<https://x.example/u?{'t' * 930}>"
+    for name, value in (
+        ("List-Unsubscribe", "<https://x.example/?a=?utf-8?b?eA==?=>, <mailto:u@x.example?subject=a=?b>"),
+        ("List-Unsubscribe", long),
+        ("List-Unsubscribe", f"{long}, <mailto:u@x.example>"),
+        ("List-Unsubscribe-Post", "List-Unsubscribe=One-Click"),
+        ("List-Post", "NO =?utf-8?q?x?="),
+        ("In-Reply-To", "<=?utf-8?q?x?=@x.example>"),
+        ("References", " ".join(f"<{at}.{'r' * 60}@x.example>" for at in range(60))),
+        ("X-Link", f"https://x.example/{'t' * 2000}"),
+        ("X-Note", "=?utf-8?q?x?="),
+    ):
+        given = {"from": "a@example.org", "to": "b@example.net", "text": "hi", "headers": {name: value}}
+        reply = app("POST", "/v1/messages", given)
+        assert reply.status == 202, (name, reply.body)
+        octets = operator("GET", f"/v1/queue/messages/{reply.json['id']}/body").body
+        assert max(map(len, octets.split(b"\r\n"))) <= 998
+        message = email.message_from_bytes(octets, policy=email.policy.compat32)
+        found = "".join(str(message[name]).splitlines())
+        if not name.startswith("X-"):
+            assert found.strip() == value
+        else:
+            assert str(email.header.make_header(email.header.decode_header(message[name]))) == value
+    longer = f"<https://x.example/{'t' * 3000}>"
+    given = {"from": "a@example.org", "to": "b@example.net", "text": "hi", "headers": {"List-Help": longer}}
+    reply = app("POST", "/v1/messages", given)
+    octets = operator("GET", f"/v1/queue/messages/{reply.json['id']}/body").body
+    message = email.message_from_bytes(octets, policy=email.policy.compat32)
+    assert "".join(str(message["List-Help"]).split()) == longer  # RFC 2369 2: blanks are ignored
+
+
+def test_values_of_a_template_are_written_as_in_json(app: Api, operator: Api) -> None:
+    """`true` was mailed as `True`, `null` as `None`; a name in a section that was left out could be wrong."""
+    template = {
+        "from": "a@example.org",
+        "to": "b@example.net",
+        "text": "[{{v}}|{{{v}}}|{{&v}}|{{#v}}y{{/v}}]",
+    }
+    values = [(True, "true", "y"), (False, "false", ""), (None, "", ""), (0, "0", ""), (7, "7", "y")]
+    values += [(1.5, "1.5", "y"), (1e22, "1e22", "y"), (-0.25, "-0.25", "y"), (2**63, str(2**63), "y")]
+    values += [("True", "True", "y"), ("", "", "")]
+    messages = [{"substitutions": {"v": value, "unused": True}} for value, _, _ in values]
+    reply = app("POST", "/v1/messages/batch", {"template": template, "messages": messages})
+    for (_, text, section), answer in zip(values, reply.json["messages"], strict=True):
+        found = body_of(operator, answer["accepted"]["id"]).get_content().strip()
+        assert found == f"[{text}|{text}|{text}|{section}]"
+    for text in (
+        "{{nosuch}}",
+        "{{#v}}{{nosuch}}{{/v}}",
+        "{{#nosuch}}x{{/nosuch}}",
+        "{{^nosuch}}x{{/nosuch}}",
+    ):
+        message = {**template, "text": text, "substitutions": {"v": False}}
+        (answer,) = app("POST", "/v1/messages/batch", {"messages": [message]}).json["messages"]
+        assert answer["problem"]["errors"] == [
+            {"pointer": "/text", "detail": "there is no substitution for nosuch"}
+        ]
 
 
 def test_a_batch_answers_for_each(app: Api, operator: Api) -> None:

@@ -142,6 +142,15 @@ def test_no_text_becomes_an_address_with_a_line_end(text: str) -> None:
     assert not {"\r", "\n", "<", ">"} & set(found.mailbox)
 
 
+def test_the_key_of_a_row_reaches_nobody_and_its_urls_stay_urls() -> None:
+    people = recipients_of({"from_address": "a@example.org", "to_addresses": ["b@example.net"]})
+    url = "<https://x.example/?a=?utf-8?b?eA==?=>"
+    headers = json.dumps({"idempotency-KEY": "k", "List-Unsubscribe": url})
+    composed = compose(draft_of(1, NOW, people, Content(text="t", headers=headers)))
+    assert b"idempotency" not in composed.lower()
+    assert f"List-Unsubscribe: {url}\r\n".encode() in composed
+
+
 def test_a_picture_that_the_html_shows_is_related_to_it() -> None:
     picture = {"content": base64.b64encode(b"png").decode(), "content_type": "image/png", "content_id": "p@x"}
     content = Content(text="t", html='<img src="cid:p@x">', attachments=json.dumps([picture]).encode())

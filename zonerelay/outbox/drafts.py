@@ -13,9 +13,9 @@ from typing import cast
 
 import msgspec
 
+from zonerelay.message.compose import mime
 from zonerelay.message.compose.compose import Address, Draft, File
 from zonerelay.message.compose.mime import Base64Text
-from zonerelay.message.header.headers import MAX_WORD
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.address_list import read_addresses
 from zonerelay.routing.idna import ascii_domain, is_literal
@@ -191,30 +191,35 @@ def _headers(json: str | None) -> Iterator[tuple[str, str | Sequence[Address]]]:
         found = msgspec.json.decode(json, type=dict[str, str] | None) or {}
     except (msgspec.MsgspecError, RecursionError):
         raise BadRowError('headers is not a JSON object of texts, as {"Reply-To": "a@b.example"}') from None
-    return checked_headers(found)
+    checked = HeaderFields().checked
+    return (field for name, value in found.items() if (field := checked(name, value)) is not None)
 
 
-def checked_headers(found: Mapping[str, str]) -> Iterator[tuple[str, str | Sequence[Address]]]:
-    """Raises BadRowError."""
-    if len(found) > MAX_HEADERS:
-        raise BadRowError(f"headers has more than {MAX_HEADERS} fields")
-    seen: set[str] = set()
-    for name, value in found.items():
+class HeaderFields:
+    """Checks the further fields of one message, one after the other."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def checked(self, name: str, value: str) -> tuple[str, str | Sequence[Address]] | None:
+        """Return the field, `None` if it is for the relay alone. Raises BadRowError."""
         key = name.lower()
         _check_header(name, key, value)
-        if key in seen:
+        if key in self._seen:
             raise BadRowError("headers has a field twice")
-        seen.add(key)
+        self._seen.add(key)
+        if len(self._seen) > MAX_HEADERS:
+            raise BadRowError(f"headers has more than {MAX_HEADERS} fields")
+        where = f"headers: {name}"
+        if key == "idempotency-key":
+            return None
         if key == "message-id":
             if not _MESSAGE_ID.fullmatch(value):
                 raise BadRowError("headers has a Message-ID that is none: write <left@right>")
-            yield "Message-ID", value
-        else:
-            where = f"headers: {name}"
-            if key == "reply-to":
-                yield name, addresses(value, where)
-            else:
-                yield name, [address(value, where)] if key == "sender" else value
+            return "Message-ID", value
+        if key == "reply-to":
+            return name, addresses(value, where)
+        return name, [address(value, where)] if key == "sender" else value
 
 
 def _check_header(name: str, key: str, value: str) -> None:
@@ -224,8 +229,12 @@ def _check_header(name: str, key: str, value: str) -> None:
         raise BadRowError(f"headers may not have {name}: the relay makes it from the other columns")
     if _CONTROL.search(value):
         raise BadRowError(f"headers: {name} has a line end or another control character in it")
-    if len(value) > MAX_HEADER or (value.isascii() and any(len(w) > MAX_WORD for w in value.split(" "))):
+    if len(value) > MAX_HEADER:
         raise BadRowError(f"headers: {name} is too long")
+    try:
+        mime.header(name, value)
+    except mime.FieldValueError as error:
+        raise BadRowError(f"headers: {name} {error}") from None
 
 
 def _files(json: bytes | None) -> Iterator[File]:

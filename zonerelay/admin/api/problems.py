@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -86,11 +87,118 @@ class Problem(Exception):
         return web.Response(status=self.body.status, body=body, headers=headers)
 
 
-def invalid(error: msgspec.ValidationError, what: str) -> Problem:
-    """Of a body or of parameters, `what`, that are not as the description says."""
-    text, at, path = str(error).partition(" - at `$")
-    pointer = re.sub(r"[.\[]+", "/", path.rstrip("`").replace("]", "")) if at else ""
-    return Problem(422, "invalid", f"{what}: {text}", errors=[FieldError(pointer=pointer, detail=text)])
+_NAMES = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+_SEGMENT = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
+_MEMBER = re.compile(r"field `(\w+)`\Z")
+
+
+def pointer_to(*names: str) -> str:
+    """Return the JSON pointer (RFC 6901) to a member."""
+    return "".join(f"/{each.replace('~', '~0').replace('/', '~1')}" for each in names)
+
+
+def decoded(data: bytes | bytearray, of: Any, what: str) -> Any:
+    """Return the JSON document as a value of this type. Raises Problem, also for a member that comes twice:
+    readers would take another one of them.
+    """
+    try:
+        found = msgspec.json.decode(data, type=of)
+        json.loads(data, object_pairs_hook=_unique, parse_int=len, parse_float=len)
+    except msgspec.ValidationError as error:
+        raise invalid(error, what, msgspec.json.decode(data), of) from error
+    except _TwiceError as error:
+        raise wrong(_twice_in(json.loads(data, object_pairs_hook=list, parse_int=len)), str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(error) from error
+    return found
+
+
+class _TwiceError(Exception):
+    """An object has a member twice; the text says which."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        name = next(name for at, name in enumerate(names) if name in names[:at])
+        raise _TwiceError(f"the member {name} comes twice")
+
+
+def _twice_in(value: Any, *above: str) -> str:
+    """Return the pointer to the first member that comes twice, "" if none does."""
+    if not isinstance(value, list):
+        return ""
+    is_object = bool(value) and isinstance(value[0], tuple)
+    seen: set[str] = set()
+    for at, each in enumerate(value):
+        name, inner = each if is_object else (str(at), each)
+        if is_object and name in seen:
+            return pointer_to(*above, name)
+        seen.add(name)
+        if found := _twice_in(inner, *above, name):
+            return found
+    return ""
+
+
+def malformed(error: Exception) -> Problem:
+    return Problem(400, "malformed", f"the body is not JSON: {error}")
+
+
+def invalid(error: msgspec.ValidationError, what: str, data: Any, of: Any, *, strict: bool = True) -> Problem:
+    """Return the problem of a body or of parameters, `what`, that are not as the description says. It names
+    the member of `data`, and types as JSON has them.
+    """
+    text, _, path = str(error).partition(" - at `$")
+    names: list[str] = []
+    node = data
+    for member, place in _SEGMENT.findall(path.rstrip("`")):
+        name = member or place
+        if place == "..." and isinstance(node, dict):
+            name = _culprit(data, node, of, strict=strict)
+        elif place == "...":
+            break
+        names.append(name)
+        try:
+            node = node[int(name)] if place and place != "..." else node[name]
+        except (LookupError, TypeError):
+            node = None
+    if member := _MEMBER.search(text):
+        names.append(member[1])
+    text = re.sub(r"`([^`]*)`", lambda found: _in_words(found[1]), text)
+    pointer = pointer_to(*names)
+    return Problem(
+        422, "invalid", f"{pointer or what}: {text}", errors=[FieldError(pointer=pointer, detail=text)]
+    )
+
+
+def _in_words(types: str) -> str:
+    return " or ".join(_NAMES.get(each, each) for each in types.split(" | "))
+
+
+def _culprit(data: Any, node: dict[str, Any], of: Any, *, strict: bool) -> str:
+    """Return the name of the first member of this object, a part of `data`, whose value is wrong."""
+    whole = dict(node)
+    names = list(node)
+    while len(names) > 1:
+        half = names[: len(names) // 2]
+        node.clear()
+        node.update({name: whole[name] for name in half})
+        try:
+            msgspec.convert(data, of, strict=strict)
+        except msgspec.ValidationError:
+            names = half
+        else:
+            names = names[len(half) :]
+    node.clear()
+    node.update(whole)
+    return names[0]
 
 
 def wrong(pointer: str, detail: str) -> Problem:

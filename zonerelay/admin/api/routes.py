@@ -18,7 +18,7 @@ from aiohttp import web
 
 from zonerelay.admin.access import DeniedError
 from zonerelay.admin.api.openapi import document
-from zonerelay.admin.api.problems import Problem, invalid, problem_of, wrong
+from zonerelay.admin.api.problems import Problem, decoded, invalid, problem_of, wrong
 from zonerelay.admin.api.verbs import JSON, LINES, Call, Verb
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import media_type
@@ -187,7 +187,7 @@ def _parameters(request: web.Request, verb: Verb) -> msgspec.Struct:
     try:
         return msgspec.convert(given, verb.parameters, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid(error, "parameters") from error
+        raise invalid(error, "parameters", given, verb.parameters, strict=False) from error
 
 
 async def _body(request: web.Request, of: type[msgspec.Struct]) -> msgspec.Struct:
@@ -205,12 +205,7 @@ async def _body(request: web.Request, of: type[msgspec.Struct]) -> msgspec.Struc
                     raise too_large
     except TimeoutError:
         raise Problem(408, "too_slow", f"the body did not come within {BODY_TIMEOUT:.0f} seconds") from None
-    try:
-        body = msgspec.json.decode(octets, type=of)
-    except msgspec.ValidationError as error:
-        raise invalid(error, "the body") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Problem(400, "malformed", f"the body is not JSON: {error}") from error
+    body: msgspec.Struct = decoded(octets, of, "the body")
     _no_controls(msgspec.to_builtins(body), "")
     return body
 

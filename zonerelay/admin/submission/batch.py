@@ -2,7 +2,8 @@
 
 Values are texts and numbers, true and false, no lists and no objects: so a section is a condition, and what
 comes out is bounded. There are no partials, which are files, and no other delimiters. A name that has no
-value is an error: a letter with a gap is worse than none. In HTML values are escaped, elsewhere they are not.
+value is an error, also in a section that is left out: a letter with a gap is worse than none. What is no text
+is written as JSON has it, null as nothing. In HTML values are escaped, elsewhere they are not.
 What it costs is bounded before anything is filled in: `MAX_TAGS` names in all templates of a message, and
 `MAX_OUTPUT` characters in what can come of all of them.
 """
@@ -10,6 +11,7 @@ What it costs is bounded before anything is filled in: `MAX_TAGS` names in all t
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,12 +21,19 @@ from pystache.common import TemplateNotFoundError
 from pystache.context import KeyNotFoundError
 from pystache.parser import ParsingError
 
-from zonerelay.admin.api.problems import wrong
+from zonerelay.admin.api.problems import pointer_to, wrong
 from zonerelay.admin.submission.body import LONG, JsonBody
+from zonerelay.admin.submission.drafts import as_text
 
 MAX_OUTPUT = 1024 * 1024
 MAX_TAGS = 1000
 _TEXTS = ("subject", "text", "html")
+_TAG = re.compile(r"\{\{\s*(?:[#^&{]\s*)?([^\s{}!/>=#^&][^{}]*?)\s*\}\}")
+
+
+class _Renderer(Renderer):
+    def str_coerce(self, val: str | float | None) -> str:
+        return as_text(val)
 
 
 def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
@@ -37,10 +46,10 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
         raise wrong("/substitutions", "substitutions is an object")
     for name, value in values.items():
         if not isinstance(value, str | int | float | bool | None):
-            raise wrong(f"/substitutions/{name}", "a value is a text, a number, true, false or null")
+            raise wrong(pointer_to("substitutions", name), "a value is a text, a number, true, false or null")
     if body.refers(msgspec.json.encode(values)):
         raise wrong("/substitutions", f"a value has more than {LONG} octets")
-    longest = max((len(str(each)) for each in values.values()), default=0)
+    longest = max((len(as_text(each)) for each in values.values()), default=0)
     tags = size = 0
     for pointer, text in _templates(found):
         if body.long(text):
@@ -54,7 +63,10 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
     def filled(text: object, pointer: str, *, escapes: bool = False) -> object:
         if not isinstance(text, str) or "{{" not in text:
             return text
-        renderer = Renderer(escape=html.escape if escapes else str, missing_tags="strict", partials={})
+        for name in _TAG.findall(text):
+            if name not in values and name != ".":
+                raise wrong(pointer, f"there is no substitution for {name}")
+        renderer = _Renderer(escape=html.escape if escapes else str, missing_tags="strict", partials={})
         try:
             return renderer.render(text, values)
         except KeyNotFoundError as error:
@@ -67,7 +79,7 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
             found[name] = filled(found[name], f"/{name}", escapes=name == "html")
     headers = found.get("headers")
     if isinstance(headers, dict):
-        found["headers"] = {name: filled(text, f"/headers/{name}") for name, text in headers.items()}
+        found["headers"] = {name: filled(text, pointer_to("headers", name)) for name, text in headers.items()}
     return found
 
 
@@ -76,5 +88,5 @@ def _templates(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     headers = fields.get("headers")
     named = [(f"/{name}", fields.get(name)) for name in _TEXTS]
     if isinstance(headers, dict):
-        named += [(f"/headers/{name}", text) for name, text in headers.items()]
+        named += [(pointer_to("headers", name), text) for name, text in headers.items()]
     return ((pointer, text) for pointer, text in named if isinstance(text, str))

@@ -33,7 +33,15 @@ MAX_TEXT = 8 * 1024 * 1024
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _OUTSIDE = re.compile(rb'[^"]*+')
 _ESCAPE = re.compile(rb"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
-_HALF_ESCAPE = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")
+_HALF_ESCAPE = re.compile(
+    rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z|\\u[Dd][89ABab][0-9A-Fa-f]{2}(?:\\(?:u[0-9A-Fa-f]{0,3})?)?\Z"
+)
+_NO_TEXT = re.compile(
+    rb"\\(?:(?!u[0-9A-Fa-f]{4}|[\"\\/bfnrt])"
+    rb"|u[Dd][89ABab]..(?!\\u[Dd][C-Fc-f])|(?<!\\u[Dd][89ABab]..\\)u[Dd][C-Fc-f])"
+)
+_CONTROL = re.compile(rb"[\x00-\x1f]")
+"""What no string of JSON has, half of a surrogate pair among it."""
 
 
 class TooLargeError(Exception):
@@ -68,14 +76,21 @@ class StoredBase64(Base64Text):
         self._long = long
 
     def _slices(self) -> Iterator[bytes]:
+        """Raises msgspec.DecodeError, as for a short string."""
         rest = b""
         for piece in self._long.pieces():
             text, rest = rest + piece, b""
-            if b"\\" in text:
-                if half := _HALF_ESCAPE.search(text):
-                    text, rest = text[: half.start()], text[half.start() :]
-                text = _ESCAPE.sub(_unescaped, text)
-            yield text
+            if b"\\" in text and (half := _HALF_ESCAPE.search(text)):
+                text, rest = text[: half.start()], text[half.start() :]
+            yield self._plain(text)
+        if rest:
+            yield self._plain(rest)
+
+    def _plain(self, text: bytes) -> bytes:
+        escaped = b"\\" in text
+        if _CONTROL.search(text) or (escaped and _NO_TEXT.search(text)):
+            raise msgspec.DecodeError(f"{self._name} has what no string of JSON may have")
+        return _ESCAPE.sub(_unescaped, text) if escaped else text
 
 
 def _unescaped(match: re.Match[bytes]) -> bytes:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from types import TracebackType
@@ -19,10 +19,12 @@ from typing import Annotated
 
 import msgspec
 
-from zonerelay.admin.api.problems import FieldError, Problem
+from zonerelay.admin.api.problems import FieldError, Problem, malformed, pointer_to
 from zonerelay.admin.submission.body import JsonBody, StoredBase64, StoredFile, TooLargeError
 from zonerelay.config.settings import ListenerSettings, Settings
+from zonerelay.inbound.cleanup.intake import is_key
 from zonerelay.inbound.cleanup.submit import Options, SubmittedEnvelope
+from zonerelay.inbound.state.context import IDEMPOTENCY_KEY
 from zonerelay.message.compose.compose import Address, Draft, File
 from zonerelay.message.compose.mime import Base64Text
 from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, recipient_key
@@ -31,8 +33,8 @@ from zonerelay.outbox import drafts
 from zonerelay.outbox.drafts import (
     MAX_FILES,
     BadRowError,
+    HeaderFields,
     checked_file,
-    checked_headers,
     checked_subject,
     checked_text,
 )
@@ -104,7 +106,7 @@ class Submission(
     headers: dict[str, str] = {}
     attachments: tuple[Attachment, ...] = ()
     tags: tuple[str, ...] = ()
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str | int | float | bool] = {}
     send_at: float | Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     require_tls: bool = False
     envelope: EnvelopeGiven = EnvelopeGiven()
@@ -135,6 +137,13 @@ class Origin:
     settings: Settings
     listener: ListenerSettings
 
+    def with_key(self, key: str) -> Origin:
+        """Return the origin of a message that names a key of its own, so that its answers are the same."""
+        return replace(self, key=key)
+
+
+BAD_KEY = "an idempotency key is 1 to 255 visible ASCII characters"
+
 
 class Faults:
     """Collects all that is wrong with a request."""
@@ -157,7 +166,7 @@ class Faults:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not isinstance(error, BadRowError | msgspec.DecodeError | UnicodeDecodeError):
+        if not isinstance(error, BadRowError):
             return False
         self.add(self._at, str(error))
         return True
@@ -180,10 +189,20 @@ def sending_of(
     headers: list[tuple[str, str | Sequence[Address]]] = []
     if reply_to := _some(given.reply_to, "reply_to", faults):
         headers.append(("Reply-To", [each for each, _ in reply_to]))
-    with faults.at("/headers"):
-        headers += [
-            each for each in checked_headers(given.headers) if each[0].lower() != "reply-to" or not headers
-        ]
+    if named_key := [value for name, value in given.headers.items() if name.lower() == IDEMPOTENCY_KEY]:
+        origin = origin.with_key(named_key[0])
+        if not is_key(origin.key):
+            faults.add("/headers/Idempotency-Key", BAD_KEY)
+    fields = HeaderFields()
+    for name, value in given.headers.items():
+        with faults.at(pointer_to("headers", name)):
+            field = fields.checked(name, value)
+            if field is not None and not (reply_to and field[0].lower() == "reply-to"):
+                headers.append(field)
+    if not (
+        given.subject or given.text is not None or given.html is not None or given.attachments or uploads
+    ):
+        faults.add("/text", "a message has a subject, a text, HTML or an attachment")
     with faults.at("/subject"):
         checked_subject(given.subject)
     text, html = (_text(getattr(given, name), body, f"/{name}", faults) for name in ("text", "html"))
@@ -196,9 +215,11 @@ def sending_of(
             sender = address(given.envelope.from_, "from").mailbox if given.envelope.from_ else NULL_SENDER
     recipients = _recipients(given, named, faults)
     if body.spills:
-        rest = (given.from_, given.to, given.cc, given.bcc, given.reply_to, given.subject, given.headers)
-        if body.refers(msgspec.json.encode((*rest, given.envelope, given.zone, given.metadata, given.tags))):
-            faults.add("", "only text, html and the content of attachments may be that long")
+        rest = msgspec.to_builtins(given)
+        for name in ("text", "html", "attachments"):
+            del rest[name]
+        for pointer in _long_in(rest, body, ""):
+            faults.add(pointer, "only text, html and the content of attachments may be that long")
     faults.end()
     assert author is not None
     message_id = next((value for name, value in headers if name == "Message-ID"), None)
@@ -232,6 +253,15 @@ def sending_of(
         options=options,
         draft=draft,
     )
+
+
+def _long_in(value: object, body: JsonBody, pointer: str) -> Iterator[str]:
+    """Yield a pointer to each text that is too long to be in memory."""
+    if isinstance(value, str) and body.long(value):
+        yield pointer
+    elif isinstance(value, dict | list | tuple):
+        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _long_in(each, body, pointer + pointer_to(str(name)))
 
 
 def envelope_of(mail: MailCommand, recipients: Iterable[Mailbox]) -> SubmittedEnvelope:
@@ -309,6 +339,8 @@ def _text(given: str | None, body: JsonBody, pointer: str, faults: Faults) -> st
         raise Problem(
             413, "too_large", str(error), errors=[FieldError(pointer=pointer, detail=str(error))]
         ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise malformed(error) from None
     return None
 
 
@@ -338,7 +370,8 @@ def _options(given: Submission, origin: Origin, faults: Faults) -> Options:
     for at, tag in enumerate(given.tags):
         if not _WORD.fullmatch(tag) or at >= MAX_TAGS:
             faults.add(f"/tags/{at}", f"up to {MAX_TAGS} tags of 1 to 64 letters, digits, _, . and -")
-    for at, (name, value) in enumerate(given.metadata.items()):
+    for at, (name, given_value) in enumerate(given.metadata.items()):
+        value = as_text(given_value)
         if (
             not (_WORD.fullmatch(name) and value.isprintable() and len(value) <= MAX_NOTE)
             or at >= MAX_METADATA
@@ -346,8 +379,8 @@ def _options(given: Submission, origin: Origin, faults: Faults) -> Options:
             text = (
                 f"up to {MAX_METADATA} names as of tags, with printable values of up to {MAX_NOTE} characters"
             )
-            faults.add(f"/metadata/{name}", text)
-        notes.append(f"{name}={value.encode('ascii', 'backslashreplace').decode()}")
+            faults.add(pointer_to("metadata", name), text)
+        notes.append(f"metadata.{name}={value.encode('ascii', 'backslashreplace').decode()}")
     if given.zone:
         if given.zone not in {each.name for each in origin.settings.zone}:
             faults.add("/zone", "there is no such zone")
@@ -357,6 +390,13 @@ def _options(given: Submission, origin: Origin, faults: Faults) -> Options:
         ):
             faults.add("/zone", "this user may not name a zone (zone_header_users of its [[listener]])")
     return Options(idempotency_key=origin.key, zone=given.zone, notes=tuple(notes), partial=given.partial)
+
+
+def as_text(value: str | float | None) -> str:
+    """Return a JSON value as text: a text as it is, null as nothing, others as they stand in JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else msgspec.json.encode(value).decode()
 
 
 def _hold_until(given: Submission, origin: Origin, now: float, faults: Faults) -> float | None:

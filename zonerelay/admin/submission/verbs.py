@@ -19,12 +19,13 @@ import msgspec
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from zonerelay.admin.api.problems import Problem, ProblemBody, invalid, wrong
+from zonerelay.admin.api.problems import Problem, ProblemBody, decoded, invalid, malformed, wrong
 from zonerelay.admin.api.verbs import Answer, Call, Verb
 from zonerelay.admin.requests import media_type
 from zonerelay.admin.submission import zonemta
 from zonerelay.admin.submission.body import LONG, WRITE, JsonBody, TooLargeError
 from zonerelay.admin.submission.drafts import (
+    BAD_KEY,
     Faults,
     Origin,
     Sending,
@@ -38,6 +39,7 @@ from zonerelay.admin.submission.drafts import (
 from zonerelay.admin.submission.refusals import problem_of
 from zonerelay.admin.submission.states import MessageState, RecipientState, detail_of, state_of
 from zonerelay.admin.visit import VISIT
+from zonerelay.inbound.cleanup.intake import is_key, key_in
 from zonerelay.inbound.cleanup.submit import Options, Pieces, Principal, Refused
 from zonerelay.message.compose.compose import Draft, compose_pieces
 from zonerelay.message.compose.mime import Base64Error
@@ -64,7 +66,6 @@ SMALL = 8 * 1024
 
 _JSON, _MESSAGE, _FORM = "application/json", "message/rfc822", "multipart/form-data"
 T = TypeVar("T")
-_KEY = re.compile(r"[!-~]{1,255}")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 
 
@@ -153,8 +154,8 @@ def _origin(call: Call) -> Origin:
         text = f"the token {call.token.name} has no user: zonerelay token add NAME --scope submit --user USER"
         raise Problem(403, "forbidden", text)
     key = call.request.headers.get("Idempotency-Key", "")
-    if "Idempotency-Key" in call.request.headers and not _KEY.fullmatch(key):
-        raise Problem(400, "malformed", "Idempotency-Key has to be 1 to 255 visible ASCII characters")
+    if "Idempotency-Key" in call.request.headers and not is_key(key):
+        raise Problem(400, "malformed", BAD_KEY)
     return Origin(
         user=call.token.user,
         client=VISIT.get().client,
@@ -314,19 +315,14 @@ async def _run(size: int, work: Callable[..., T], /, *args: Any, **more: Any) ->
 
 async def _decoded(data: bytes, of: type[Any]) -> Any:
     """Raises Problem."""
-    try:
-        return await _run(len(data), msgspec.json.decode, data, type=of)
-    except msgspec.ValidationError as error:
-        raise invalid(error, "body") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Problem(400, "malformed", f"the body is not JSON: {error}") from error
+    return await _run(len(data), decoded, data, of, "the body")
 
 
 def _converted(fields: dict[str, Any]) -> Submission:
     try:
         return msgspec.convert(fields, Submission)
     except msgspec.ValidationError as error:
-        raise invalid(error, "message") from error
+        raise invalid(error, "the message", fields, Submission) from error
 
 
 async def _submit(call: Call) -> Answer:
@@ -370,6 +366,8 @@ def _composed(draft: Draft) -> Iterator[bytes]:
     """Raises Problem."""
     try:
         yield from compose_pieces(draft)
+    except msgspec.DecodeError as error:
+        raise malformed(error) from None
     except Base64Error as error:
         pointer = re.sub(r"attachments\[(\d+)\].*", r"/attachments/\1/content", str(error))
         raise wrong(pointer, str(error)) from None
@@ -421,6 +419,8 @@ async def _take_raw(call: Call, origin: Origin) -> Accepted:
     given: RawQuery = call.parameters
     block, most = bytes(scanner.held[: scanner.size]), origin.listener.max_recipients
     sender, recipients = await _run(len(block), _raw_envelope, block, given, most)
+    if key := key_in(header.fields):
+        origin = origin.with_key(key)
     message_id = next((value.strip() for name, value in header.fields if name.lower() == "message-id"), "")
     front = b""
     if not message_id:

@@ -39,7 +39,7 @@ def submission_of(document: Mapping[str, Any], body: JsonBody) -> dict[str, Any]
         found["reply_to"] = _people(document["replyTo"], "/replyTo")
     headers = document.get("headers") or {}
     if isinstance(headers, list):
-        headers = {str(each.get("key")): each.get("value") for each in headers if isinstance(each, dict)}
+        headers = {each["key"]: each.get("value") for each in headers if _has_key(each)}
     found["headers"] = headers
     for field, name in (
         ("messageId", "Message-ID"),
@@ -68,6 +68,10 @@ def answer_of(accepted: Any, message: Submission) -> Sent:
     return Sent(id=accepted.id, from_=sender, to=[each.address for each in accepted.recipients])
 
 
+def _has_key(field: object) -> bool:
+    return isinstance(field, dict) and isinstance(field.get("key"), str)
+
+
 _Person = str | dict[str, str]
 
 
@@ -78,7 +82,7 @@ def _people(given: object, pointer: str) -> list[_Person]:
         if isinstance(each, str):
             found.append(each)
         elif isinstance(each, dict) and isinstance(each.get("address"), str):
-            found.append({"name": str(each.get("name") or ""), "email": each["address"]})
+            found.append({"name": each.get("name") or "", "email": each["address"]})
         else:
             raise wrong(pointer, "an address is a text or {name, address}")
     return found

@@ -85,7 +85,7 @@ def _header(draft: Draft) -> str:
     fields += [_addresses(name, some) for name, some in (("To", draft.to), ("Cc", draft.cc)) if some]
     fields.append(mime.unstructured("Subject", draft.subject))
     for name, value in draft.headers:
-        fields.append(mime.unstructured(name, value) if isinstance(value, str) else _addresses(name, value))
+        fields.append(mime.header(name, value) if isinstance(value, str) else _addresses(name, value))
     return "".join(fields)
 
 

@@ -14,6 +14,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from zonerelay.message.header.headers import MAX_WORD, crlf, field
 
+_LIKE_A_WORD = re.compile(r"=\?[^?]*\?[^?]*\?.*?\?=")
+_FOLD = 76
+_LONGEST = 990
+_STRUCTURED = re.compile(
+    r"list-.+|in-reply-to|references|archived-at|auto-submitted|precedence|importance|sensitivity"
+    r"|(?:x-|x-msmail-|mt-)?priority|disposition-notification-.+|return-receipt-to|errors-to|original-.+"
+    r"|require-recipient-valid-since|tls-required|authentication-results|arc-.+|autocrypt|.*-language"
+    r"|expires|expiry-date|deferred-delivery|supersedes|feedback-id|x-auto-response-suppress"
+)
 _WORD_OCTETS = 42  # in base64 with its frame: 68 of the 75 characters that RFC 2047 2 allows
 _PHRASE = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~ -]+")
 # The characters of RFC 2231 are left out: readers misread a bare one, though RFC 2045 allows it.
@@ -36,15 +45,48 @@ def encoded(text: str) -> str:
 
 def unstructured(name: str, text: str) -> str:
     """Returns a field that readers decode to exactly `text`."""
-    plain = text.isascii() and text.isprintable() and "=?" not in text and "  " not in text
+    plain = text.isascii() and text.isprintable() and not _LIKE_A_WORD.search(text) and "  " not in text
     if plain and text == text.strip() and all(len(word) <= MAX_WORD for word in text.split(" ")):
         return field(name, text)
     return f"{name}: {encoded(text)}\r\n" if text else f"{name}:\r\n"
 
 
+class FieldValueError(ValueError):
+    """The text cannot be the value of this field; what is wrong with it follows the field's name."""
+
+
+def header(name: str, text: str) -> str:
+    """Return a field. Encoded words are for texts that people read, and would break a structured field
+    (RFC 2047 5). Raises FieldValueError.
+    """
+    if not _STRUCTURED.fullmatch(name.lower()):
+        return unstructured(name, text)
+    name_of_list, opening, rest = text.rpartition("<")
+    if name.lower() == "list-id" and not name_of_list.isascii():
+        text = f"{encoded(name_of_list.strip())} {opening}{rest}".replace("\r\n", "")
+    if not text.isascii():
+        raise FieldValueError("has characters beyond ASCII: write those of a URL as %C3%A9")
+    if any(len(word) > _LONGEST for word in text.split(" ")):
+        text = re.sub(r"(?<=[>,])(?=<)", " ", text)
+    words = re.findall(r" *[^ ]+", text)
+    if name.lower().startswith("list-"):  # RFC 2369 2: blanks within angle brackets are ignored
+        words = [part for word in words for part in re.findall(rf".{{1,{_LONGEST}}}", word)]
+    lines = [f"{name}:"]
+    for word in words:
+        if len(word) > _LONGEST:
+            raise FieldValueError(
+                f"has more than {_LONGEST} characters without a blank, which no line can hold"
+            )
+        most = _LONGEST if lines == [f"{name}:"] else _FOLD
+        if len(lines[-1]) + len(word) > most:
+            lines.append("")
+        lines[-1] += word if word.startswith(" ") else f" {word}"
+    return "\r\n".join(lines) + "\r\n"
+
+
 def phrase(text: str) -> str:
     """Returns a display name."""
-    if not text.isascii() or "=?" in text or len(text) > MAX_WORD // 2:
+    if not text.isascii() or _LIKE_A_WORD.search(text) or len(text) > MAX_WORD // 2:
         return encoded(text)
     if _PHRASE.fullmatch(text) and "  " not in text:
         return text
