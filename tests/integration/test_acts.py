@@ -237,7 +237,7 @@ async def test_an_act_that_fails_half_way_is_undone_as_far_as_it_came(desk: Desk
     await deferred(desk, *(f"u{number}" for number in range(6)))
     whole = desk.relay.store.update
 
-    async def update(keys: Collection[DeliveryKey], change: ChangeOne) -> int:
+    async def update(keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
         await whole(list(keys)[:4], change)
         raise StoreError("insufficient disk space")
 

@@ -417,7 +417,7 @@ class TestSettling:
     async def test_settling_what_an_operator_dropped_is_ignored(self, store: Store) -> None:
         await store_message(store, 1, "a@example.net", "b@example.net")
         first, second = await claim_all(store)
-        assert await store.update([first.key], lambda _delivery: None) == 1
+        assert len(await store.update([first.key], lambda _delivery: None)) == 1
         await store.settle([Finish(first)])
         await store.settle([Postpone(first)])
         assert await store.deliveries_of(message_id(1)) == [second]
@@ -449,13 +449,13 @@ class TestOperations:
         deliveries = await store_message(store, 1, "a@example.net", "b@example.net")
         (claimed, _) = await claim_all(store)
         moved = replace(claimed, queue=queue_of("other;bulk"), next_attempt=NOW + 5, act="0a0b0c0d")
-        assert await store.update([claimed.key], lambda _: moved) == 1
+        assert len(await store.update([claimed.key], lambda _: moved)) == 1
         store.release([claimed.key])
         assert store.counts()[queue_of("default")].total == 1
         assert store.counts()[queue_of("other;bulk")] == QueueCounts(deferred=1)
         assert await store.deliveries_of(message_id(1)) == [moved, deliveries[1]]
         assert [d async for d in store.scan(queue_of("other;bulk"))] == [moved]
-        assert await store.update([claimed.key], lambda d: d) == 0
+        assert len(await store.update([claimed.key], lambda d: d)) == 0
         assert await store.next_due(queue_of("other;bulk")) == NOW + 5
         assert await store.claim(queue_of("other;bulk"), 10, now=NOW) == []
         assert await store.claim(queue_of("other;bulk"), 10, now=NOW + 5) == [moved]
@@ -473,9 +473,9 @@ class TestOperations:
         deliveries = [(await store_message(store, number))[0] for number in range(5)]
         keys = [delivery.key for delivery in deliveries]
         gone = DeliveryKey(queue_of("default"), message_id(99), Mailbox("x@example.net"))
-        assert await store.update([*keys[:3], gone], lambda delivery: replace(delivery, held=True)) == 3
+        assert len(await store.update([*keys[:3], gone], lambda delivery: replace(delivery, held=True))) == 3
         assert [d.message_id for d in await claim_all(store)] == [message_id(3), message_id(4)]
-        assert await store.update(keys[:2], lambda delivery: replace(delivery, held=False)) == 2
+        assert len(await store.update(keys[:2], lambda delivery: replace(delivery, held=False))) == 2
         assert [d.message_id for d in await claim_all(store)] == [message_id(0), message_id(1)]
 
     async def test_rescheduled_delivery_moves_in_time(self, store: Store) -> None:
@@ -486,7 +486,7 @@ class TestOperations:
 
     async def test_removed_deliveries_take_their_message(self, store: Store) -> None:
         deliveries = await store_message(store, 1, "a@example.net", "b@example.net")
-        assert await store.update([d.key for d in deliveries], lambda _: None) == 2
+        assert len(await store.update([d.key for d in deliveries], lambda _: None)) == 2
         with pytest.raises(MessageNotFoundError):
             await store.read_message(message_id(1))
 
@@ -501,7 +501,7 @@ class TestOperations:
     async def test_many_deliveries_are_updated(self, store: Store) -> None:
         recipients = [f"r{number:03}@example.net" for number in range(600)]
         deliveries = await store_message(store, 1, *recipients)
-        assert await store.update([d.key for d in deliveries], lambda d: replace(d, held=True)) == 600
+        assert len(await store.update([d.key for d in deliveries], lambda d: replace(d, held=True))) == 600
         assert store.counts()[queue_of("default")] == QueueCounts(held=600)
 
     async def test_scan_shows_everything_in_order_claimed_ones_too(self, store: Store) -> None:

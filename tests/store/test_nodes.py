@@ -253,7 +253,9 @@ async def test_a_change_of_another_nodes_mail_reaches_it(crew: list[Machine]) ->
     def change(delivery):  # type: ignore[no-untyped-def]
         return None if delivery.recipient == "gone@example.net" else replace(delivery, held=True)
 
-    assert await one.nodes.update(keys, change) == 3
+    done = await one.nodes.update(keys, change)
+    assert {key.recipient for key in done} == {"a@example.net", "b@example.net", "gone@example.net"}
+    assert not any(old.held for old in done.values())
     held = {each.recipient: each.held async for each in two.nodes.scan()}
     assert held == {"a@example.net": True, "b@example.net": True, "busy@example.net": False}
     await until(lambda: not _rows(two, b"answer "))

@@ -208,12 +208,12 @@ class MemoryStore:
 
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    ) -> dict[DeliveryKey, Delivery]:
         self.check_writable()
-        existing = [key for key in dict.fromkeys(keys) if key in self._deliveries]
-        for key in existing:
-            self._change(key, change(self._deliveries[key]))
-        return len(existing)
+        existing = {key: self._deliveries[key] for key in keys if key in self._deliveries}
+        for key, old in existing.items():
+            self._change(key, change(old))
+        return existing
 
     def _change(self, key: DeliveryKey, new: Delivery | None) -> None:
         if key not in self._deliveries:

@@ -46,7 +46,7 @@ class Watched:
 
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    ) -> dict[DeliveryKey, Delivery]:
         step()
         done = await self._store.update(keys, change)
         step()

@@ -188,11 +188,11 @@ class JoinedStore:
 
     # --- operators, and the end
 
-    async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> int:
+    async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
         theirs = [key for key in keys if is_row(key.message_id)]
         ours = [key for key in keys if not is_row(key.message_id)] if theirs else keys
-        existed = await self._spool.update(ours, change) if ours else 0
-        return existed + (await self._outbox.update(theirs, change) if theirs else 0)
+        found = await self._spool.update(ours, change) if ours else {}
+        return found | (await self._outbox.update(theirs, change) if theirs else {})
 
     async def close(self) -> None:
         try:

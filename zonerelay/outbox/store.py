@@ -293,8 +293,8 @@ class OutboxStore:
 
     # --- operators
 
-    async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> int:
-        existed = 0
+    async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
+        existed: dict[DeliveryKey, Delivery] = {}
         by_message = attrgetter("message_id")
         for message_id, some in groupby(sorted(keys, key=by_message), key=by_message):
             number = row_of(message_id)
@@ -302,7 +302,7 @@ class OutboxStore:
             try:
                 row = self.claims.rows.get(message_id) or await self.reader.lock(number, self.keeper.session)
                 if row is not None:
-                    existed += self._change(row, list(some), change)
+                    existed |= self._change(row, list(some), change)
                     await self._written(self._store(row, self._clock.now()))
             except BadRowError:
                 # The next claim says so in the row.
@@ -313,13 +313,14 @@ class OutboxStore:
         self.claims.look()
         return existed
 
-    def _change(self, row: Row, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
-        existed = 0
+    def _change(
+        self, row: Row, keys: Sequence[DeliveryKey], change: ChangeOne
+    ) -> dict[DeliveryKey, Delivery]:
+        existed: dict[DeliveryKey, Delivery] = {}
         for key in keys:
             if row.state(key.recipient).done or key.recipient not in row.people.everybody:
                 continue
-            existed += 1
-            old = row.delivery(key.recipient)
+            existed[key] = old = row.delivery(key.recipient)
             new = change(old)
             if new == old:
                 continue

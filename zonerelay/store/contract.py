@@ -474,16 +474,16 @@ class QueueOperations(Protocol):
 
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    ) -> dict[DeliveryKey, Delivery]:
         """Rewrite deliveries in durable writes; `change` returns the new state, or `None` to remove it. A
         state with another `queue` moves the delivery there, in one atomic write: it is never in both or in
         neither.
 
-        What another relay has claimed on a shared store is left alone. `change` may be asked again about a
-        delivery that changed meanwhile.
+        What another relay has claimed on a shared store is left alone. `change` has no effect of its own: it
+        is asked again, or in vain, about a delivery that changed meanwhile.
 
-        Returns how many still existed and were not left alone. Hold, release, reschedule and remove are made
-        of this.
+        Returns those that still existed and were not left alone, as they were before. Hold, release,
+        reschedule and remove are made of this.
         """
 
 

@@ -390,14 +390,8 @@ async def _changed(
     store: Store, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
 ) -> tuple[bool, dict[DeliveryKey, Delivery]]:
     """Whether each of them existed and was changed, and what was found, or has become of it."""
-    became: dict[DeliveryKey, Delivery] = {}
-
-    def noted(delivery: Delivery) -> Delivery | None:
-        new = change(delivery)
-        became[delivery.key] = new or delivery
-        return new
-
-    return not keys or await store.update(keys, noted) == len(keys) == len(became), became
+    found = await store.update(keys, change)
+    return len(found) == len(keys), {key: change(old) or old for key, old in found.items()}
 
 
 def _asleep(delivery: Delivery) -> Delivery:

@@ -477,8 +477,7 @@ class Operations:
         self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
     ) -> Result:
         async def drop(deliveries: Sequence[Delivery]) -> int:
-            dropped: dict[DeliveryKey, None] = {}
-            await self._store.update(_keys(deliveries), lambda each: dropped.setdefault(each.key))
+            dropped = await self._store.update(_keys(deliveries), lambda _: None)
             self._events.dropped(list(dropped))
             return len(dropped)
 
@@ -542,7 +541,7 @@ class Operations:
         corrected = Result()
 
         async def update(deliveries: Sequence[Delivery]) -> int:
-            return await self._store.update(_keys(deliveries), change)
+            return len(await self._store.update(_keys(deliveries), change))
 
         async with aclosing(self._matching(wanted, None, most=SUMMED)) as batches:
             async for batch in batches:
@@ -586,8 +585,7 @@ class Operations:
             if act is not None:
                 noted = [Entry(key, State.of(old), State.of(new)) for key, (old, new) in steps.items()]
                 await self._journal.note(act.id, noted)
-            met: dict[DeliveryKey, Delivery] = {}
-            await self._store.update(list(steps), functools.partial(_stepped, steps, met))
+            met = await self._store.update(list(steps), functools.partial(_stepped, steps))
             left = {key: each for key, each in met.items() if each != steps[key][0]}
             changed |= met.keys() - left.keys()
         return len(changed)
@@ -601,20 +599,21 @@ class Operations:
 
         def step(current: Delivery) -> Delivery:
             entry = wanted[current.key]
-            states[entry.key] = State.of(current)
-            if states[entry.key] != entry.after:
-                return current
-            new = entry.before.restored(current).corrected_at(now)
-            restored[entry.key] = State.of(new)
-            return new
+            is_after = State.of(current) == entry.after
+            return entry.before.restored(current).corrected_at(now) if is_after else current
 
         try:
-            await self._store.update([key for key in wanted if key in free], step)
+            found = await self._store.update([key for key in wanted if key in free], step)
         finally:
             self._scheduler.give_back(free)
+        for key, current in found.items():
+            entry = wanted[key]
+            states[entry.key] = State.of(current)
+            if states[entry.key] == entry.after:
+                restored[entry.key] = State.of(step(current))
         missing = [entry for key, entry in wanted.items() if key in free and entry.key not in states]
         await self._look_elsewhere(missing, states)
-        undone = [entry for entry in entries if states.get(entry.key) == entry.after]
+        undone = [entry for entry in entries if entry.key in restored]
         self._wake(entry.before.queue for entry in undone if entry.before.queue != entry.after.queue)
         # Noted when it is done: a crash in between leaves less to undo of this undo, never more.
         await self._journal.note(
@@ -623,10 +622,11 @@ class Operations:
         )
         busy = sum(e.key._replace(queue=e.after.queue) not in free for e in entries if e.key not in states)
         known = [(entry, states[entry.key]) for entry in entries if entry.key in states]
+        left_alone = sum(state == entry.after for entry, state in known) - len(undone)
         return Result(
             len(entries),
             len(undone),
-            busy,
+            busy + left_alone,
             gone=len(entries) - len(known) - busy,
             altered=sum(state not in (entry.before, entry.after) for entry, state in known),
         )
@@ -636,15 +636,11 @@ class Operations:
         crash has cut off: these have not left.
         """
         origins = {entry.key[1:]: entry.key for entry in missing}
-
-        def found(current: Delivery) -> Delivery:
-            states[origins[current.key[1:]]] = State.of(current)
-            return current
-
         queues = [queue for queue, counts in self._store.counts().items() if counts.total] if missing else []
         for queue in queues:
             keys = [entry.key._replace(queue=queue) for entry in missing]
-            await self._store.update(keys, found)
+            found = await self._store.update(keys, lambda current: current)
+            states.update((origins[key[1:]], State.of(current)) for key, current in found.items())
 
     def _wake(self, queues: Iterable[QueueName]) -> None:
         for queue in set(queues):
@@ -826,15 +822,9 @@ def _counting(wanted: Callable[[str], bool], progress: VerbProgress) -> Callable
     return counted
 
 
-def _stepped(
-    steps: Mapping[DeliveryKey, _Step], met: dict[DeliveryKey, Delivery], current: Delivery
-) -> Delivery:
-    """The delivery after its step, if it is as it was before. `met` has it as it was found last: a shared
-    store asks again when others were faster.
-    """
-    key = current.key
-    met[key] = current
-    old, new = steps[key]
+def _stepped(steps: Mapping[DeliveryKey, _Step], current: Delivery) -> Delivery:
+    """The delivery after its step, if it is as it was before."""
+    old, new = steps[current.key]
     return new if current == old else current
 
 

@@ -24,7 +24,7 @@ from zonerelay.store.common.body import BodyCache, BodyWriter, NewMessage, check
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.once.reservations import Reservations, register_for
-from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
+from zonerelay.store.common.write.batches import ChangeOne, changed, in_batches
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     Change,
@@ -46,7 +46,7 @@ from zonerelay.store.leveldb.write_plan import WritePlan
 from zonerelay.store.surroundings import Surroundings
 
 
-class LevelDbStore(BatchedUpdate):
+class LevelDbStore:
     """Built by `open_store`; belongs to the event loop that was running then."""
 
     node = 0
@@ -203,16 +203,19 @@ class LevelDbStore(BatchedUpdate):
         finally:
             self._reporting -= ids
 
-    async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
-        plan = await self._plan(keys)
-        existing = [old for key in keys if (old := plan.current(key)) is not None]
-        for old in existing:
-            new = changed(old, change)
-            if new != old:
-                plan.change(old.key, new)
-        if plan.transitions:
-            await self._submit(plan)
-        return len(existing)
+    async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
+        existed: dict[DeliveryKey, Delivery] = {}
+        for batch in in_batches(keys):
+            plan = await self._plan(batch)
+            found = {key: old for key in batch if (old := plan.current(key)) is not None}
+            for key, old in found.items():
+                new = changed(old, change)
+                if new != old:
+                    plan.change(key, new)
+            if plan.transitions:
+                await self._submit(plan)
+            existed |= found
+        return existed
 
     async def _plan(self, keys: Sequence[DeliveryKey]) -> WritePlan:
         in_flight = self._in_flight

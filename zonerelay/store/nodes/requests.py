@@ -3,8 +3,8 @@
 A partition has one writer, so a node that wants another node's deliveries changed writes the request into its
 own partition: `request OWNER ID`, with the present and the wanted state of each delivery. The owner reads
 such rows of the others, changes the deliveries that are still in that state and that no attempt has in hand,
-and writes `answer ASKER ID` into its partition, with the number that was changed. The asker reads the answer
-and removes its request, and the owner then removes its answer.
+and writes `answer ASKER ID` into its partition, which says which ones it has changed. The asker reads the
+answer and removes its request, and the owner then removes its answer.
 
 Promise: a request is carried out at most once, for a delivery that has changed meanwhile is left alone. An
 owner that does not answer within `PATIENCE` counts as one that has left everything alone.
@@ -20,7 +20,7 @@ import msgspec
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store.common import records
-from zonerelay.store.contract import StoreError
+from zonerelay.store.common.write.batches import ChangeOne, in_batches
 from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import KeyRange, Write
 from zonerelay.store.queue.reads import QueueReads
@@ -29,11 +29,9 @@ from zonerelay.store.surroundings import Surroundings
 REQUESTS, ANSWERS = records.REQUEST_PREFIX, records.ANSWER_PREFIX
 PATIENCE = 30.0
 LOOK_AGAIN = 0.25
-MOST = 500
-"""Deliveries in one request."""
 
-ChangeOne = Callable[[Delivery], Delivery | None]
-Update = Callable[[Collection[DeliveryKey], ChangeOne], Awaitable[tuple[int, set[DeliveryKey]]]]
+Found = dict[DeliveryKey, Delivery]
+Update = Callable[[Collection[DeliveryKey], ChangeOne], Awaitable[Found]]
 
 
 class _Wanted(msgspec.Struct, array_like=True):
@@ -66,29 +64,26 @@ class Requests:
 
     # --- asking
 
-    async def ask(self, keys: Collection[DeliveryKey], change: ChangeOne) -> int:
-        """Have deliveries of other nodes changed. Returns the number that was. Raises StoreError."""
+    async def ask(self, keys: Collection[DeliveryKey], change: ChangeOne) -> Found:
+        """Have deliveries of other nodes changed. Returns those that were, as they were before, and those
+        that need no change. Raises StoreError.
+        """
         asked = [self._ask_one(node, reads, keys, change) for node, reads in list(self._others.items())]
-        return sum(await asyncio.gather(*asked))
+        return {key: old for found in await asyncio.gather(*asked) for key, old in found.items()}
 
     async def _ask_one(
         self, node: int, reads: QueueReads, keys: Collection[DeliveryKey], change: ChangeOne
-    ) -> int:
-        wanted = []
-        for delivery in await reads.deliveries(list(keys)):
-            new = change(delivery)
-            key, row = records.delivery_key(delivery.key), records.encode_delivery(delivery)
-            wanted.append(
-                _Wanted(key, row, b"", b"")
-                if new is None
-                else _Wanted(key, row, records.delivery_key(new.key), records.encode_delivery(new))
-            )
-        count = 0
-        for first in range(0, len(wanted), MOST):
-            count += await self._send(node, reads, wanted[first : first + MOST])
-        return count
+    ) -> Found:
+        present = {delivery.key: delivery for delivery in await reads.deliveries(list(keys))}
+        new = {key: change(old) for key, old in present.items()}
+        found = {key: old for key, old in present.items() if new[key] == old}
+        for batch in in_batches(key for key in present if key not in found):
+            wanted = [_wanted(present[key], new[key]) for key in batch]
+            found |= {batch[at]: present[batch[at]] for at in await self._send(node, reads, wanted)}
+        return found
 
-    async def _send(self, node: int, reads: QueueReads, wanted: list[_Wanted]) -> int:
+    async def _send(self, node: int, reads: QueueReads, wanted: list[_Wanted]) -> list[int]:
+        """Returns which of them the owner has changed."""
         own, partition = self._own()
         name = uuid4().hex.encode()
         request = b"%b%02x %b" % (REQUESTS, node, name)
@@ -100,8 +95,8 @@ class Requests:
                 await asyncio.sleep(LOOK_AGAIN)
                 (found,) = await reads.keys.get([answer])
                 if found is not None:
-                    return int(found)
-            return 0
+                    return msgspec.msgpack.decode(found, type=list[int])
+            return []
         finally:
             await partition.write(Write({request: None}, makes_room=True))
 
@@ -120,29 +115,34 @@ class Requests:
                 await partition.write(Write(gone, makes_room=True))
             for name, value in requests.items():
                 if name not in given:
-                    count = await self._carry_out(msgspec.msgpack.decode(value, type=list[_Wanted]))
-                    row: dict[bytes, bytes | None] = {answers.start + name: b"%d" % count}
+                    done = await self._carry_out(msgspec.msgpack.decode(value, type=list[_Wanted]))
+                    row: dict[bytes, bytes | None] = {answers.start + name: msgspec.msgpack.encode(done)}
                     await partition.write(Write(row, makes_room=True))
 
-    async def _carry_out(self, wanted: list[_Wanted]) -> int:
+    async def _carry_out(self, wanted: list[_Wanted]) -> list[int]:
+        """One durable write, as a request is no larger than that. Returns which were changed."""
         by_key = {records.decode_delivery(each.key, each.present).key: each for each in wanted}
         withdraw = self._around.withdraw
         free = self._unclaimed(by_key.keys()) if withdraw is None else withdraw(by_key.keys())
-        count = 0
+
+        def is_meant(delivery: Delivery) -> bool:
+            return records.encode_delivery(delivery) == by_key[delivery.key].present
 
         def change(delivery: Delivery) -> Delivery | None:
-            nonlocal count
-            asked = by_key[delivery.key]
-            if records.encode_delivery(delivery) != asked.present:
+            if not is_meant(delivery):
                 return delivery
-            count += 1
+            asked = by_key[delivery.key]
             return records.decode_delivery(asked.new_key, asked.new) if asked.new_key else None
 
         try:
-            await self._update(free, change)
-        except StoreError:
-            count = 0
-            raise
+            found = await self._update(free, change)
         finally:
             self._around.give_back(free)
-        return count
+        return [at for at, key in enumerate(by_key) if key in found and is_meant(found[key])]
+
+
+def _wanted(old: Delivery, new: Delivery | None) -> _Wanted:
+    key, row = records.delivery_key(old.key), records.encode_delivery(old)
+    if new is None:
+        return _Wanted(key, row, b"", b"")
+    return _Wanted(key, row, records.delivery_key(new.key), records.encode_delivery(new))

@@ -34,6 +34,7 @@ from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
 from zonerelay.store.common.body import BodyWriter
+from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import (
     SHARED,
     Change,
@@ -469,28 +470,21 @@ class NodeStore:
             raise failed[0]
         self._stored_reports -= {change.message.id for change in changes if isinstance(change, Submit)}
 
-    async def update(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
-        count, remaining = await self._update_held(keys, change)
-        if remaining:
-            count += await self._requests.ask(remaining, change)
-        return count
+    async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
+        found = await self._update_held(keys, change)
+        if remaining := [key for key in keys if key not in found]:
+            found |= await self._requests.ask(remaining, change)
+        return found
 
     async def _update_held(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> tuple[int, set[DeliveryKey]]:
-        """Change what is in the partitions that this node holds; also return the keys that are not there."""
-        count, remaining = 0, set(keys)
-
-        def noted(delivery: Delivery) -> Delivery | None:
-            remaining.discard(delivery.key)
-            return change(delivery)
-
+        self, keys: Collection[DeliveryKey], change: ChangeOne
+    ) -> dict[DeliveryKey, Delivery]:
+        """Change what is in the partitions that this node holds."""
+        found: dict[DeliveryKey, Delivery] = {}
         for held in self._held():
-            if remaining:
-                count += await held.queue.update(list(remaining), noted)
-        return count, remaining
+            if remaining := [key for key in keys if key not in found]:
+                found |= await held.queue.update(remaining, change)
+        return found
 
     # --- reading
 

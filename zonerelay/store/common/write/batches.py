@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store.contract import StoreError
@@ -15,25 +14,11 @@ ChangeOne = Callable[[Delivery], Delivery | None]
 """An operator's change: the delivery's new state, or `None` to remove it."""
 
 
-class BatchedUpdate(abc.ABC):
-    """The `update` of an engine, in durable writes of at most `UPDATE_BATCH` deliveries each."""
-
-    async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> int:
-        existed = 0
-        for batch in in_batches(keys, UPDATE_BATCH):
-            existed += await self._update_batch(batch, change)
-        return existed
-
-    @abc.abstractmethod
-    async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
-        """Change these in one durable write. Returns how many existed and were not left alone."""
-
-
-def in_batches(keys: Iterable[DeliveryKey], size: int) -> Iterator[list[DeliveryKey]]:
-    """Each key once, in the order given, `size` at a time."""
+def in_batches(keys: Iterable[DeliveryKey]) -> Iterator[list[DeliveryKey]]:
+    """Each key once, in the order given, `UPDATE_BATCH` at a time."""
     wanted = list(dict.fromkeys(keys))
-    for start in range(0, len(wanted), size):
-        yield wanted[start : start + size]
+    for start in range(0, len(wanted), UPDATE_BATCH):
+        yield wanted[start : start + UPDATE_BATCH]
 
 
 def changed(old: Delivery, change: ChangeOne) -> Delivery | None:
