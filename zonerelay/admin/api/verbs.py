@@ -326,7 +326,9 @@ async def _config(call: Call, request: requests.ConfigShow) -> dict[str, object]
         settings = call.operators.settings()
         match request.which:
             case "defaults":
-                return toml_text.defaults()
+                from zonerelay.config.option_text import defaults  # parses the source
+
+                return defaults()
             case "changed":
                 return toml_text.changed(settings, Report({}))
         return toml_text.effective(settings, Report({}))
