@@ -35,6 +35,7 @@ from zonerelay.store.contract import (
 from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import PAGE_ROWS, KeyRange, SharedEngine
 from zonerelay.store.nodes.store import NodeStore, open_nodes
+from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.surroundings import Surroundings
 
 QUEUE = queue_of("default")
@@ -358,3 +359,29 @@ async def test_a_partition_whose_adoption_failed_is_adopted_later(
     await one.die()
     assert await two.claim() == ["a@example.net"]
     assert failed
+
+
+async def test_mail_is_found_while_the_reads_of_its_node_are_given_up(crew: list[Machine]) -> None:
+    """An adoption closes them under the hands of others."""
+    one, two = crew[:2]
+    await one.start()
+    await two.start()
+    await put(two, 1, "a@example.net")
+    await until(lambda: bool(one.nodes._others))
+    (node,) = one.nodes._others
+    refused: list[int] = []
+
+    class GivenUp(QueueReads):
+        async def message(self, message_id):  # type: ignore[no-untyped-def]
+            refused.append(1)
+            await one.nodes._forget_reader(node)
+            raise StoreError("the spool is closed")
+
+        messages = deliveries_of = message
+
+    for ask in (one.nodes.read_message, one.nodes.deliveries_of):
+        one.nodes._others[node] = GivenUp(one.nodes._keepers[node])
+        assert await ask(message_id(1))  # type: ignore[operator]
+    one.nodes._others[node] = GivenUp(one.nodes._keepers[node])
+    assert list(await one.nodes.read_messages([message_id(1)])) == [message_id(1)]
+    assert len(refused) == 3

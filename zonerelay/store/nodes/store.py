@@ -24,6 +24,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -63,6 +64,8 @@ from zonerelay.store.surroundings import Surroundings
 MOST_ADOPTED = 10_000
 """Messages of adopted partitions that are remembered as handed out, before those that are settled go."""
 PAUSE = 1.0
+
+T = TypeVar("T")
 
 Wait = Callable[[float], Awaitable[object]]
 
@@ -491,13 +494,9 @@ class NodeStore:
     async def read_message(self, message_id: MessageId) -> Message:
         held = await self._holder_of(message_id)
         held.partition.check()
-        try:
+        with contextlib.suppress(MessageNotFoundError):
             return await held.queue.read_message(message_id)
-        except MessageNotFoundError:
-            for reads in list(self._others.values()):
-                with contextlib.suppress(MessageNotFoundError):
-                    return (await reads.message(message_id))[0]
-            raise
+        return (await self._elsewhere(message_id))[1]
 
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
         held = await self._holder_of(message_id)
@@ -521,18 +520,39 @@ class NodeStore:
 
     async def _elsewhere(self, message_id: MessageId) -> tuple[QueueReads, Message]:
         """The message in another node's partition. Raises MessageNotFoundError."""
-        for reads in list(self._others.values()):
+
+        async def found(reads: QueueReads) -> tuple[QueueReads, Message] | None:
             with contextlib.suppress(MessageNotFoundError):
                 return reads, (await reads.message(message_id))[0]
+            return None
+
+        async for each in self._asked(found):
+            if each is not None:
+                return each
         raise MessageNotFoundError(f"no message {message_id}")
+
+    async def _asked(self, ask: Callable[[QueueReads], Awaitable[T]]) -> AsyncIterator[T]:
+        """Ask the partition of each other node. One that is adopted or taken meanwhile is asked again."""
+        for node in list(self._others):
+            while True:
+                reads = await self._reads_of(node)
+                is_theirs = node in self._others
+                try:
+                    answer = await ask(reads)
+                except StoreError:
+                    if not is_theirs or self._others.get(node) is reads:
+                        raise
+                else:
+                    break
+            yield answer
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         found: dict[MessageId, Message] = {}
         for held in self._held():
             found |= await held.queue.read_messages([each for each in ids if each not in found])
-        for reads in list(self._others.values()):
-            if missing := [each for each in ids if each not in found]:
-                found |= await reads.messages(missing)
+        if missing := [each for each in ids if each not in found]:
+            async for some in self._asked(lambda reads: reads.messages(missing)):
+                found |= some
         return found
 
     async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
@@ -540,8 +560,8 @@ class NodeStore:
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         found = [each for held in self._held() for each in await held.queue.deliveries_of(message_id)]
-        for reads in list(self._others.values()):
-            found += await reads.deliveries_of(message_id)
+        async for some in self._asked(lambda reads: reads.deliveries_of(message_id)):
+            found += some
         unique = {delivery.key: delivery for delivery in found}
         return sorted(unique.values(), key=lambda delivery: (delivery.recipient, delivery.queue))
 
