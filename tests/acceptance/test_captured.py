@@ -32,7 +32,7 @@ from tests.support.ports import LOOPBACK, free_port, wait_until
 from tests.support.process import PROGRAM, RelayProcess
 from zonerelay.cli.main import main as command
 from zonerelay.config.credentials.identities import Scope, add, identities_file, make_token, token_of
-from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS
+from zonerelay.config.settings import UnsafeListener
 
 DOCS = Path(__file__).parents[2] / "docs" / "start" / "sandbox.md"
 PIXEL = base64.b64encode(
@@ -519,7 +519,7 @@ def test_mail_of_a_user_whose_mode_is_capture(tmp_path: Path) -> None:
     relay = RelayProcess(
         tmp_path,
         next_hop=f"{LOOPBACK}:{free_port()}",
-        listener={"auth": "optional", "cleartext_auth": CLEARTEXT_AUTH_WORDS},
+        listener={"auth": "optional", "unsafe": [UnsafeListener.CLEARTEXT_AUTH.value]},
         tables={
             "auth": {"credentials": str(credentials)},
             "zone": [

@@ -15,7 +15,7 @@ from tests.support.certificates import DAY, NOW, make
 from tests.support.credentials import file_of, user
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayFailed, RelayProcess
-from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS
+from zonerelay.config.settings import UnsafeListener
 
 FORBIDDEN = (sys.executable, no_wx.__file__)
 
@@ -23,7 +23,7 @@ FORBIDDEN = (sys.executable, no_wx.__file__)
 def test_a_relay_without_tls_for_clients_makes_no_code_in_memory(tmp_path: Path) -> None:
     users = tmp_path / "users"
     users.write_text(file_of(user()))
-    listener = {"auth": "required", "cleartext_auth": CLEARTEXT_AUTH_WORDS}
+    listener = {"auth": "required", "unsafe": [UnsafeListener.CLEARTEXT_AUTH.value]}
     tables = {"auth": {"credentials": str(users)}}
     with RelayProcess(
         tmp_path / "relay", next_hop="127.0.0.1:1", listener=listener, tables=tables, launcher=FORBIDDEN

@@ -21,10 +21,10 @@ from tests.support.process import RelayProcess
 from tests.support.redis_server import shared_server
 from tests.support.sink import Sink
 from tests.support.toml import Table
-from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS
+from zonerelay.config.settings import UnsafeListener
 
 MOST = 60
-LISTENER: Table = {"auth": "optional", "cleartext_auth": CLEARTEXT_AUTH_WORDS}
+LISTENER: Table = {"auth": "optional", "unsafe": [UnsafeListener.CLEARTEXT_AUTH.value]}
 MESSAGE = b"Subject: x\r\n\r\nhello\r\n"
 
 

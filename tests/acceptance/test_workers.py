@@ -265,7 +265,7 @@ async def test_all_workers_accept_from_a_socket_of_the_service_manager(tmp_path:
 async def test_a_client_has_its_guesses_once_and_not_once_at_each_worker(tmp_path: Path, sink: Sink) -> None:
     """With N workers a client had N times as many guesses at passwords."""
     most = 3
-    listener = {"auth": "required", "cleartext_auth": "I understand that passwords can be read on the way"}
+    listener = {"auth": "required", "unsafe": ["cleartext-auth"]}
     tables: dict[str, Table] = {
         **QUICK,
         "auth": {"credentials": str(tmp_path / "users"), "max_client_failures": most},

@@ -27,7 +27,6 @@ from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import PROGRAM, RelayProcess
 
 SENDER, RECIPIENT, USER, PASSWORD = "shop@example.org", "zoe@example.net", "app", "a-long-password"
-CLEAR = "I understand that passwords can be read on the way"
 WARM_UP = 200
 
 Hand = Callable[[socket.socket], None]
@@ -191,7 +190,7 @@ def zonerelay(directory: Path, group: ProcessGroup) -> Iterator[tuple[list[int],
         next_hop=f"{LOOPBACK}:{free_port()}",
         listener=wide,
         more_listeners=[
-            {"address": f"{LOOPBACK}:{login}", "auth": "required", "cleartext_auth": CLEAR, **wide},
+            {"address": f"{LOOPBACK}:{login}", "auth": "required", "unsafe": ["cleartext-auth"], **wide},
             {"address": f"{LOOPBACK}:{over_http}", "protocol": "http", "auth": "required", **wide},
         ],
         tables={"auth": {"credentials": str(directory / "users")}},

@@ -11,7 +11,7 @@ import pytest
 from tests.dialogs.test_disconnects import gone, reset
 from tests.support.inbound import House, RememberingStore, Talk, listening, until
 from zonerelay.config.credentials.file import User
-from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
+from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.cleanup.intake import BACKLOG
 from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
@@ -73,7 +73,7 @@ def with_auth(**changes: float) -> ListenerSettings:
     return ListenerSettings(
         address="127.0.0.1:0",
         auth=ListenerAuth.OPTIONAL,
-        cleartext_auth=CLEARTEXT_AUTH_WORDS,
+        unsafe=(UnsafeListener.CLEARTEXT_AUTH,),
         **changes,  # type: ignore[arg-type]  # only times and numbers
     )
 
@@ -178,7 +178,7 @@ async def test_half_closing_behind_a_log_in_gives_it_up() -> None:
     """Nothing can follow it: the hash of a password is not computed for nobody."""
     gate = Gate()
     settings = ListenerSettings(
-        address="127.0.0.1:0", auth=ListenerAuth.OPTIONAL, cleartext_auth=CLEARTEXT_AUTH_WORDS
+        address="127.0.0.1:0", auth=ListenerAuth.OPTIONAL, unsafe=(UnsafeListener.CLEARTEXT_AUTH,)
     )
     async with listening(settings, shared=SharedContext(users=gate)) as house:
         talk = await house.connect()

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.inbound import EventLog, House, RememberingStore, Talk, listening, until
-from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
+from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound import policy
 from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.limits import connections as errors
@@ -201,12 +201,12 @@ class Nobody:
 
 
 @pytest.mark.parametrize("users", [Trouble(), Nobody(), None], ids=["trouble", "wrong", "none"])
-@pytest.mark.parametrize("words", ["", CLEARTEXT_AUTH_WORDS], ids=["needs TLS", "in clear"])
+@pytest.mark.parametrize("unsafe", [(), (UnsafeListener.CLEARTEXT_AUTH,)], ids=["needs TLS", "in clear"])
 @pytest.mark.parametrize("lines", WAYS.values(), ids=WAYS)
 async def test_a_password_is_in_no_log_and_in_no_reply(
-    lines: list[bytes], words: str, users: Trouble | Nobody | None
+    lines: list[bytes], unsafe: tuple[UnsafeListener, ...], users: Trouble | Nobody | None
 ) -> None:
-    settings = replace(HERE, auth=ListenerAuth.OPTIONAL, cleartext_auth=words)
+    settings = replace(HERE, auth=ListenerAuth.OPTIONAL, unsafe=unsafe)
     async with listening(settings, shared=SharedContext(users=users)) as house, await house.connect() as talk:
         said = await talk.ask(b"EHLO client")
         for line in lines:

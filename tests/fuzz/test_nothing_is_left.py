@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tests.fuzz.visitors import Client, Crowd
 from zonerelay.config.settings import (
-    CLEARTEXT_AUTH_WORDS,
     BareLineEnds,
     ListenerAuth,
     ListenerSettings,
     ListenerTls,
+    UnsafeListener,
 )
 
 EVERYBODY = (ipaddress.ip_network("192.0.2.0/24"),)
@@ -79,7 +79,7 @@ def settings(dice: random.Random) -> ListenerSettings:
         tls=dice.choice([ListenerTls.NONE, *ListenerTls]),
         require_tls=dice.random() < 0.2,
         auth=dice.choice([ListenerAuth.OFF, *ListenerAuth]),
-        cleartext_auth=dice.choice(["", CLEARTEXT_AUTH_WORDS, CLEARTEXT_AUTH_WORDS]),
+        unsafe=dice.choice([(), *[(UnsafeListener.CLEARTEXT_AUTH,)] * 2]),
         allow_networks=dice.choice([EVERYBODY, EVERYBODY, EVERYBODY, ()]),
         proxy_networks=dice.choice([(), (ipaddress.ip_network("192.0.2.128/25"),)]),
         xclient_networks=dice.choice([(), EVERYBODY]),

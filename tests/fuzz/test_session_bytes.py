@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.fuzz.wire import Wire
 from tests.support.inbound import EventLog, RememberingStore, is_well_formed, one_zone
 from zonerelay.config.credentials.file import User
-from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
+from zonerelay.config.settings import ListenerAuth, ListenerSettings, UnsafeListener
 from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.access.networks import AccessRules, Client
 from zonerelay.inbound.limits.memory import SessionMemory
@@ -162,7 +162,7 @@ SMALL = ListenerSettings(
     max_errors=10,
     max_recipients=2,
     auth=ListenerAuth.OPTIONAL,
-    cleartext_auth=CLEARTEXT_AUTH_WORDS,
+    unsafe=(UnsafeListener.CLEARTEXT_AUTH,),
 )
 
 

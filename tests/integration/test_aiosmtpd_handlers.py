@@ -19,10 +19,10 @@ from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, setting
 from tests.support.sink import Sink
 from tests.support.tls_client import trusting
 from zonerelay.config.settings import (
-    CLEARTEXT_AUTH_WORDS,
     ListenerAuth,
     ListenerSettings,
     ListenerTls,
+    UnsafeListener,
     ZoneSettings,
 )
 
@@ -333,7 +333,7 @@ async def test_a_hostile_sender_or_message_is_a_451(tmp_path: Path, sender: str,
 async def test_a_handler_opens_no_relay(tmp_path: Path) -> None:
     """A client that may not relay is refused before a hook is asked."""
     async with handled(tmp_path, "Hostile", allow_networks=(), auth=ListenerAuth.OPTIONAL,
-                       cleartext_auth=CLEARTEXT_AUTH_WORDS) as (running, _):  # fmt: skip
+                       unsafe=(UnsafeListener.CLEARTEXT_AUTH,)) as (running, _):  # fmt: skip
         answer = await said(running, send("opens@example.com"))
         assert answer == (
             550,
@@ -362,7 +362,7 @@ async def test_an_authenticator_lets_its_users_relay(tmp_path: Path) -> None:
         "Knows",
         authenticator="tests.support.handlers:PasswordBook",
         auth=ListenerAuth.REQUIRED,
-        cleartext_auth=CLEARTEXT_AUTH_WORDS,
+        unsafe=(UnsafeListener.CLEARTEXT_AUTH,),
     ) as (running, sink):
         assert await said(running, logged_in("ann", "secret", "bob@example.com")) == 250
         assert await said(running, logged_in("ann", "wrong", "bob@example.com")) == 535
@@ -389,7 +389,7 @@ async def test_an_authenticator_in_trouble_is_a_454(tmp_path: Path, user: str, c
         tmp_path,
         authenticator="tests.support.handlers:unreliable",
         auth=ListenerAuth.OPTIONAL,
-        cleartext_auth=CLEARTEXT_AUTH_WORDS,
+        unsafe=(UnsafeListener.CLEARTEXT_AUTH,),
         policy_timeout=0.3,
     ) as (running, _):
         assert await said(running, logged_in(user, "x")) == 454

@@ -19,16 +19,16 @@ from zonerelay.capture.store import open_capture
 from zonerelay.config import rails
 from zonerelay.config.credentials.file import change_user
 from zonerelay.config.settings import (
-    CLEARTEXT_AUTH_WORDS,
     AuthSettings,
     ListenerAuth,
     ListenerSettings,
     RouteSettings,
+    UnsafeListener,
     ZoneSettings,
 )
 
 LISTENER = ListenerSettings(
-    address=f"{LOOPBACK}:0", auth=ListenerAuth.OPTIONAL, cleartext_auth=CLEARTEXT_AUTH_WORDS
+    address=f"{LOOPBACK}:0", auth=ListenerAuth.OPTIONAL, unsafe=(UnsafeListener.CLEARTEXT_AUTH,)
 )
 MESSAGE = b"From: shop@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 

@@ -17,11 +17,11 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Script
 from zonerelay.config.settings import (
-    CLEARTEXT_AUTH_WORDS,
     AuthSettings,
     ListenerAuth,
     RetrySettings,
     RouteSettings,
+    UnsafeListener,
     ZoneSettings,
 )
 from zonerelay.config.units import parse_rate
@@ -70,7 +70,9 @@ async def test_who_gives_mail_its_priority(
     tmp_path: Path, login: bool, recipient: str, expected: Priority
 ) -> None:
     (tmp_path / "credentials").write_text(file_of(replace(user("app"), priority=Priority.BULK)))
-    here = listener(priority=Priority.HIGH, auth=ListenerAuth.OPTIONAL, cleartext_auth=CLEARTEXT_AUTH_WORDS)
+    here = listener(
+        priority=Priority.HIGH, auth=ListenerAuth.OPTIONAL, unsafe=(UnsafeListener.CLEARTEXT_AUTH,)
+    )
     route = RouteSettings(recipient_domain=("example.net",), set_priority="normal")
     chosen = replace(
         standing_still(tmp_path, route, listener=here),

@@ -20,7 +20,6 @@ from tests.support.sink import Sink
 from tests.support.tls_client import trusting
 from zonerelay.cli.operate.explain import zone_of
 from zonerelay.config.settings import (
-    CLEARTEXT_AUTH_WORDS,
     AuthSettings,
     ListenerAuth,
     ListenerSettings,
@@ -28,6 +27,7 @@ from zonerelay.config.settings import (
     RetrySettings,
     RouteSettings,
     Settings,
+    UnsafeListener,
     ZoneSettings,
 )
 from zonerelay.control.client import ControlClient
@@ -212,7 +212,7 @@ async def test_a_user_is_trusted_by_name(tmp_path: Path, users: tuple[str, ...],
         zone_header="X-Sending-Zone",
         zone_header_users=users,
         auth=ListenerAuth.OPTIONAL,
-        cleartext_auth=CLEARTEXT_AUTH_WORDS,
+        unsafe=(UnsafeListener.CLEARTEXT_AUTH,),
     )
     chosen = replace(
         standing_still(tmp_path, listener=here), auth=AuthSettings(credentials=tmp_path / "credentials")
@@ -374,7 +374,7 @@ async def test_a_zone_that_a_header_named_is_not_compared(tmp_path: Path) -> Non
 
 async def test_explain_of_waiting_mail_knows_the_order_about_its_user(tmp_path: Path) -> None:
     (tmp_path / "credentials").write_text(file_of(user("app")))
-    here = listener(auth=ListenerAuth.OPTIONAL, cleartext_auth=CLEARTEXT_AUTH_WORDS)
+    here = listener(auth=ListenerAuth.OPTIONAL, unsafe=(UnsafeListener.CLEARTEXT_AUTH,))
     chosen = replace(
         standing_still(tmp_path, listener=here), auth=AuthSettings(credentials=tmp_path / "credentials")
     )

@@ -24,7 +24,6 @@ from tests.support.smarthost import Smarthost
 from tests.support.tls_client import trusting
 from zonerelay.admin.control_socket import ControlSocket
 from zonerelay.config.settings import (
-    CLEARTEXT_AUTH_WORDS,
     AuthSettings,
     CredentialSettings,
     ListenerAuth,
@@ -33,6 +32,7 @@ from zonerelay.config.settings import (
     RetrySettings,
     Settings,
     TlsMode,
+    UnsafeListener,
     ZoneSettings,
 )
 from zonerelay.control.client import written
@@ -131,7 +131,7 @@ def configured(directory: Path, next_hop: str) -> Settings:
         directory,
         zone=ZoneSettings(next_hop=next_hop, tls=TlsMode.VERIFY, credentials=("main",)),
         listener=ListenerSettings(
-            address=f"{LOOPBACK}:0", auth=ListenerAuth.OPTIONAL, cleartext_auth=CLEARTEXT_AUTH_WORDS
+            address=f"{LOOPBACK}:0", auth=ListenerAuth.OPTIONAL, unsafe=(UnsafeListener.CLEARTEXT_AUTH,)
         ),
         retry=RetrySettings(jitter=0.0, suspend_min=600.0, suspend_max=600.0),
     )
@@ -293,7 +293,7 @@ async def test_a_transcript_goes_on_inside_tls(
     now = time.time()
     certificate, key = make("relay.test", starts=now - DAY, ends=now + DAY).write(tmp_path, "relay")
     chosen = configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")
-    here = replace(chosen.listener[0], tls=tls, certificate=(certificate,), key=(key,), cleartext_auth="")
+    here = replace(chosen.listener[0], tls=tls, certificate=(certificate,), key=(key,), unsafe=())
 
     def submit(host: str, port: int) -> None:
         is_implicit = tls is ListenerTls.IMPLICIT

@@ -15,7 +15,6 @@ import pytest
 from tests.support.certificates import DAY, make
 from tests.support.credentials import file_of, user
 from zonerelay.cli.setup import check_config
-from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS
 
 POLICY = "tests.bench.policies:Nothing"
 
@@ -177,7 +176,7 @@ def test_secrets_that_everybody_can_read_are_noted(tmp_path: Path, check: Check)
     users.write_text(file_of(user()))
     text = (
         '[[listener]]\nauth = "optional"\n'
-        'cleartext_auth = "I understand that passwords can be read on the way"\n'
+        'unsafe = ["cleartext-auth"]\n'
         f'[auth]\ncredentials = "{users}"\n'
         f'[srs]\ndomain = "srs.example.org"\nsecret = "{new}"\nold_secrets = ["{old}"]\n'
         f'[postgres]\npassword = "{postgres}"\n[s3]\naccess_key = "x"\nsecret_key = "{s3}"\n'
@@ -268,7 +267,7 @@ def test_a_policy_is_made_as_at_a_start(text: str, said: str, check: Check) -> N
 
 
 HANDLERS = "tests.support.handlers"
-AUTH = f'auth = "optional"\ncleartext_auth = "{CLEARTEXT_AUTH_WORDS}"\n'
+AUTH = 'auth = "optional"\nunsafe = ["cleartext-auth"]\n'
 
 
 @pytest.mark.parametrize(

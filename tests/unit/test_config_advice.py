@@ -7,7 +7,7 @@ import pytest
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 
-CLEAR = 'cleartext_auth = "I understand that passwords can be read on the way"'
+CLEAR = 'unsafe = ["cleartext-auth"]'
 CERTIFIED = 'tls = "starttls"\ncertificate = "/c.pem"\n'
 IMPLICIT = 'tls = "implicit"\ncertificate = "/c.pem"\n'
 USERS = f'[[listener]]\n{CERTIFIED}auth = "required"\n'
@@ -21,7 +21,7 @@ ADVICE = [
     (
         "passwords in clear text, with TLS on offer",
         f'address = "10.0.0.1:587"\n{CERTIFIED}auth = "required"\n{CLEAR}',
-        "cleartext_auth: passwords may come to 10.0.0.1:587 in clear text",
+        "unsafe: passwords may come to 10.0.0.1:587 in clear text",
     ),
     (
         "mail in clear text beside log-ins",

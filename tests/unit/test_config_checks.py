@@ -11,7 +11,7 @@ from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.settings import resolve_hostname
 
-WORDS = 'open_relay = "I understand that anybody may relay"'
+WORDS = 'unsafe = ["open-relay"]'
 
 REFUSED = [
     (
@@ -51,10 +51,10 @@ REFUSED = [
         '"0.0.0.0/0" would make this an open relay',
     ),
     (
-        "nearly the right words",
-        '[[listener]]\nallow_networks = ["10.0.0.0/8"]\nopen_relay = "i understand that anybody may relay"',
-        "listener[0].open_relay",
-        'say exactly "I understand that anybody may relay"',
+        "nearly the right name",
+        '[[listener]]\nallow_networks = ["10.0.0.0/8"]\nunsafe = ["open-rely"]',
+        "listener[0].unsafe[0]",
+        "did you mean open-relay?",
     ),
     (
         "the words on another listener",
@@ -120,10 +120,10 @@ REFUSED = [
         "is a name of small letters",
     ),
     (
-        "other words than the words",
-        "[postgres]\naccept_loss = 'yes'",
-        "postgres.accept_loss",
-        "say exactly",
+        "a truth value in place of names",
+        "[postgres]\nunsafe = true",
+        "postgres.unsafe",
+        "expected a list in brackets",
     ),
     (
         "two zones, one name",
@@ -306,9 +306,9 @@ POSTGRES = '[spool]\nbackend = "postgres"\n[postgres]\n'
 ADVICE = [
     (f'{POSTGRES}lease = "1m"', "relay.example.org", "postgres.lease", "a cut-off relay still sends"),
     (
-        f'{POSTGRES}accept_loss = "I understand that acknowledged mail may be lost"',
+        f'{POSTGRES}unsafe = ["mail-loss"]',
         "relay.example.org",
-        "postgres.accept_loss",
+        "postgres.unsafe",
         "a crash loses mail",
     ),
     (
@@ -326,7 +326,7 @@ ADVICE = [
         "nothing survives a crash",
     ),
     ("[spool]\nmin_free_space = 0", "relay.example.org", "spool.min_free_space", "full disks"),
-    (f"[[listener]]\n{WORDS}", "relay.example.org", "listener[0].open_relay", "anybody may relay"),
+    (f"[[listener]]\n{WORDS}", "relay.example.org", "listener[0].unsafe", "anybody may relay"),
     ('[[zone]]\ntls = "none"', "relay.example.org", "zone[0].tls", "clear text over the Internet"),
     ('[[route]]\nuser = ["x"]', "relay.example.org", "route[0].user", "no user can log in"),
     ('[admin]\naddress = "0.0.0.0:8025"', "relay.example.org", "admin.address", "readable from elsewhere"),
@@ -380,7 +380,7 @@ def test_check_config_says_who_may_relay(tmp_path: Path, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert "  listener 127.0.0.1:1 from every client, up to 50 MB\n" in out
     assert "  listener unix:/x from every program that may open it, up to 50 MB\n" in out
-    assert "  note: listener[0].open_relay: every client that reaches 127.0.0.1:1 may relay\n" in out
+    assert "  note: listener[0].unsafe: every client that reaches 127.0.0.1:1 may relay\n" in out
 
 
 def test_check_config_prints_every_problem_on_stderr(

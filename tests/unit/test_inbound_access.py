@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from zonerelay.config.settings import OPEN_RELAY_WORDS, ListenerSettings
+from zonerelay.config.settings import ListenerSettings, UnsafeListener
 from zonerelay.inbound.access.networks import MAX_REMEMBERED, AccessPolicy
 
 NETWORKS = (ipaddress.ip_network("192.0.2.0/24"), ipaddress.ip_network("2001:db8::/32"))
@@ -28,13 +28,11 @@ def test_who_may_relay(peer: str, may: bool, shown: str, reason: str) -> None:
         assert (client.may_relay, client.address, client.port) == (may, shown, 4711)
 
 
-def test_nobody_relays_without_networks_and_words_open_it() -> None:
+def test_nobody_relays_without_networks_and_open_relay_opens_it() -> None:
     closed = AccessPolicy(ListenerSettings(allow_networks=()))
     assert not closed.identify(("127.0.0.1", 1)).may_relay
-    opened = AccessPolicy(ListenerSettings(allow_networks=(), open_relay=OPEN_RELAY_WORDS))
+    opened = AccessPolicy(ListenerSettings(allow_networks=(), unsafe=(UnsafeListener.OPEN_RELAY,)))
     assert opened.identify(("198.51.100.1", 1)).may_relay
-    misspelt = AccessPolicy(ListenerSettings(allow_networks=(), open_relay=OPEN_RELAY_WORDS.lower()))
-    assert not misspelt.identify(("198.51.100.1", 1)).may_relay
 
 
 def test_a_tcp_client_without_a_name_is_not_taken_for_a_local_one() -> None:

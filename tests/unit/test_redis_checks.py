@@ -9,7 +9,7 @@ import pytest
 
 from zonerelay.config.checks import advice, check
 from zonerelay.config.problems import Report
-from zonerelay.config.settings import LOSS_WORDS, Backend, RedisSettings, Settings, SpoolSettings
+from zonerelay.config.settings import Backend, RedisSettings, Settings, SpoolSettings, UnsafeStore
 
 
 def settings(redis: RedisSettings) -> Settings:
@@ -25,7 +25,6 @@ def settings(redis: RedisSettings) -> Settings:
         ("ca_file", Path("/ca.pem"), "certificates without TLS"),
         ("prefix", "", "the keys of others"),
         ("prefix", "a b:", "a space, which separates fields"),
-        ("accept_loss", "yes", "not the words"),
     ],
 )
 def test_refused(key: str, value: object, why: str) -> None:
@@ -41,7 +40,7 @@ def test_refused(key: str, value: object, why: str) -> None:
         (RedisSettings(url="unix:///run/redis.sock"), ""),
         (RedisSettings(url="rediss://10.0.0.1/0", ca_file=Path("/ca.pem")), ""),
         (RedisSettings(url="redis://10.0.0.1/0"), "redis.url"),
-        (RedisSettings(accept_loss=LOSS_WORDS), "redis.accept_loss"),
+        (RedisSettings(unsafe=(UnsafeStore.MAIL_LOSS,)), "redis.unsafe"),
         (RedisSettings(lease=5.0, timeout=10.0), "redis.lease"),
     ],
 )

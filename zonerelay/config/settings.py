@@ -44,8 +44,6 @@ from zonerelay.config.tables.delivery import (
     RetrySettings,
 )
 from zonerelay.config.tables.listener import (
-    CLEARTEXT_AUTH_WORDS,
-    OPEN_RELAY_WORDS,
     BareLineEnds,
     HeaderControls,
     Idempotency,
@@ -55,6 +53,7 @@ from zonerelay.config.tables.listener import (
     ListenerTls,
     Network,
     SendmailSettings,
+    UnsafeListener,
 )
 from zonerelay.config.tables.rewrite import (
     NOTE,
@@ -69,7 +68,6 @@ from zonerelay.config.tables.rewrite import (
 )
 from zonerelay.config.tables.route import AccessAction, AccessSettings, AuthSettings, RouteSettings
 from zonerelay.config.tables.store import (
-    LOSS_WORDS,
     Addressing,
     AdminSettings,
     Backend,
@@ -83,6 +81,7 @@ from zonerelay.config.tables.store import (
     RedisSettings,
     S3Settings,
     SpoolSettings,
+    UnsafeStore,
     raised_guard,
     space_guard,
 )

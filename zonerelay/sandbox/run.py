@@ -35,8 +35,6 @@ from rich.table import Table
 from zonerelay.config.credentials.identities import add, identities_file, make_token, token_of
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import (
-    CLEARTEXT_AUTH_WORDS,
-    OPEN_RELAY_WORDS,
     AdminSettings,
     BounceSettings,
     CaptureSettings,
@@ -46,6 +44,7 @@ from zonerelay.config.settings import (
     RetrySettings,
     Settings,
     SpoolSettings,
+    UnsafeListener,
     ZoneSettings,
 )
 from zonerelay.model.clock import SystemClock
@@ -132,9 +131,8 @@ def _settings(directory: Path, arguments: Namespace) -> Settings:
         certificate=(certificate,),
         key=(key,),
         auth=ListenerAuth.OPTIONAL,
-        cleartext_auth=CLEARTEXT_AUTH_WORDS,
         authenticator=ANY_LOGIN,
-        open_relay=OPEN_RELAY_WORDS if arguments.open else "",
+        unsafe=tuple(UnsafeListener) if arguments.open else (UnsafeListener.CLEARTEXT_AUTH,),
     )
     return Settings(
         spool=SpoolSettings(path=directory / "spool", min_free_space=0),

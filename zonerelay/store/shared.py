@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import (
-    LOSS_WORDS,
     Backend,
     PostgresSettings,
     RedisSettings,
@@ -60,7 +59,7 @@ def postgres_access(settings: PostgresSettings, environment: Mapping[str, str]) 
         settings.schema,
         f"zonerelay {settings.node}",
         settings.lease,
-        accepts_loss=settings.accept_loss == LOSS_WORDS,
+        accepts_loss=bool(settings.unsafe),
     )
 
 

@@ -18,11 +18,11 @@ from tests.fuzz.targets.bodies import no_bare_line_ends
 from tests.fuzz.targets.tls import context
 from tests.support.inbound import is_well_formed
 from zonerelay.config.settings import (
-    CLEARTEXT_AUTH_WORDS,
     BareLineEnds,
     ListenerAuth,
     ListenerSettings,
     ListenerTls,
+    UnsafeListener,
 )
 from zonerelay.inbound.tls.channel import TlsChannel
 from zonerelay.inbound.tls.ports import Channel
@@ -56,7 +56,7 @@ def settings(words: frozenset[str]) -> ListenerSettings:
         tls=ListenerTls.STARTTLS if "starttls" in words else ListenerTls.NONE,
         require_tls="require-tls" in words and "starttls" in words,
         auth=ListenerAuth.REQUIRED if auth else ListenerAuth.OFF,
-        cleartext_auth=CLEARTEXT_AUTH_WORDS if auth else "",
+        unsafe=(UnsafeListener.CLEARTEXT_AUTH,) if auth else (),
         allow_networks=() if "closed" in words else everybody,
         proxy_networks=everybody if "proxy" in words else (),
         xclient_networks=everybody if "xclient" in words else (),

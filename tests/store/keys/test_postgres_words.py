@@ -98,7 +98,7 @@ async def test_a_server_that_stops_syncing_is_noticed_at_the_next_beat(
         assert "full_page_writes = off" in str(trouble[0])
         with pytest.raises(StoreError):
             await partition.write(Write({b"a": b"1"}))
-        with pytest.raises(StoreOpenError, match="accept_loss"):
+        with pytest.raises(StoreOpenError, match="mail-loss"):
             await opened(access, 1)
         await (await opened(replace(access, accepts_loss=True), 1)).write(Write({b"a": b"1"}))
     finally:

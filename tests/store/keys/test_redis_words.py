@@ -16,7 +16,7 @@ from tests.store.spools import Spool, until
 from tests.support.debian import REPOSITORY
 from tests.support.ports import free_port, wait_until
 from tests.support.redis_server import RedisServer, shared_server
-from zonerelay.config.settings import LOSS_WORDS, Backend, RedisSettings
+from zonerelay.config.settings import Backend, RedisSettings, UnsafeStore
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOpenError, Unhealthy
@@ -93,7 +93,7 @@ async def test_settings_that_nobody_may_read_are_no_lack_of_memory(opened: Openi
     with RedisServer(arguments=("--rename-command", "CONFIG", "nobody-knows")) as server:
         with pytest.raises(StoreOpenError, match="cannot be read with CONFIG GET"):
             await opened(server.url)
-        await opened(server.url, accept_loss=LOSS_WORDS)
+        await opened(server.url, unsafe=(UnsafeStore.MAIL_LOSS,))
 
 
 async def test_too_few_replicas_are_told(server: RedisServer, opened: Opening) -> None:
@@ -166,7 +166,7 @@ async def test_a_server_that_cannot_keep_the_promise_is_refused_unless_told_othe
     server.configure(name, value)
     with pytest.raises(StoreOpenError, match=name):
         await opened(server.url)
-    await (await opened(server.url, accept_loss=LOSS_WORDS)).write(Write({b"a": b"1"}))
+    await (await opened(server.url, unsafe=(UnsafeStore.MAIL_LOSS,))).write(Write({b"a": b"1"}))
 
 
 async def test_a_promise_that_is_broken_later_stops_writes_until_it_is_kept_again(

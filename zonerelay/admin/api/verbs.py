@@ -326,7 +326,7 @@ async def _config(call: Call, request: requests.ConfigShow) -> dict[str, object]
         settings = call.operators.settings()
         match request.which:
             case "defaults":
-                from zonerelay.config.option_text import defaults  # parses the source
+                from zonerelay.config.option_text import defaults  # noqa: PLC0415 - it parses the source
 
                 return defaults()
             case "changed":

@@ -18,7 +18,7 @@ from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import OPTIONS, answered, dress, visit_of
 from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.admin.visit import VISIT
-from zonerelay.config.settings import ListenerSettings
+from zonerelay.config.settings import ListenerSettings, UnsafeListener
 from zonerelay.inbound.listen.http_connection import PRIVATE
 from zonerelay.routing.addresses import Networks
 
@@ -49,7 +49,7 @@ class SubmissionServer:
         transport, rules = request.transport, self._rules()
         secure = transport is not None and bool(transport.get_extra_info(PRIVATE))
         visit = visit_of(request, self._trusted(rules), secure=secure)
-        if rules.cleartext_auth or rules.address.startswith("unix:"):
+        if UnsafeListener.CLEARTEXT_AUTH in rules.unsafe or rules.address.startswith("unix:"):
             visit.private = True
         VISIT.set(visit)
         if request.headers.get("Expect", "").lower() == "100-continue":  # curl waits a second for it

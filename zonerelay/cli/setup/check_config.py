@@ -19,7 +19,6 @@ from zonerelay.config.checks import advice
 from zonerelay.config.endpoints import split_next_hops
 from zonerelay.config.load import ConfigError, read
 from zonerelay.config.settings import (
-    OPEN_RELAY_WORDS,
     Backend,
     ListenerAuth,
     ListenerProtocol,
@@ -29,6 +28,7 @@ from zonerelay.config.settings import (
     RouteSettings,
     Settings,
     SpoolSettings,
+    UnsafeListener,
     ZoneSettings,
     resolve_hostname,
 )
@@ -105,7 +105,7 @@ def _listener(listener: ListenerSettings) -> str:
 def _who(listener: ListenerSettings) -> Iterator[str]:
     """Yields the clients that may relay."""
     if listener.auth is not ListenerAuth.REQUIRED:
-        if listener.open_relay == OPEN_RELAY_WORDS:
+        if UnsafeListener.OPEN_RELAY in listener.unsafe:
             yield "every client"
             return
         if listener.address.startswith("unix:"):

@@ -78,6 +78,11 @@ def choice(default: Choice) -> Choice:
     return _field(default, Option(convert.choice, choices=type(default)))
 
 
+def choices(of: type[Choice]) -> tuple[Choice, ...]:
+    """A list of names, which is empty by default."""
+    return _field((), Option(convert.choice, choices=of, several=True))
+
+
 def text(default: str, *, form: Form = forms.line, optional: bool = False) -> str:
     return _field(default, Option(convert.text, optional=optional or not default, form=form))
 

@@ -20,6 +20,7 @@ from zonerelay.config.options.options import (
     MB,
     MINUTE,
     choice,
+    choices,
     count,
     duration,
     networks,
@@ -55,8 +56,6 @@ class SendmailSettings:
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-OPEN_RELAY_WORDS = "I understand that anybody may relay"
-CLEARTEXT_AUTH_WORDS = "I understand that passwords can be read on the way"
 _QUOTA = "zonerelay.policies.quota:Quota"
 _FIELD_NAME = re.compile(r"[!-9;-~]{1,76}", re.ASCII)
 _NEEDED = {
@@ -104,6 +103,11 @@ class Idempotency(enum.StrEnum):
     MESSAGE_ID = "message-id"
 
 
+class UnsafeListener(enum.StrEnum):
+    OPEN_RELAY = "open-relay"
+    CLEARTEXT_AUTH = "cleartext-auth"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSettings:
     """An address at which mail is accepted (docs/send/listener.md). Without any there is one with these
@@ -140,10 +144,6 @@ class ListenerSettings:
     may relay without it. required: no client sends mail without it, or a certificate of allow_certificates.
     Offered over TLS only.
     """
-    cleartext_auth: str = text("")
-    """The words "I understand that passwords can be read on the way", exactly so, offer AUTH without TLS too:
-    for a network that no other machine can listen to.
-    """
     max_auth_failures: int = count(3, most=100)
     """Failed log-ins in one connection; then 421. Each answer comes later than the one before."""
     allow_networks: tuple[Network, ...] = networks(
@@ -156,10 +156,10 @@ class ListenerSettings:
     """SHA-256 fingerprints of client certificates that may relay, as openssl x509 -noout -fingerprint -sha256
     prints them. Clients are asked for a certificate; none, or one not listed here, changes nothing.
     """
-    open_relay: str = text("")
-    """The words "I understand that anybody may relay", exactly so, let every client relay, whatever
-    allow_networks says. Without them allow_networks that cover (nearly) the whole Internet are refused:
-    spammers find an open relay within hours.
+    unsafe: tuple[UnsafeListener, ...] = choices(UnsafeListener)
+    """open-relay: every client may relay, whatever allow_networks says. Without it allow_networks that cover
+    (nearly) the whole Internet are refused: spammers find an open relay within hours. cleartext-auth: AUTH is
+    offered without TLS, too, for a network on which no other machine can listen.
     """
     proxy_networks: tuple[Network, ...] = networks(())
     """Load balancers that speak the PROXY protocol (version 1 or 2). Connections from there must begin with
@@ -289,7 +289,7 @@ def check_listeners(listeners: Sequence[ListenerSettings], report: Report, *, ta
         report.refuse(("listener",), "there is none, so no client could hand in mail: add a [[listener]]")
     for at, listener in enumerate(listeners):
         path: KeyPath = ("listener", at)
-        _check_words(listener, path, report)
+        _check_unsafe(listener, path, report)
         _check_relaying(listener, path, report, takes_reports=takes_reports)
         _check_trusted(listener, path, report)
         _check_policy(listener, path, report)
@@ -302,18 +302,12 @@ def check_listeners(listeners: Sequence[ListenerSettings], report: Report, *, ta
             _check_http(listener, path, report)
 
 
-def _check_words(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
-    if listener.open_relay not in ("", OPEN_RELAY_WORDS):
-        report.refuse((*path, "open_relay"), f'if every client may relay, say exactly "{OPEN_RELAY_WORDS}"')
-    elif listener.open_relay and listener.auth is ListenerAuth.REQUIRED:
+def _check_unsafe(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
+    if UnsafeListener.OPEN_RELAY in listener.unsafe and listener.auth is ListenerAuth.REQUIRED:
         report.refuse(
-            (*path, "open_relay"),
-            'is not used with auth = "required", which lets no client relay without logging in: leave one of '
-            "the two out",
-        )
-    if listener.cleartext_auth not in ("", CLEARTEXT_AUTH_WORDS):
-        report.refuse(
-            (*path, "cleartext_auth"), f'if AUTH is to work without TLS, say exactly "{CLEARTEXT_AUTH_WORDS}"'
+            (*path, "unsafe"),
+            '"open-relay" is not used with auth = "required", which lets no client relay without logging in: '
+            "leave one of the two out",
         )
 
 
@@ -327,11 +321,11 @@ def _check_relaying(
             key,
             'is not used with auth = "required": a user who logs in may relay from anywhere. Leave it out',
         )
-    elif wide and listener.open_relay != OPEN_RELAY_WORDS:
+    elif wide and UnsafeListener.OPEN_RELAY not in listener.unsafe:
         report.refuse(
             key,
             f"{in_words(map(str, wide))} would make this an open relay, which spammers find within hours: "
-            f'name your own networks, or say open_relay = "{OPEN_RELAY_WORDS}"',
+            'name your own networks, or write unsafe = ["open-relay"]',
         )
     ways = ("allow_networks", "allow_certificates", "auth")
     useless = not takes_reports and not _lets_a_client_relay(listener)
@@ -347,7 +341,8 @@ def _lets_a_client_relay(listener: ListenerSettings) -> bool:
     # Who can reach a Unix socket is decided by its directory, not by an address.
     if listener.address.startswith("unix:") or listener.auth is not ListenerAuth.OFF:
         return True
-    return bool(listener.allow_networks or listener.allow_certificates or listener.open_relay)
+    is_open = UnsafeListener.OPEN_RELAY in listener.unsafe
+    return bool(listener.allow_networks or listener.allow_certificates or is_open)
 
 
 def _check_trusted(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
@@ -463,16 +458,16 @@ def _number_of_files(number: int) -> str:
 
 
 def _check_auth(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
-    if listener.auth is ListenerAuth.OFF or listener.tls is not ListenerTls.NONE or listener.cleartext_auth:
+    if listener.auth is ListenerAuth.OFF or listener.tls is not ListenerTls.NONE:
         return
-    if not report.sound(*path, "cleartext_auth"):
+    if UnsafeListener.CLEARTEXT_AUTH in listener.unsafe or not report.sound(*path, "unsafe"):
         return
     if listener.protocol is ListenerProtocol.HTTP and parse_listen(listener.address).is_loopback:
         return  # a proxy on this machine has the TLS
     report.refuse(
         (*path, "auth"),
         f'"{listener.auth}" with tls = "none" would send passwords in clear text: give the listener tls, '
-        f'or say cleartext_auth = "{CLEARTEXT_AUTH_WORDS}"',
+        'or write unsafe = ["cleartext-auth"]',
     )
 
 
@@ -571,8 +566,8 @@ def in_full(file: Path) -> str:
 def _log_in(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
     if listener.auth is ListenerAuth.OFF or listener.tls is ListenerTls.IMPLICIT or listener.require_tls:
         return
-    if listener.cleartext_auth == CLEARTEXT_AUTH_WORDS:
-        yield "cleartext_auth", f"passwords may come to {listener.address} in clear text"
+    if UnsafeListener.CLEARTEXT_AUTH in listener.unsafe:
+        yield "unsafe", f"passwords may come to {listener.address} in clear text"
     beyond = [network for network in listener.allow_networks if not network.is_loopback]
     if listener.tls is ListenerTls.STARTTLS and listener.auth is ListenerAuth.OPTIONAL and beyond:
         yield (
@@ -582,8 +577,8 @@ def _log_in(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
 
 
 def _relaying(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
-    if listener.open_relay == OPEN_RELAY_WORDS:
-        yield "open_relay", f"every client that reaches {listener.address} may relay"
+    if UnsafeListener.OPEN_RELAY in listener.unsafe:
+        yield "unsafe", f"every client that reaches {listener.address} may relay"
     usual = ListenerSettings().allow_networks
     if listener.auth is ListenerAuth.REQUIRED and listener.allow_networks not in (usual, ()):
         yield (

@@ -27,6 +27,7 @@ from zonerelay.config.options.options import (
     MINUTE,
     YEAR,
     choice,
+    choices,
     count,
     duration,
     networks,
@@ -187,7 +188,8 @@ def check_capture(capture: CaptureSettings, report: Report) -> None:
         report.refuse(path, 'is reached over TCP: write an address such as "127.0.0.1:25"')
 
 
-LOSS_WORDS = "I understand that acknowledged mail may be lost"
+class UnsafeStore(enum.StrEnum):
+    MAIL_LOSS = "mail-loss"
 
 
 class Backend(enum.StrEnum):
@@ -353,10 +355,9 @@ class RedisSettings:
     """
     timeout: float = duration(10.0, most=MINUTE)
     """How long to wait for an answer before the connection is given up and made again."""
-    accept_loss: str = text("")
-    """The words "I understand that acknowledged mail may be lost", exactly so, make do with a server that
-    does not sync its append-only file before it answers, that evicts keys or does not say. Without them it is
-    refused.
+    unsafe: tuple[UnsafeStore, ...] = choices(UnsafeStore)
+    """mail-loss: a server that does not sync its append-only file before it answers, that evicts keys or does
+    not say is used all the same, although it may lose acknowledged mail. Without it such a server is refused.
     """
 
 
@@ -375,16 +376,13 @@ def check_redis(redis: RedisSettings, report: Report) -> None:
         report.refuse(("redis", "ca_file"), "is of no use without TLS: the url must begin with rediss://")
     if not redis.prefix or re.search(r"[^!-~]", redis.prefix):
         report.refuse(("redis", "prefix"), "must be printable ASCII without spaces, at least one character")
-    if redis.accept_loss not in ("", LOSS_WORDS):
-        text = f'if mail may be lost, say exactly "{LOSS_WORDS}"'
-        report.refuse(("redis", "accept_loss"), text)
 
 
 def redis_advice(redis: RedisSettings, spool: SpoolSettings) -> Iterator[str]:
     if spool.backend is not Backend.REDIS:
         return
-    if redis.accept_loss:
-        yield "redis.accept_loss: acknowledged mail may be lost when the server or its machine stops"
+    if redis.unsafe:
+        yield "redis.unsafe: acknowledged mail may be lost when the server or its machine stops"
     if redis.lease <= redis.timeout:
         yield (
             "redis.lease: not longer than redis.timeout: one slow answer can cost the lease, and mail is "
@@ -431,9 +429,9 @@ class PostgresSettings:
     if only its way to the database is cut, so this should be longer than any transaction: [delivery]
     final_dot_timeout alone is 10 minutes.
     """
-    accept_loss: str = text("")
-    """The words "I understand that acknowledged mail may be lost", exactly so, make do with a server that has
-    fsync or full_page_writes off, which is refused without them, and leave synchronous_commit as it is.
+    unsafe: tuple[UnsafeStore, ...] = choices(UnsafeStore)
+    """mail-loss: a server with fsync or full_page_writes off is used all the same, although it may lose
+    acknowledged mail, and synchronous_commit is left as it is. Without it such a server is refused.
     """
 
 
@@ -444,9 +442,6 @@ def check_postgres(postgres: PostgresSettings, report: Report) -> None:
         report.refuse(("postgres", "url"), problem)
     if not _SCHEMA.fullmatch(postgres.schema):
         report.refuse(("postgres", "schema"), "is a name of small letters, digits and _, such as zonerelay")
-    if postgres.accept_loss not in ("", LOSS_WORDS):
-        text = f'if acknowledged mail may be lost, say exactly "{LOSS_WORDS}"'
-        report.refuse(("postgres", "accept_loss"), text)
 
 
 def postgres_advice(
@@ -460,8 +455,8 @@ def postgres_advice(
             "postgres.lease: not longer than delivery.final_dot_timeout: a message may be sent a second time "
             "while a relay that is cut off from the database still sends it"
         )
-    if postgres.accept_loss:
-        found.append("postgres.accept_loss: a crash of the database may lose mail that was acknowledged")
+    if postgres.unsafe:
+        found.append("postgres.unsafe: a crash of the database may lose mail that was acknowledged")
     if is_in_the_open(postgres.url):
         found.append(
             "postgres.url: mail goes over the network to any server that answers there: add "

@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zonerelay.config.settings import OPEN_RELAY_WORDS, AccessAction, AccessSettings, ListenerSettings
+from zonerelay.config.settings import AccessAction, AccessSettings, ListenerSettings, UnsafeListener
 from zonerelay.model.reply import Reply
 from zonerelay.routing.addresses import Networks, networks_of
 from zonerelay.routing.dns.answers import DnsStatus
@@ -186,7 +186,7 @@ class AccessPolicy:
         self._networks = networks_of(settings.allow_networks)
         self._proxies = networks_of(settings.proxy_networks)
         self._xclient = networks_of(settings.xclient_networks)
-        self._open = settings.open_relay == OPEN_RELAY_WORDS
+        self._open = UnsafeListener.OPEN_RELAY in settings.unsafe
         self._unix = settings.address.startswith("unix:")
         self._known: dict[str, tuple[str, bool, bool, bool]] = {}
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zonerelay.config.rails import Mode
-from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings, ListenerTls
+from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls, UnsafeListener
 from zonerelay.inbound.state.replies import AUTH, DSN, FUTURE_RELEASE, STARTTLS, XCLIENT
 from zonerelay.inbound.state.transaction import Edits, Transaction, mailboxes
 from zonerelay.model.address import Mailbox, recipient_key
@@ -97,7 +97,7 @@ def _grants(
     may_relay = proven or (may_relay and not must_log_in)
     starttls = settings.tls is ListenerTls.STARTTLS and not secure
     auth = settings.auth is not ListenerAuth.OFF and (
-        secure or settings.cleartext_auth == CLEARTEXT_AUTH_WORDS
+        secure or UnsafeListener.CLEARTEXT_AUTH in settings.unsafe
     )
     # Only for clients that may relay, or may after a log-in: RFC 4865 is for submission, and
     # with DSN a stranger could have our reports sent to a third person.

@@ -300,7 +300,7 @@ def _check(version: int, access: Access, *, is_standby: bool, off: Sequence[str]
     if off and not access.accepts_loss:
         raise StoreOpenError(
             f"the database server has {' = off and '.join(off)} = off: it would lose mail that was"
-            " acknowledged. Turn it on (docs/store/postgres.md), or say the words of [postgres] accept_loss"
+            ' acknowledged. Turn it on (docs/store/postgres.md), or write [postgres] unsafe = ["mail-loss"]'
         )
 
 

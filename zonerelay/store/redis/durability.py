@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from zonerelay.config.settings import LOSS_WORDS, RedisSettings
+from zonerelay.config.settings import RedisSettings
 from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
 from zonerelay.store.redis.connection import Confirmation, Reply, Wire, as_list, pairs
 
@@ -71,7 +71,7 @@ def check(facts: ServerFacts, settings: RedisSettings) -> None:
             "[redis] prefix: the server is a node of a Cluster, which keeps what belongs together in one slot"
             ' only if the prefix has a part in braces: prefix = "{zonerelay}:"'
         )
-    if facts.flaws and settings.accept_loss != LOSS_WORDS:
+    if facts.flaws and not settings.unsafe:
         raise StoreOpenError(f"[redis] url: {Unhealthy.SERVER_UNSAFE}: {'; '.join(facts.flaws)}")
 
 
