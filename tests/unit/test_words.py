@@ -1,6 +1,6 @@
 """Names: module names use known words, and a class has one meaning in its package.
 
-A word is known if the glossary or `tests/data/field_words.txt` defines it, or if it is a word of programming in
+A word is known if the glossary or `tests/data/field_words.txt` defines it, or if it is one of
 `tests/data/programming_words.txt`.
 
 `tests/data/word_exceptions.txt` lists what does not comply yet, a section for each test. A section may only

@@ -61,7 +61,9 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """`raw` are the header fields in order, as they came; `headers` are the same, decoded."""
+    """The parts of a captured message. `raw` are the header fields in order, as they came; `headers` are the
+    same, decoded.
+    """
 
     raw: list[tuple[str, str]]
     headers: list[tuple[str, str]] = field(init=False)
@@ -77,7 +79,7 @@ class Parts:
         return next((value for key, value in self.headers if key.lower() == name), "")
 
     def people(self, name: str) -> list[Person]:
-        """The addresses in all fields of that name. A decoded name may have commas in it."""
+        """Return the addresses in all fields of that name. A decoded name may have commas in it."""
         values = [value for key, value in self.raw if key.lower() == name]
         found = [each for value in values for each in read_addresses(value).entries]
         return [(decoded(each.name), each.address) for each in found if each.address]
@@ -95,11 +97,11 @@ class Parts:
         return [each.strip() for each in self.header("x-tags").split(",") if each.strip()][:20]
 
     def plain(self) -> str:
-        """The text, or what a reader sees of the HTML."""
+        """Return the text, or what a reader sees of the HTML."""
         return self.text if self.text.strip() else visible(self.html)
 
     def words(self) -> str:
-        """Everything that a search looks through, in lower case."""
+        """Return everything that a search looks through, in lower case."""
         named = [value for key, value in self.headers if key.lower() in _SEARCHED]
         named += [each.file_name for each in (*self.attachments, *self.inline)]
         return " ".join(" ".join([*named, self.text, visible(self.html)]).split()).lower()[:MAX_WORDS]
@@ -113,8 +115,8 @@ class Parts:
         return next((each for each in (*self.attachments, *self.inline) if each.number == number), None)
 
     def html_to_show(self) -> str:
-        """The HTML with its own images in it. What it would fetch is for the frame's policy to refuse, but
-        for what browsers do about `<link>` before they ask a policy: name look-ups, connections.
+        """Return the HTML with its own images in it. What it would fetch is for the frame's policy to refuse,
+        but for what browsers do about `<link>` before they ask a policy: name look-ups, connections.
         """
         import base64  # noqa: PLC0415 - for pages alone
 
@@ -228,5 +230,5 @@ def _unescaped(octets: bytes) -> str:
 
 
 def visible(html: str) -> str:
-    """Good enough for a search and a first line."""
+    """Return the text of HTML, good enough for a search and a first line."""
     return unescape(_TAG.sub(" ", _INVISIBLE.sub(" ", html[: 4 * MAX_WORDS])))

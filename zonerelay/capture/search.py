@@ -33,7 +33,7 @@ class SearchError(ValueError):
 
 
 def condition(query: str, tz: str = "") -> tuple[str, list[object]]:
-    """The condition and its values. Raises SearchError."""
+    """Return the condition and its values. Raises SearchError."""
     if len(query) > MAX_QUERY:
         raise SearchError(f"a search has at most {MAX_QUERY} characters")
     parts, values = ["1"], list[object]()

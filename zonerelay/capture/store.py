@@ -121,7 +121,7 @@ def open_capture(settings: Settings, now: Callable[[], float]) -> Capture:
 
 
 class Capture:
-    """`guard` is the free space in octets below which nothing is kept, 0 for no bound."""
+    """Captured mail. `guard` is the free space in bytes below which nothing is kept, 0 for no bound."""
 
     def __init__(
         self, file: Path, *, keep: float, max_size: int, guard: int, now: Callable[[], float]
@@ -197,8 +197,8 @@ class Capture:
     def find(
         self, query: str = "", *, start: int = 0, limit: int = 50, tz: str = ""
     ) -> tuple[list[Summary], int, int]:
-        """The newest first; how many match in all, and how many of these are unread. Raises SearchError and
-        CaptureError.
+        """Return the newest first, how many match in all, and how many of these are unread. Raises
+        SearchError and CaptureError.
         """
         where, values = condition(query, tz)
         where, values = f"{where} AND at >= ?", [*values, self._now() - self._keep]
@@ -229,7 +229,8 @@ class Capture:
     def read(
         self, message_id: str, *, mark: bool = True, query: str = "", tz: str = ""
     ) -> tuple[Summary, bytes] | None:
-        """The message, `LATEST` the newest that the query finds; `mark` it read. `None`: there is none.
+        """Return the message, `LATEST` the newest that the query finds; `mark` it read. `None`: there is
+        none.
 
         Raises SearchError and CaptureError.
         """
@@ -268,11 +269,11 @@ class Capture:
         return len(changed)
 
     def mark(self, read: bool, *, ids: Sequence[str] | None = None, query: str = "", tz: str = "") -> None:
-        """All that match, or those with the ids. Raises SearchError and CaptureError."""
+        """Delete all that match, or those with the ids. Raises SearchError and CaptureError."""
         self._change("UPDATE mail SET is_read = ?", (int(read),), ids, query, tz)
 
     def delete(self, *, ids: Sequence[str] | None = None, query: str = "", tz: str = "") -> int:
-        """How many were there. Raises SearchError and CaptureError."""
+        """Delete all, and return how many there were. Raises SearchError and CaptureError."""
         return self._change("DELETE FROM mail", (), ids, query, tz)
 
     def _change(
@@ -404,5 +405,7 @@ def _encode(value: object) -> str:
 
 
 def _storable(text: str) -> str:
-    """SQLite takes no half of a surrogate pair; a NUL would end a text for some of its functions."""
+    """Remove what SQLite does not store: halves of surrogate pairs, and NUL, which ends a text for some
+    functions.
+    """
     return re.sub("[\ud800-\udfff\0]", "\ufffd", text)

@@ -16,7 +16,7 @@ MAX_BEHAVIOURS = 1000
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """`probability` in per cent."""
+    """A refusal at random. `probability` is in per cent."""
 
     error_code: Annotated[int, msgspec.Meta(ge=400, le=599)] = 451
     probability: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
@@ -35,7 +35,7 @@ class TroubleError(Exception):
 
 
 class Troubles:
-    """`is_known` says whether a behaviour of that name exists."""
+    """The troubles that a test asked for. `is_known` says whether a behaviour of that name exists."""
 
     def __init__(self, is_known: Callable[[str], bool]) -> None:
         self._is_known = is_known
@@ -48,7 +48,7 @@ class Troubles:
         self.chaos = chaos
 
     def set_behaviours(self, wanted: Mapping[str, str]) -> None:
-        """These and no others. Raises TroubleError."""
+        """Set these and no others. Raises TroubleError."""
         if len(wanted) > MAX_BEHAVIOURS:
             raise TroubleError(f"at most {MAX_BEHAVIOURS} addresses have a behaviour")
         for address, name in wanted.items():

@@ -1,4 +1,4 @@
-"""Builds and rewrites messages as streams of octets: no sockets, no store.
+"""Builds and rewrites messages as streams of bytes: no sockets, no store.
 
 `header` reads and changes header sections, `dkim` signs, `dsn` makes reports, `compose` makes messages from
 their parts, `srs` rewrites senders.

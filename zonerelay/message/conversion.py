@@ -2,20 +2,20 @@
 long, and in seven bits where that is wanted.
 
 A `Survey` reads the message once and finds out which parts have lines that are too long or, for seven bits,
-octets beyond ASCII; its `Plan` tells an `Encoder` what to encode. Both walk over the parts by their
+bytes beyond ASCII; its `Plan` tells an `Encoder` what to encode. Both walk over the parts by their
 boundaries (RFC 2046 5.1), into messages within messages.
 
-- Texts become quoted-printable, other parts base64. A part that needs nothing keeps every octet.
+- Texts become quoted-printable, other parts base64. A part that needs nothing keeps every byte.
 - Header sections of every part and inner message are folded, and written in ASCII for seven bits (`fields`).
 - A message without MIME fields gets them: UTF-8 if its body is that, `unknown-8bit` (RFC 1428) otherwise.
 - What a signature covers (multipart/signed, multipart/encrypted), and a part that is encoded already and has
-  octets beyond ASCII all the same, is not changed: NotConvertibleError.
+  bytes beyond ASCII all the same, is not changed: NotConvertibleError.
 
-Memory: one header section of at most `MAX_HEADER` octets, and one piece.
+Memory: one header section of at most `MAX_HEADER` bytes, and one piece.
 
 Writes header fields in ASCII: encoded words (RFC 2047) and extended parameters (RFC 2231).
 
-A field in ASCII keeps every octet. Text that is not UTF-8 keeps its octets, under the name `unknown-8bit`
+A field in ASCII keeps every byte. Text that is not UTF-8 keeps its bytes, under the name `unknown-8bit`
 (RFC 1428).
 """
 

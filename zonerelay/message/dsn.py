@@ -230,7 +230,7 @@ def compose(
 
 
 def can_return_whole(message: bytes) -> bool:
-    """True when the message can stand in a report unchanged: SMTP carries neither NUL nor endless lines."""
+    """Return whether a report can carry the message unchanged: it has no NUL and no endless line."""
     return b"\0" not in message and all(len(line) <= _MAX_LINE for line in message.split(b"\r\n"))
 
 
@@ -349,7 +349,7 @@ def _embedded_character(match: re.Match[str]) -> str:
 
 
 def _decoded(xtext: str) -> str:
-    """Decodes `+XX` to one octet (RFC 3461 4). The result stays printable ASCII, because it is shown."""
+    """Decodes `+XX` to one byte (RFC 3461 4). The result stays printable ASCII, because it is shown."""
     text = _XTEXT.sub(lambda match: chr(int(match[1], 16)), xtext)
     return one_line(text, limit=_MAX_XTEXT, ascii_only=True)
 

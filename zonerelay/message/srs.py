@@ -73,7 +73,8 @@ class SrsError(Exception):
 
 
 class Srs:
-    """`secrets`: the first signs, all are accepted. Raises ValueError when there is none.
+    """A maker of SRS addresses. `secrets`: the first signs, all are accepted. Raises ValueError when there is
+    none.
 
     `upgraded` is Unix time, 0.0 where the old form was never used.
     """
@@ -115,7 +116,9 @@ class Srs:
         return _mailbox(f"SRS1={_stamp(today)}{hashed}={first}={rest}", self.domain)
 
     def is_in_old_form(self, recipient: Mailbox) -> bool:
-        """True for an address that SRS may have made, here or in another program with the same secret."""
+        """Return whether an address is one that SRS may have made, here or in another program with the same
+        secret.
+        """
         if domain_of(recipient) != self.domain:
             return False
         local = _unquoted(local_part(recipient))

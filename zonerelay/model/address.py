@@ -16,12 +16,12 @@ NULL_SENDER = Mailbox("")
 
 
 def local_part(mailbox: Mailbox) -> str:
-    """Everything before the last `@`; the whole text for a bare `postmaster`."""
+    """Return everything before the last `@`; the whole text for a bare `postmaster`."""
     return mailbox.rpartition("@")[0] or mailbox
 
 
 def domain_of(mailbox: Mailbox) -> str:
-    """The part after the last `@` in lower case, as sent (U-label or A-label); `""` if there is none.
+    """Return the part after the last `@` in lower case, as sent (U-label or A-label); `""` if there is none.
 
     The last `@` is the right one: RFC 5321 4.1.2 lets a quoted local part hold others.
     """
@@ -30,11 +30,11 @@ def domain_of(mailbox: Mailbox) -> str:
 
 
 def path(mailbox: Mailbox) -> str:
-    """The RFC 5321 path form, with angle brackets."""
+    """Return the RFC 5321 path form, with angle brackets."""
     return f"<{mailbox}>"
 
 
 def recipient_key(mailbox: Mailbox) -> str:
-    """The mailbox with its domain in lower case: equal for spellings of the same mailbox."""
+    """Return the mailbox with its domain in lower case: equal for spellings of the same mailbox."""
     local, at, domain = mailbox.rpartition("@")
     return f"{local}{at}{domain.lower()}"

@@ -7,7 +7,7 @@ domain, as `root` does: the caller decides about that. What cannot be read affec
 - an entry without an address has the text of the element, so that the caller can name it;
 - a quote, comment or bracket that has no end is a character like any other;
 - an encoded word is one word, although some programs leave commas and the like in it;
-- in text that is not UTF-8 (decoded with "replace" or "surrogateescape") the second octet of a character may
+- in text that is not UTF-8 (decoded with "replace" or "surrogateescape") the second byte of a character may
   be one of @ [ \ ] (GBK, Big5, Shift JIS), and in ISO-2022-JP any.
 
 The time is linear in the length of the text, and there is no recursion. This module alone reads addresses in
@@ -38,8 +38,8 @@ class Entry(NamedTuple):
 
 
 class AddressList(NamedTuple):
-    """`clear`: no reader finds other addresses in it, because every quote, comment and bracket has its end,
-    and no encoded word contains what separates addresses.
+    """The addresses of a list. `clear`: no reader finds other addresses in it, because every quote, comment
+    and bracket has its end, and no encoded word contains what separates addresses.
     """
 
     entries: tuple[Entry, ...]

@@ -8,14 +8,14 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds since the Unix epoch, UTC. May step when an operator sets the clock."""
+        """Return seconds since the Unix epoch, UTC. May step when an operator sets the clock."""
 
     def monotonic(self) -> float:
-        """Seconds that never go backwards; only differences mean something."""
+        """Return seconds that never go backwards; only differences mean something."""
 
     def boottime(self) -> float:
-        """Like `monotonic`, and counts the time in which the machine was suspended: for leases, which others
-        go on to measure meanwhile.
+        """Return seconds as `monotonic` does, but count the time in which the machine was suspended: for
+        leases, which others go on to measure meanwhile.
         """
 
 
@@ -59,5 +59,5 @@ class ManualClock:
         self._monotonic += seconds
 
     def step(self, seconds: float) -> None:
-        """What NTP or an operator does: wall time jumps, the monotonic clock does not."""
+        """Change the wall time as NTP or an operator does; the monotonic clock continues."""
         self._now += seconds

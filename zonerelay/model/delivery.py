@@ -37,7 +37,8 @@ class DeliveryKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """`created` and `next_attempt` are Unix times in seconds; `next_attempt` 0.0 means at once.
+    """The state of one recipient. `created` and `next_attempt` are Unix times in seconds; `next_attempt` 0.0
+    means at once.
 
     `created` is what ages count from: the acceptance, or the release that the client asked for with
     FUTURERELEASE (RFC 4865), which `next_attempt` names too until then.
@@ -84,13 +85,13 @@ class Delivery:
         return not self.held and self.next_attempt <= now
 
     def state(self, now: float) -> DeliveryState:
-        """Held, deferred or ready; the scheduler says which are active, orders which are suspended."""
+        """Return held, deferred or ready; the scheduler knows what is active, orders what is suspended."""
         if self.held:
             return DeliveryState.HELD
         return DeliveryState.READY if self.next_attempt <= now else DeliveryState.DEFERRED
 
     def deferred(self, until: float, attempt: Attempt, *, counts: bool = True) -> Delivery:
-        """The next state after a deferral; `counts` is false when no peer was asked."""
+        """Return the next state after a deferral; `counts` is false when no peer was asked."""
         return replace(
             self,
             attempts=self.attempts + (1 if counts else 0),

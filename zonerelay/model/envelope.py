@@ -94,11 +94,11 @@ class Envelope:
 class Message:
     """A stored message: its envelope and what was learned while the body arrived.
 
-    `size` is the stored size in octets (CRLF line ends, no dot-stuffing, our own header fields
+    `size` is the stored size in bytes (CRLF line ends, no dot-stuffing, our own header fields
     included); `headers` are the fields in order, values unfolded and decoded for people, capped;
     `plain_lines`: the body was seen to have CRLF line ends only, no line that begins with a dot and no
     NUL, so that it can be sent as it is; false when it is not known.
-    `long_lines`: a line was seen to be longer than the 998 octets that every host takes.
+    `long_lines`: a line was seen to be longer than the 998 bytes that every host takes.
     `body_hash` is the base64 SHA-256 of the body in DKIM's relaxed form (RFC 6376 3.4.4), `""` when no zone
     computed it.
     `trace` are notes made at acceptance (`"listener=… bare_lf=3"`), for `queue trace`.
@@ -119,6 +119,6 @@ class Message:
         return self.envelope.id
 
     def header(self, name: str) -> str:
-        """The first value of a header field by case-insensitive name, `""` when absent."""
+        """Return the first value of a header field by case-insensitive name, `""` when absent."""
         wanted = name.lower()
         return next((value for key, value in self.headers if key.lower() == wanted), "")

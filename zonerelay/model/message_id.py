@@ -33,7 +33,7 @@ class MessageIdSource:
         self.renumber(worker)
 
     def renumber(self, worker: int) -> None:
-        """From now on hand out ids of this worker."""
+        """Make ids of this worker from now on."""
         if not 0 <= worker < MAX_WORKERS:
             raise ValueError(f"worker must be 0 to {MAX_WORKERS - 1}, not {worker}")
         self._suffix = f"{worker:02x}"
@@ -45,7 +45,7 @@ class MessageIdSource:
 
 
 def first_at(now: float) -> MessageId:
-    """No id that was handed out before this time (Unix seconds) is larger, none from then on smaller."""
+    """Return a bound: ids made before this time (Unix seconds) are not larger, later ones not smaller."""
     return MessageId(f"{int(now * 1000) << _SEQUENCE_BITS:014x}00")
 
 

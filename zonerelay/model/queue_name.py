@@ -24,8 +24,8 @@ class Kind(enum.StrEnum):
 
 
 class QueueName(NamedTuple):
-    """`text` is the name as stores, exports and people have it; names order as their texts do. `zone` is the
-    name of the zone that serves the queue, and of the webhook whose events it holds.
+    """The name of a queue. `text` is the name as stores, exports and people have it; names order as their
+    texts do. `zone` is the name of the zone that serves the queue, and of the webhook whose events it holds.
     """
 
     text: str

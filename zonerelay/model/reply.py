@@ -14,7 +14,8 @@ TLS_REQUIRED = "7.30"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`code` 200–599; `detail` is the RFC 3463 subject and detail (`"1.1"`), `""` when none applies.
+    """An SMTP reply. `code` is 200–599; `detail` is the RFC 3463 subject and detail (`"1.1"`), `""` when none
+    applies.
 
     `text` may hold several lines separated by `\\n`; it is shown to people and never parsed again.
     """
@@ -46,7 +47,7 @@ class Reply:
         return self.code >= 500
 
     def encode(self) -> bytes:
-        """The reply on the wire, one CRLF-ended line per line of text (RFC 5321 4.2.1, RFC 2034 4)."""
+        """Return the reply on the wire, one CRLF-ended line per line of text (RFC 5321 4.2.1, RFC 2034 4)."""
         prefix = f"{self.status} " if self.detail and self.code // 100 != 3 else ""
         lines = self.text.split("\n")
         head = "".join(f"{self.code}-{prefix}{line}\r\n" for line in lines[:-1])

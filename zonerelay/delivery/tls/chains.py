@@ -83,7 +83,7 @@ def names(der: bytes) -> tuple[str, ...]:
 
 
 def is_signed_by(der: bytes, key_der: bytes) -> bool:
-    """True when the private half of this public key has signed the certificate."""
+    """Return whether the private half of this public key has signed the certificate."""
     try:
         certificate, key = x509.load_der_x509_certificate(der), load_der_public_key(key_der)
         signature, signed = certificate.signature, certificate.tbs_certificate_bytes

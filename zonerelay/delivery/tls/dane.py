@@ -52,7 +52,7 @@ def public_key(der: bytes) -> bytes:
 
 
 def is_sequence(der: bytes) -> bool:
-    """True when the octets are exactly one DER SEQUENCE, as keys and certificates are."""
+    """Return whether the bytes are exactly one DER SEQUENCE, as keys and certificates are."""
     try:
         _, _, end = _element(der, 0, len(der), expected=_SEQUENCE)
     except ValueError:

@@ -149,7 +149,7 @@ class TlsPlan:
 
 
 def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings) -> Route:
-    """With DANE, returns the route under the name of the domains that the mail is for.
+    """Return the route, with DANE under the name of the domains that the mail is for.
 
     Domains at the same hosts share a route, named after one of them. With DANE-TA a certificate for the
     domain alone is valid (RFC 7672 3.2.2), so it must not count for another domain's mail.
@@ -245,7 +245,7 @@ def _held_to(plan: TlsPlan, terms: Terms, host: MxHost, base: str, usable: tuple
 
 
 def _with_unusable(plan: TlsPlan, host: MxHost, base: str) -> TlsPlan:
-    """Demands TLS with any certificate: there are records, but none is usable (RFC 7672 2.2)."""
+    """Require TLS with any certificate: there are records, but none is usable (RFC 7672 2.2)."""
     if plan.level == TlsMode.DANE:
         raise _unusable(host, f"has TLSA records of which none can be used, and {plan.why}")
     if plan.level == TlsMode.OPPORTUNISTIC:

@@ -24,7 +24,9 @@ _UNKNOWN_ISSUER = frozenset((2, 19, 20, 21))
 
 
 class Proof(NamedTuple):
-    """`security` as in `Session.security`. `only_for`: the one next hop that the certificate is valid for."""
+    """A verified certificate. `security` is as in `Session.security`. `only_for`: the one next hop that the
+    certificate is valid for.
+    """
 
     security: str
     only_for: str = ""

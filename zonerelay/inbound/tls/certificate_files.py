@@ -61,7 +61,7 @@ Texts = tuple[bytes, bytes]
 
 
 def read_pair(certificate: Path, key: Path) -> Pair:
-    """`key` may be the same file. Raises CertificateError."""
+    """Read certificate and key; `key` may be the same file. Raises CertificateError."""
     return parse_pair(certificate, key, read_texts(certificate, key))
 
 
@@ -218,7 +218,7 @@ def _names(leaf: x509.Certificate) -> tuple[str, ...]:
 
 
 def _label_name(name: str) -> str:
-    """As the client's SNI will have it (RFC 6066 3); "" for what is no name, as a person's in a CN."""
+    """Return the name as a client's SNI has it (RFC 6066 3); "" for what is no host name."""
     star = "*." if name.startswith("*.") else ""
     try:
         return star + ascii_domain(name.removeprefix(star))

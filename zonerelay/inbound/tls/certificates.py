@@ -52,7 +52,7 @@ _OPTIONS = SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION | SSL.OP_CIPHER_SERVE
 
 
 def build_context(pairs: Sequence[Pair], *, ask_certificate: bool) -> SSL.Context:
-    """The context to begin with; it hands over to others by SNI. Raises CertificateError."""
+    """Return the first context; SNI selects others. Raises CertificateError."""
     try:
         return _build(pairs, ask_certificate=ask_certificate)
     except MemoryError as error:
@@ -75,7 +75,7 @@ def _build(pairs: Sequence[Pair], *, ask_certificate: bool) -> SSL.Context:
 
 
 def choose(by_name: Mapping[str, SSL.Context], server_name: bytes | None) -> SSL.Context | None:
-    """An exact name, else the wildcard one label up (RFC 6125 6.4.3); `None`: the first certificate."""
+    """Find an exact name, else the wildcard one label up (RFC 6125 6.4.3); `None`: the first certificate."""
     if not server_name:
         return None
     name = server_name.decode("ascii", "replace").lower().removesuffix(".")
@@ -153,7 +153,7 @@ class _Entry:
         return self._signatures() != self._seen
 
     def read(self, now: float) -> Pair:
-        """A pair that OpenSSL takes; the same one as long as the files hold the same.
+        """Return a pair that OpenSSL accepts; the same one as long as the files hold the same.
 
         Raises CertificateError.
         """
@@ -218,7 +218,7 @@ class Certificates:
         return (*kept_out, *self._untimely())
 
     def expiries(self) -> list[tuple[str, float]]:
-        """The name of each certificate in use and the Unix time when it expires."""
+        """Return the name of each certificate in use and the Unix time when it expires."""
         return [(pair.name, pair.not_after) for pair in self._pairs()]
 
     def _pairs(self) -> list[Pair]:
@@ -261,7 +261,7 @@ class Certificates:
             self._context = self._build()
 
     def _read_again(self, entry: _Entry, now: float) -> bool:
-        """True when another certificate is to be used from now on."""
+        """Return whether another certificate is to be used from now on."""
         try:
             pair = entry.read(now)
         except CertificateError as error:

@@ -3,7 +3,7 @@
 pyOpenSSL is used because it alone lets a server ask for a certificate that no authority has signed and
 compare its fingerprint. Only what OpenSSL needs is held: input is fed in pieces of PIECE and read at once, so
 a memory BIO, which never shrinks, stays that small; before the handshake is complete a client may send
-MAX_HANDSHAKE octets. A new channel knows nothing of the clear text that came before it, as RFC 3207 4.2
+MAX_HANDSHAKE bytes. A new channel knows nothing of the clear text that came before it, as RFC 3207 4.2
 demands after STARTTLS.
 
 Failure is a TlsFault, and final: the alert is in `take_output`, then the connection has to be closed. Text
@@ -61,7 +61,7 @@ _ABOUT_OUR_CERTIFICATE = frozenset(
 
 
 def first_octet_fault(octet: int) -> str:
-    """Return why a first record that begins with this octet is not TLS; "" when it may be."""
+    """Return why a first record that begins with this byte is not TLS; "" when it may be."""
     if octet == _HANDSHAKE_RECORD:
         return ""
     if octet & _SSL2_HELLO:
@@ -82,7 +82,7 @@ def fault_text(error: SSL.Error) -> str:
 
 
 def _first_reason(error: SSL.Error) -> str:
-    """The oldest entry of OpenSSL's queue names the cause; what follows are those it passed through."""
+    """Return the cause, the oldest entry of OpenSSL's queue; later ones are functions it passed through."""
     queue = error.args[0] if error.args else ()
     return queue[0][2] if queue and queue[0][2] else "no reason given"
 
@@ -107,7 +107,9 @@ _contents = _ffi.buffer(_buffer)
 
 
 class TlsChannel:
-    """`established`, `closed` (the client has said that nothing more comes) and `info` are for reading."""
+    """A TLS session. `established`, `closed` (the client has said that nothing more comes) and `info` are for
+    reading.
+    """
 
     __slots__ = ("_connection", "_fault", "_in", "_octets", "_out", "_ssl", "closed", "established", "info")
 
@@ -123,7 +125,7 @@ class TlsChannel:
         self.info: TlsInfo | None = None
 
     def receive(self, data: bytes) -> bytes:
-        """The plaintext that became readable, perhaps none. Raises TlsFault."""
+        """Return the plaintext that became readable, perhaps none. Raises TlsFault."""
         if self._fault:
             raise TlsFault(self._fault)
         if self.closed or not data:
@@ -142,12 +144,12 @@ class TlsChannel:
         return plain[0] if len(plain) == 1 else b"".join(plain)
 
     def take_output(self) -> bytes:
-        """Return the octets to write now: handshake, tickets, alerts."""
+        """Return the bytes to write now: handshake, tickets, alerts."""
         output = self._take()
         return output[0] if len(output) == 1 else b"".join(output)
 
     def send(self, plain: bytes) -> bytes:
-        """`plain` encrypted, behind what was waiting in `take_output`. Never raises: before the handshake
+        """Encrypt `plain`, behind what was waiting in `take_output`. Never raises: before the handshake
         is complete, and after a fault, nothing can be said, and what was waiting is all there is.
         """
         output: list[bytes] = []
@@ -166,7 +168,7 @@ class TlsChannel:
         return b"".join(output) if output else self.take_output()
 
     def close(self) -> bytes:
-        """close_notify, behind what was waiting. May be called in every state, and again."""
+        """Send close_notify, behind what was waiting. May be called in every state, and again."""
         if self.established and not self._fault:
             _forget_errors()
             try:

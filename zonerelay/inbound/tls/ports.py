@@ -42,13 +42,13 @@ class Channel(Protocol):
         """Decrypt input; return the clear text. Raises TlsFault."""
 
     def take_output(self) -> bytes:
-        """Return the octets to write now, also after a TlsFault."""
+        """Return the bytes to write now, also after a TlsFault."""
 
     def send(self, plain: bytes) -> bytes:
-        """Encrypt; return the octets to write."""
+        """Encrypt; return the bytes to write."""
 
     def close(self) -> bytes:
-        """End TLS; return the octets to write."""
+        """End TLS; return the bytes to write."""
 
 
 class TlsContexts(Protocol):
@@ -62,7 +62,7 @@ class TlsContexts(Protocol):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Problems with the files now, in words."""
+        """Return problems with the files, as error messages."""
 
     def expiries(self) -> list[tuple[str, float]]:
-        """The first name of each certificate, and the Unix time at which it expires."""
+        """Return the first name of each certificate, and the Unix time at which it expires."""

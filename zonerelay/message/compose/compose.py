@@ -1,6 +1,6 @@
 """Makes a message from its parts: text and HTML as alternatives, files attached. Pure.
 
-Equal drafts give equal octets, so a second attempt sends what the first may have sent. The result is ASCII
+Equal drafts give equal bytes, so a second attempt sends what the first may have sent. The result is ASCII
 except for addresses with another local part, which need SMTPUTF8. The caller has checked the draft: no line
 end in a field, and every address is valid.
 """
@@ -22,7 +22,7 @@ _FOLD = 76
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`name` is the display name, `""` for none."""
+    """An address with a name. `name` is the display name, `""` for none."""
 
     mailbox: Mailbox
     name: str = ""
@@ -32,11 +32,11 @@ class Address:
 
 
 class Content(Protocol):
-    """The octets of a file."""
+    """The bytes of a file."""
 
     def pieces(self) -> Iterator[bytes]:
-        """Yields the octets, from the beginning at each call. Every piece but the last holds whole lines of
-        base64, of 57 octets. Raises Base64Error.
+        """Yields the bytes, from the beginning at each call. Every piece but the last holds whole lines of
+        base64, of 57 bytes. Raises Base64Error.
         """
 
 

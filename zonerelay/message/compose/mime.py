@@ -1,6 +1,6 @@
 """Writes parts of a message (RFC 2045, RFC 2047): encoded words, parameters, bodies in seven bits.
 
-All output ends its lines with CRLF, and equal input gives equal octets. `Base64Text` decodes a file that came
+All output ends its lines with CRLF, and equal input gives equal bytes. `Base64Text` decodes a file that came
 as text a piece at a time, so that a large file is not in memory twice.
 """
 
@@ -155,7 +155,7 @@ class Base64Text:
         self._name = name
 
     def pieces(self) -> Iterator[bytes]:
-        """Yields the octets, from the beginning at each call. Every piece but the last holds whole lines.
+        """Yields the bytes, from the beginning at each call. Every piece but the last holds whole lines.
         Raises Base64Error.
         """
         rest = b""

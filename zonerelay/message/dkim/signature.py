@@ -21,7 +21,7 @@ verifiers divide it. A message without a header has an empty line in front (`Hea
 body; without an empty line there is no body.
 
 Every message that may be signed is hashed, so no work is done per line: whole pieces go through a few
-operations on bytes, and octets that may be the end of a line, or of the body, are held back.
+operations on bytes, and bytes that may be the end of a line, or of the body, are held back.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ _PIECE = 72  # characters of base64 on a line
 
 @dataclass(frozen=True)
 class DkimKey:
-    """`domain` is d=. `sign` takes the SHA-256 of the header, 32 octets, and returns the bare signature.
+    """A key that signs. `domain` is d=. `sign` takes the SHA-256 of the header, 32 bytes, and returns the
+    bare signature.
 
     `slow`: the signature takes long enough to be worth a thread.
     """

@@ -2,7 +2,7 @@
 
 The module finds each addr-spec in all forms that readers accept: in angle brackets after a name or alone, in
 groups, between comments, with a route, quoted, in UTF-8 (RFC 6532), folded anywhere, with blanks where RFC
-822 allowed them. Everything between the addresses keeps its octets: names, encoded words, comments, folds,
+822 allowed them. Everything between the addresses keeps its bytes: names, encoded words, comments, folds,
 and comments between the parts of an address.
 
 Bad syntax stays unchanged: an element of a list that is no address, and a whole field with an unterminated

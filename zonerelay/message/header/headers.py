@@ -1,6 +1,6 @@
 """Finds and parses the header section of an arriving message. No I/O.
 
-The scanner holds the first octets of a message until the header is complete, so that our own fields can be
+The scanner holds the first bytes of a message until the header is complete, so that our own fields can be
 put in front. Its input comes from `BodyReader`: CRLF line ends only.
 
 All readers must see the same header; otherwise one of them sees a field that was not checked:
@@ -14,7 +14,7 @@ All readers must see the same header; otherwise one of them sees a field that wa
   control character in a text that is a field's name without it. The scanner removes them where the listener
   says so and changes nothing else. Control characters stay in values, because ISO-2022-JP has ESC (RFC 1468).
 
-Memory: at most `max_size` octets and one piece. Field values kept for people are limited to `MAX_METADATA`.
+Memory: at most `max_size` bytes and one piece. Field values kept for people are limited to `MAX_METADATA`.
 """
 
 from __future__ import annotations
@@ -145,14 +145,14 @@ class Header:
     controls: bool = False
 
     def has(self, name: str) -> bool:
-        """True when there is a field of this name, given in lower case."""
+        """Return whether there is a field of this name, given in lower case."""
         return name in self.names
 
 
 class HeaderScanner:
-    """Takes pieces by `feed` until `header` is set. `held` is the message so far, body octets included.
+    """Takes pieces by `feed` until `header` is set. `held` is the message so far, body bytes included.
 
-    `size` is the number of its octets that are header, without the empty line after it.
+    `size` is the number of its bytes that are header, without the empty line after it.
     """
 
     __slots__ = ("_begins_well", "_max_size", "_removes_controls", "header", "held", "size")

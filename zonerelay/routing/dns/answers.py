@@ -36,7 +36,7 @@ class DnsStatus(enum.StrEnum):
 
 
 class MxRecord(msgspec.Struct, frozen=True, order=True, gc=False):
-    """`host` is an ASCII name in lower case without the final dot; `""` is the root (RFC 7505)."""
+    """An MX record. `host` is an ASCII name in lower case without final dot; `""` is the root (RFC 7505)."""
 
     preference: int
     host: str
@@ -52,7 +52,8 @@ class TlsaRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class DnsAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
-    """`records` is empty unless the status is OK. `expires` is on the monotonic clock.
+    """The answer to a question. `records` is empty unless the status is OK. `expires` is on the monotonic
+    clock.
 
     `secure`: DNSSEC vouches for the answer, denials included, and the resolver that says so is trusted
     (`trust_ad`). `canonical`: the name at the end of the aliases, where there are any.

@@ -59,7 +59,9 @@ class Outage(StrEnum):
 
 
 class NameServerWatch:
-    """`ask(name)` asks the servers for that name. `servers` names them in texts."""
+    """The state of the name servers. `ask(name)` asks the servers for that name. `servers` names them in
+    texts.
+    """
 
     def __init__(
         self, servers: str, ask: Callable[[str], Awaitable[DnsStatus]], observer: NameServerEvents | None
@@ -74,7 +76,7 @@ class NameServerWatch:
         self._task: asyncio.Task[None] | None = None
 
     def problem(self) -> str | None:
-        """Returns the outage in words, `None` while name servers answer."""
+        """Return the outage as a message, `None` while name servers answer."""
         if not self._reason:
             return None
         return (
@@ -204,7 +206,7 @@ def servers_of(
 
 
 class NameServers:
-    """`random` must be unpredictable. Without `servers` no question is asked here.
+    """The UDP and TCP client. `random` must be unpredictable. Without `servers` no question is asked here.
 
     Calls `silent` when a server has not answered in time, or cannot be reached.
     """

@@ -1,4 +1,4 @@
-"""DNS questions and plain answers as octets (RFC 1035 4, RFC 6891 6.1, RFC 2308 5). Pure.
+"""DNS questions and plain answers as bytes (RFC 1035 4, RFC 6891 6.1, RFC 2308 5). Pure.
 
 A relay asks the same few questions all day, each about a new domain. A complete DNS library (any type, any
 class, every flag) costs as much CPU for that as the rest of a delivery. `read_answer` understands only what
@@ -60,7 +60,9 @@ class Kind(NamedTuple, Generic[Record]):
 
 
 def is_plain_name(name: str) -> bool:
-    """True for a name in lower case of letters, digits, hyphens and underscores, without a final dot."""
+    """Return whether a name is in lower case of letters, digits, hyphens and underscores, without a final
+    dot.
+    """
     return len(name) <= _MAX_NAME and _PLAIN_NAME.fullmatch(name) is not None
 
 
@@ -90,7 +92,7 @@ def scan_name(packet: bytes, at: int) -> tuple[str, int]:
 
 
 def read_name(packet: bytes, start: int, end: int) -> str:
-    """Reads a name that takes up all of the octets."""
+    """Reads a name that takes up all of the bytes."""
     name, at = scan_name(packet, start)
     need(at == end)
     return name
@@ -197,7 +199,7 @@ def read_answer(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]
 
 
 def is_truncated(packet: bytes) -> bool:
-    """True when the server has more to say than fits into a packet, and TCP is needed."""
+    """Return whether the server has more to say than fits into a packet, and TCP is needed."""
     return len(packet) >= _HEADER.size and bool(_HEADER.unpack_from(packet)[1] & _TRUNCATED)
 
 

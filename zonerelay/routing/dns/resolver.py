@@ -181,7 +181,7 @@ Raw = TypeVar("Raw")
 
 
 class Resolver:
-    """One per worker. `hosts` has names that need no DNS; by default the machine's hosts file.
+    """The resolver of a worker. `hosts` has names that need no DNS; by default the machine's hosts file.
 
     `random` draws the ids of questions: a predictable id makes answers easier to forge.
     """
@@ -195,7 +195,7 @@ class Resolver:
         random: Random | None = None,
         observer: NameServerEvents | None = None,
     ) -> None:
-        """`observer` hears when no name server answers, and when one does again."""
+        """Create the resolver. `observer` learns when no name server answers, and when one does again."""
         self._settings = settings
         self._clock = clock
         self._hosts = HostsFile() if hosts is None else hosts
@@ -284,7 +284,7 @@ class Resolver:
 
     async def txt(self, name: str) -> DnsAnswer[str]:
         """Returns the TXT records of an ASCII name, each one's character-strings joined; none over `MAX_TEXT`
-        octets.
+        bytes.
         """
         return await self._txt_cache.get(("TXT", name), lambda: self._ask(name, TXT, _texts))
 

@@ -36,7 +36,7 @@ NO_AUTH: frozenset[str] = frozenset()
 class Capabilities:
     """The service extensions that the relay knows. A server with HELO only has none: `Capabilities()`.
 
-    `size` is the largest message in octets, `None` when the server sets no fixed limit (RFC 1870 4: no SIZE
+    `size` is the largest message in bytes, `None` when the server sets no fixed limit (RFC 1870 4: no SIZE
     keyword, no number, or zero).
     """
 

@@ -7,7 +7,7 @@ A `SaslConversation` carries one of them over SMTP (RFC 4954): lines out, replie
   the conversation ends with a SaslError. Malformed challenges end it as well, and so do iteration counts that
   are an attack on our CPU, or so low that an eavesdropper could guess the password from the exchange.
 - SCRAM is not the library scramp's: importing it takes 8 MB and 70 ms (it reads certificates, for a channel
-  binding that is not used here), and it refuses salts below 12 octets, which servers may send.
+  binding that is not used here), and it refuses salts below 12 bytes, which servers may send.
 - The text of a SaslError contains no secret; `without_secrets` removes secrets from a server's reply.
 - A log-in is never repeated with another mechanism: each try counts where accounts are locked.
 """
@@ -144,7 +144,9 @@ def make_mechanism(name: str, identity: SaslIdentity, nonce: str) -> Mechanism:
 
 
 class SaslConversation:
-    """`begin`, then `receive` each reply of the server, until `done`: the last reply is the answer."""
+    """The client's side of AUTH. `begin`, then `receive` each reply of the server, until `done`: the last
+    reply is the answer.
+    """
 
     def __init__(self, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
@@ -323,7 +325,7 @@ class Scram(Mechanism):
 
 
 def is_slow(mechanism: Mechanism) -> bool:
-    """True when `receive` should run in a thread: hashing a password takes long, on purpose."""
+    """Return whether `receive` should run in a thread: hashing a password takes long, on purpose."""
     return isinstance(mechanism, Scram)
 
 

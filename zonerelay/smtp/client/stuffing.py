@@ -32,7 +32,9 @@ _CLEAN = (None, "\r\n")
 
 
 class ChunkLines:
-    """`feed` every piece in order, then `finish` once; send what they return. `plain`: skip the check."""
+    """A dot-stuffer. `feed` every piece in order, then `finish` once; send what they return. `plain`: skip
+    the check.
+    """
 
     __slots__ = ("_ended", "_held_cr", "_line_ends")
 
@@ -82,7 +84,7 @@ _HIDDEN_DOT = re.compile(rb"(\r\n\x00+)\.")
 
 
 class DotStuffer(ChunkLines):
-    """`feed` every chunk in order, then `finish` once; write what they return.
+    """A dot-stuffer of chunks. `feed` every chunk in order, then `finish` once; write what they return.
 
     `plain`: the body needs nothing but its end.
     """

@@ -150,7 +150,7 @@ def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capab
 def dispensable(
     message: Message, deliveries: Sequence[Delivery], capabilities: Capabilities, command: int
 ) -> bool:
-    """True when the command at this position (0 is MAIL) has parameters that the message can do without."""
+    """Return whether the command at this position (0 is MAIL) has parameters that can be left out."""
     if capabilities.few_parameters:
         return False
     few = script(message, deliveries, replace(capabilities, few_parameters=True))
@@ -159,7 +159,7 @@ def dispensable(
 
 
 def needs_smtputf8(message: Message) -> bool:
-    """True when the message needs SMTPUTF8 for any recipient (RFC 6531 3.6, RFC 6532 3.2).
+    """Return whether the message needs SMTPUTF8 for any recipient (RFC 6531 3.6, RFC 6532 3.2).
 
     The sender is beyond ASCII, or a message that was declared so has UTF-8 in its header. Of a very long
     header only the fields that the message remembers are examined.
@@ -347,7 +347,7 @@ class Transaction:
         return b"" if self._pipelining else self._commands[self._asked + 1]
 
     def _is_about_parameters(self, command: int, reply: Reply) -> bool:
-        """True when the command at this position is to be sent once more without some of its parameters."""
+        """Return whether to send the command at this position once more without some parameters."""
         about = reply.detail in PARAMETER_DETAILS or (
             reply.code in PARAMETER_CODES and not reply.detail.startswith(("1.", "7."))
         )
@@ -429,7 +429,7 @@ class Transaction:
 
     @property
     def _may_be_taken(self) -> bool:
-        """True when the whole message was written and its reply did not come."""
+        """Return whether the whole message was written and its reply did not come."""
         return self.phase is Phase.FINAL_DOT
 
     def _refused(self, phase: Phase, reply: Reply) -> None:
@@ -541,12 +541,14 @@ _LATER = Reply(452, TOO_MANY_RECIPIENTS, "too many recipients for one transactio
 
 
 def can_be_chunked(head: bytes) -> bool:
-    """True when the first octet of the body can go alone: no line end, no blank, no control character."""
+    """Return whether the first byte of the body can go alone: no line end, no blank, no control character."""
     return b"!" <= head[:1] <= b"~"
 
 
 class ChunkedTransaction(Transaction):
-    """`content` is the whole body (`chunk_lines.py`). `probe`: its first octet goes alone."""
+    """The sender of a body with BDAT. `content` is the whole body (`chunk_lines.py`). `probe`: its first
+    byte goes alone.
+    """
 
     def __init__(
         self,
@@ -560,7 +562,7 @@ class ChunkedTransaction(Transaction):
     ) -> None:
         super().__init__(message, deliveries, capabilities, peer)
         self.bdat_taken = False
-        """True when a BDAT was answered with 2yz: the server knows it."""
+        """Return whether a BDAT was answered with 2yz: the server knows it."""
         self._content = content
         self._probe = probe
         self._octet_unread = False

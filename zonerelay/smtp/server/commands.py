@@ -36,9 +36,9 @@ class LineFault(enum.Enum):
 
 
 class LineReader:
-    """`feed` bytes, then call `next` until it returns `None`.
+    """A splitter of command lines. `feed` bytes, then call `next` until it returns `None`.
 
-    `waiting` is the number of octets that no call of `next` has returned yet; only this class sets it.
+    `waiting` is the number of bytes that no call of `next` has returned yet; only this class sets it.
     """
 
     __slots__ = ("_buffer", "_dropping", "_limit", "_position", "waiting")
@@ -55,7 +55,7 @@ class LineReader:
         self.waiting = 0
 
     def only_line(self, data: bytes) -> bytes | None:
-        """What `feed` and `next` would return, if `data` is one good line and nothing else waits.
+        """Return what `feed` and `next` would return, if `data` is one good line and nothing else waits.
 
         Nearly every packet is one. Otherwise `None`, and nothing was taken.
         """
@@ -70,7 +70,7 @@ class LineReader:
         self.waiting = len(self._buffer)
 
     def next(self) -> bytes | LineFault | None:
-        """The next line without its CRLF, a fault, or `None` until more is fed."""
+        """Return the next line without its CRLF, a fault, or `None` until more is fed."""
         if not self.waiting:
             return None
         start = self._position
@@ -88,7 +88,7 @@ class LineReader:
         return self._buffer[start : end - 1]
 
     def take(self, count: int) -> bytes:
-        """Up to `count` of the waiting octets as they are: what follows a BDAT command is no line."""
+        """Return up to `count` of the waiting bytes as they are: what follows a BDAT command is no line."""
         start = self._position
         taken = self._buffer[start : start + count]
         self._position += len(taken)

@@ -1,7 +1,7 @@
 """Line ends inside a message: CRLF and nothing else (DESIGN rule 5). Sans-IO.
 
 A bare LF becomes CRLF; a bare CR becomes a space, so that no header or body boundary appears where the
-sender's server saw none. NUL and other control characters are kept: they end no line, and a changed octet
+sender's server saw none. NUL and other control characters are kept: they end no line, and a changed byte
 breaks signatures. Shared by the ways in (`BodyReader`, `ChunkReader`) and the way out (`DotStuffer`).
 """
 
@@ -22,7 +22,7 @@ _CLEAN = (None, "\r\n")
 
 
 def crlf_only(body: bytes) -> bytes:
-    """No CR of a CRLF may be missing at the beginning, nor its LF at the end."""
+    """Return the body with CRLF line ends only. No CRLF may be cut in two by its ends."""
     return body.replace(CRLF, b"\n").replace(b"\r", b" ").replace(b"\n", CRLF)
 
 
@@ -50,7 +50,7 @@ class LineEnds:
         return not (self.dotted or self.has_bare)
 
     def _clean(self, body: bytes) -> bytes:
-        """CRLF line ends only. No CRLF may be cut in two by the ends of `body`."""
+        """Return the body with CRLF line ends only. No CRLF may be cut in two by the ends of `body`."""
         if NUL in body:
             self.dotted = True  # perhaps: DotStuffer will tell which lines
         lines = body.split(b"\n")
@@ -100,7 +100,7 @@ class BodyReader(LineEnds):
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """The body bytes that are certain now. Must not be called once `done`.
+        """Return the body bytes that are certain now. Must not be called once `done`.
 
         `dotted` is true from the first line on that begins with a dot, or the first NUL (stuffing.py).
         """
@@ -170,7 +170,7 @@ _ARGUMENT = re.compile(rf"([0-9]{{1,{MAX_SIZE_DIGITS}}})(?: +(LAST))?", re.ASCII
 
 
 def parse_bdat(argument: str) -> tuple[int, bool]:
-    """`size [LAST]`."""
+    """Parse `size [LAST]`."""
     match = _ARGUMENT.fullmatch(argument)
     if match is None:
         raise CommandError(Reply(501, "5.4", "Syntax: BDAT size [LAST]"))
@@ -178,10 +178,11 @@ def parse_bdat(argument: str) -> tuple[int, bool]:
 
 
 class ChunkReader(LineEnds):
-    """`begin` for every BDAT command, then `feed` until `chunk_done`; after the last chunk it is `done`.
+    """A reader of chunks. `begin` for every BDAT command, then `feed` until `chunk_done`; after the last
+    chunk it is `done`.
 
     `feed` must be called at least once for each chunk, with nothing if nothing has come: that ends a
-    chunk of no octets, and the last one may yield the line end that its body lacked.
+    chunk of no bytes, and the last one may yield the line end that its body lacked.
     `rest` is what followed the chunk: commands.
     """
 
@@ -198,7 +199,7 @@ class ChunkReader(LineEnds):
         self.rest = b""
 
     def begin(self, size: int, last: bool) -> None:
-        """A BDAT command was read. Must not be called before the chunk of another is done."""
+        """Begin a chunk after its BDAT command. Must not be called before the chunk of another is done."""
         assert self.chunk_done
         assert not self.done
         self._left = size
@@ -207,7 +208,7 @@ class ChunkReader(LineEnds):
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """The body bytes that are certain now. Must not be called once `chunk_done`."""
+        """Return the body bytes that are certain now. Must not be called once `chunk_done`."""
         left = self._left - len(data)
         if left <= 0:
             if left:

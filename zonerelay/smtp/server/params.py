@@ -161,7 +161,7 @@ class MailCommand:
 
 
 def parse_mail(argument: str, *, offered: Collection[str] = MAIL_PARAMETERS) -> MailCommand:
-    """`FROM:<path> [parameters]`."""
+    """Parse `FROM:<path> [parameters]`."""
     sender, rest = reverse_path(_after_keyword(argument, "FROM:"))
     if not rest and sender.isascii():
         return MailCommand(sender)
@@ -190,7 +190,7 @@ def parse_mail(argument: str, *, offered: Collection[str] = MAIL_PARAMETERS) -> 
 def parse_rcpt(
     argument: str, *, smtputf8: bool = False, offered: Collection[str] = RCPT_PARAMETERS
 ) -> Recipient:
-    """`TO:<path> [parameters]`; `smtputf8` as declared in this transaction's MAIL."""
+    """Parse `TO:<path> [parameters]`; `smtputf8` as declared in this transaction's MAIL."""
     recipient, rest = forward_path(_after_keyword(argument, "TO:"))
     if not smtputf8:
         require_ascii(recipient)
@@ -255,6 +255,6 @@ def _body(given: Parameters) -> Body:
 
 
 def _check_auth(value: str | None) -> None:
-    """RFC 4954 8 wants a mailbox in it; what is dropped is no reason to refuse mail for."""
+    """Raise if AUTH= has no xtext; RFC 4954 8 wants a mailbox, but the value is dropped."""
     if value is None or len(value) > MAX_AUTH - len("AUTH=") or not _AUTH.fullmatch(value):
         raise _bad_value("AUTH")

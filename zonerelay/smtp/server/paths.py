@@ -5,7 +5,7 @@ logs, in header fields and in the next server's parser. Departures, each for mai
 
 - dots anywhere in a local part (`john..doe@`, `john.@`, `.john@`): mobile networks have given out such
   addresses, and no receiver is helped by a bounce from here;
-- a local part longer than 64 octets (VERP, SRS, addresses for replies by mail), as long as the path is not:
+- a local part longer than 64 bytes (VERP, SRS, addresses for replies by mail), as long as the path is not:
   RFC 5321 4.5.3.1 wants no limit where none is needed;
 - an underscore in a domain (internal hosts have them and DNS allows it);
 - white space between the colon and the path, which is skipped by the caller (common clients send it).
@@ -68,19 +68,21 @@ def command_error(code: int, detail: str, text: str) -> CommandError:
 
 
 def reverse_path(text: str) -> tuple[Mailbox, str]:
-    """The sender of MAIL and what follows its path. `<>` is `NULL_SENDER`."""
+    """Return the sender of MAIL and what follows its path. `<>` is `NULL_SENDER`."""
     if text.startswith("<>"):
         return NULL_SENDER, text[2:]
     return _path(text, bad="1.7")
 
 
 def forward_path(text: str) -> tuple[Mailbox, str]:
-    """The recipient of RCPT and what follows its path. `<postmaster>` needs no domain (RFC 5321 4.5.1)."""
+    """Return the recipient of RCPT and what follows its path. `<postmaster>` needs no domain (RFC 5321
+    4.5.1).
+    """
     return _path(text, bad="1.3", bare_postmaster=True)
 
 
 def require_ascii(mailbox: Mailbox) -> None:
-    """For a transaction that was not declared SMTPUTF8 (RFC 6531 3.5)."""
+    """Refuse UTF-8 in a transaction that was not declared SMTPUTF8 (RFC 6531 3.5)."""
     if not mailbox.isascii():
         raise command_error(553, "6.7", "Non-ASCII address needs SMTPUTF8")
 
@@ -139,8 +141,8 @@ def _is_u_domain(domain: str) -> bool:
 
 
 def literal_address(domain: str) -> str | None:
-    """The address in `[192.0.2.1]` or `[IPv6:2001:db8::1]`, `None` for any other text (RFC 5321 4.1.3; no
-    other tag was ever registered).
+    """Return the address in `[192.0.2.1]` or `[IPv6:2001:db8::1]`, `None` for any other text (RFC 5321 4.1.3;
+    no other tag was ever registered).
     """
     if not (domain.startswith("[") and domain.endswith("]")):
         return None

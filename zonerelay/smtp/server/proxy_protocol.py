@@ -1,7 +1,7 @@
-"""The header that a load balancer puts before a client's first octet (HAProxy's PROXY protocol, versions 1
+"""The header that a load balancer puts before a client's first byte (HAProxy's PROXY protocol, versions 1
 and 2). Sans-IO.
 
-Owns the octets until the header is whole; what follows it is `rest`, and may be TLS already. Anything that is
+Owns the bytes until the header is whole; what follows it is `rest`, and may be TLS already. Anything that is
 not exactly a header is a `ProxyFault`, with a text for the operator: the connection is to be closed without a
 word, since the client at its other end is unknown.
 
@@ -13,7 +13,7 @@ Policy, where the specification leaves room:
 - Datagrams are refused: SMTP does not come in them.
 - What follows the addresses (TLVs, the checksum among them) is skipped.
 
-Memory: at most `MAX_HEADER` octets plus what one `feed` brought.
+Memory: at most `MAX_HEADER` bytes plus what one `feed` brought.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def ipv6(text: str) -> str:
 
 
 def port(text: str) -> int:
-    """A decimal number up to 65535 without leading zeros."""
+    """Parse a decimal number up to 65535 without leading zeros."""
     if not (text.isascii() and text.isdigit()) or (len(text) > 1 and text[0] == "0") or len(text) > 5:
         raise ValueError("not a port number")
     number = int(text)
@@ -91,12 +91,14 @@ _NOBODY = ProxyHeader("", 0)
 
 
 def looks_like_proxy(data: bytes) -> bool:
-    """The first octets of a connection are a PROXY header: from an unlisted peer, an attempt at spoofing."""
+    """Return whether a connection begins with a PROXY header: from an unlisted peer this is spoofing."""
     return data.startswith((_BEGINNING, SIGNATURE))
 
 
 class ProxyReader:
-    """`feed` octets until a header comes back; then it is done, and `rest` is what followed."""
+    """A reader of the PROXY header. `feed` bytes until a header comes back; then it is done, and `rest` is
+    what followed.
+    """
 
     __slots__ = ("_buffer", "rest")
 
@@ -105,7 +107,7 @@ class ProxyReader:
         self.rest = b""
 
     def feed(self, data: bytes) -> ProxyHeader | None:
-        """The header once it is whole. Raises ProxyFault."""
+        """Return the header once it is complete. Raises ProxyFault."""
         buffer = self._buffer = self._buffer + data
         if _agree(buffer, _BEGINNING):
             return self._read_line(buffer)
@@ -148,7 +150,7 @@ def _kind_of(buffer: bytes) -> str:
 
 
 def _agree(buffer: bytes, beginning: bytes) -> bool:
-    """So far; an empty buffer agrees with everything."""
+    """Return whether the bytes so far may be a header; an empty buffer may."""
     return buffer.startswith(beginning) or beginning.startswith(buffer)
 
 
@@ -156,7 +158,7 @@ def _agree(buffer: bytes, beginning: bytes) -> bool:
 
 
 def _parse_line(line: bytes) -> ProxyHeader:
-    """`PROXY TCP4 source destination port port`."""
+    """Parse `PROXY TCP4 source destination port port`."""
     _, family, *words = line.decode("ascii", "replace").split(" ")
     if family == "UNKNOWN":
         return _NOBODY  # whatever comes behind it
@@ -178,7 +180,7 @@ def _parse_line(line: bytes) -> ProxyHeader:
 
 
 def _binary_end(buffer: bytes) -> int | None:
-    """Return the length of the header once it is known; check each octet as soon as it is there."""
+    """Return the length of the header once it is known; check each byte as soon as it is there."""
     if len(buffer) > 12 and (buffer[12] >> 4 != 2 or buffer[12] & 0xF not in (_LOCAL, _PROXY)):
         raise ProxyFault(f"PROXY header: unknown version or command 0x{buffer[12]:02x}")
     if len(buffer) < _FIXED:
@@ -206,7 +208,7 @@ def _parse_binary(header: bytes) -> ProxyHeader:
 
 
 def _parse_addresses(header: bytes, width: int) -> ProxyHeader:
-    """Source and destination address, source and destination port, in network byte order."""
+    """Return source and destination address, source and destination port, in network byte order."""
     packed = header[_FIXED : _FIXED + width]
     source = ipaddress.IPv4Address(packed) if width == 4 else ipaddress.IPv6Address(packed)
     (port,) = struct.unpack_from("!H", header, _FIXED + 2 * width)
@@ -245,7 +247,7 @@ class XClient:
 
 @lru_cache(maxsize=1024)
 def parse_xclient(argument: str) -> XClient:
-    """`NAME=value ADDR=value …`. Raises CommandError."""
+    """Parse `NAME=value ADDR=value …`. Raises CommandError."""
     values: dict[str, str] = {}
     for word in argument.split():
         name, _, value = word.partition("=")
@@ -270,7 +272,7 @@ def parse_xclient(argument: str) -> XClient:
 
 
 def _checked(name: str, value: str) -> str:
-    """The value in its final spelling; raises ValueError."""
+    """Return the value in its final spelling; raises ValueError."""
     if not _XTEXT.fullmatch(value):
         raise ValueError("not xtext")
     if value.upper() in _UNAVAILABLE and name != "PROTO":

@@ -48,7 +48,7 @@ class Credentials:
 
 
 def parse_auth(argument: str) -> tuple[str, str | None]:
-    """The mechanism in upper case and the initial response as it was sent, `None` when there is none."""
+    """Return the mechanism in upper case and the initial response as it was sent, or `None`."""
     words = argument.split()
     if not 1 <= len(words) <= 2 or not _MECHANISM.fullmatch(words[0]):
         raise command_error(501, "5.4", "Syntax: AUTH mechanism [initial-response]")
@@ -68,7 +68,9 @@ class SaslExchange:
         self._user: str | None = None
 
     def respond(self, text: str | None) -> Reply | Credentials:
-        """The next challenge (334), or what the client has said. Raises CommandError, and is over then."""
+        """Return the next challenge (334), or what the client has said. Raises CommandError, and is over
+        then.
+        """
         initial, self._begun = not self._begun, True
         # RFC 4954 4: "=" is an empty initial response. Neither mechanism can mean one, so a client that sends
         # it is asked, as if nothing had been sent.
@@ -106,12 +108,12 @@ class SaslExchange:
 
 
 def prepare_user(name: str) -> str:
-    """RFC 8265 3.4 (UsernameCasePreserved), as far as clients differ: NFC."""
+    """Normalize a name to NFC: RFC 8265 3.4 (UsernameCasePreserved), as far as clients differ."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 def prepare_password(password: str) -> str:
-    """RFC 8265 4.2 (OpaqueString): any space is a space, and NFC."""
+    """Normalize spaces, and to NFC: RFC 8265 4.2 (OpaqueString)."""
     if password.isascii():
         return password
     spaced = "".join(" " if unicodedata.category(c) == "Zs" else c for c in password)

@@ -51,13 +51,13 @@ MAX_HOSTS = 5  # named in one line
 
 @dataclass(frozen=True, slots=True)
 class LimitEvents:
-    """One per worker. Never raises."""
+    """The events of shared limits. Never raises."""
 
     _emit: Emit
     _metrics: LimitMetrics
 
     def read(self, figures: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
-        """By zone: places held, connections open, places wished for."""
+        """Return by zone: places held, connections open, places wished for."""
         self._metrics.attach(figures)
 
     def waited(self, seconds: float) -> None:
@@ -75,14 +75,14 @@ class LimitEvents:
 
 @dataclass(frozen=True, slots=True)
 class StsEvents:
-    """One per worker. Never raises."""
+    """The events of MTA-STS. Never raises."""
 
     _emit: Emit
     _counters: StsCounters
     _redact: Redactor
 
     def looked_up(self, result: str) -> None:
-        """`enforce`, `testing`, `none`: by the mode of the policy in force; `absent`, `failed`."""
+        """Count a look-up: `enforce`, `testing` or `none` by the active policy; `absent`, `failed`."""
         self._counters.look_ups.add((result,))
 
     def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None:
@@ -96,7 +96,7 @@ class StsEvents:
         self._emit("info", "mta-sts-policy", fields)
 
     def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None:
-        """A policy cannot be had; until then, the one before it counts."""
+        """Report that a policy cannot be fetched; until then, the one before it is used."""
         self._counters.fetches.add(("failed",))
         fields: dict[str, Field] = {"domain": domain, "problem": self._redact.text(problem)}
         if kept_until is not None:
@@ -104,29 +104,29 @@ class StsEvents:
         self._emit("warning", "mta-sts-failed", fields)
 
     def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
-        """MX hosts that the policy does not name: left out in mode enforce."""
+        """Report MX hosts that the policy does not name: left out in mode enforce."""
         self._counters.mismatches.add((mode,))
         fields: dict[str, Field] = {"domain": domain, "mode": mode, "hosts": " ".join(hosts[:MAX_HOSTS])}
         self._emit("warning", "mta-sts-mismatch", fields)
 
     def files(self, problem: str) -> None:
-        """A policy on disk cannot be read, or one cannot be kept there."""
+        """Report a policy on disk that cannot be read, or one that cannot be kept there."""
         self._emit("warning", "mta-sts-files", {"problem": self._redact.text(problem)})
 
 
 @dataclass(frozen=True, slots=True)
 class NameServerEvents:
-    """One per worker. Never raises."""
+    """The events of name servers. Never raises."""
 
     _emit: Emit
     _metrics: NameServerMetrics
 
     def asked(self, result: str) -> None:
-        """A question has ended; `result` is one of `DNS_RESULTS`."""
+        """Count a question; `result` is one of `DNS_RESULTS`."""
         self._metrics.look_ups.add((result,))
 
     def lost(self, servers: str, reason: str) -> None:
-        """Mail that has to look up a domain waits."""
+        """Report that mail waits for a look-up."""
         self._metrics.lost.value += 1
         self._metrics.reachable.value = 0
         self._emit("error", "name-servers-lost", {"servers": servers, "reason": reason})
@@ -138,7 +138,7 @@ class NameServerEvents:
 
 @dataclass(frozen=True, slots=True)
 class SmarthostEvents:
-    """One per worker. Never raises."""
+    """The events of logins at smarthosts. Never raises."""
 
     _emit: Emit
     _metrics: SmarthostMetrics
@@ -149,18 +149,18 @@ class SmarthostEvents:
         self._metrics.logins.declare((queue_of(zone).label, result) for zone in zones for result in RESULTS)
 
     def answered(self, zone: str, result: str) -> None:
-        """`ok`, `refused` or `failed` (for now); `broken`: it could not even be tried."""
+        """Count a login: `ok`, `refused` or `failed` (for now); `broken`: it could not even be tried."""
         self._metrics.logins.add((queue_of(zone).label, result))
 
     def refused(self, zone: str, credential: str, host: str, reply: str) -> None:
-        """The relay does not try again for a while; all mail that needs the credential waits."""
+        """Report a refused login. It is not tried for a while; all mail that needs the credential waits."""
         text = self._redact.text(reply)
         self._emit(
             "error", "login-refused", {"zone": zone, "credential": credential, "host": host, "reply": text}
         )
 
     def broken(self, zone: str, credential: str, problem: str) -> None:
-        """A secret cannot be read, or a token server gives no token."""
+        """Report a secret that cannot be read, or a token server that gives no token."""
         text = self._redact.text(problem)
         self._emit("error", "login-broken", {"zone": zone, "credential": credential, "problem": text})
 
@@ -168,31 +168,31 @@ class SmarthostEvents:
         self._emit("info", "login-restored", {"zone": zone, "credential": credential, "host": host})
 
     def token_trouble(self, credential: str, problem: str) -> None:
-        """While the present token still serves, or a new refresh token could not be written down."""
+        """Report a failed renewal while the token is valid, or a refresh token that was not stored."""
         text = self._redact.text(problem)
         self._emit("warning", "token-trouble", {"credential": credential, "problem": text})
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookEvents:
-    """One per worker. Never raises."""
+    """The events of webhooks. Never raises."""
 
     _emit: Emit
     metrics: WebhookMetrics
 
     def failing(self, webhook: str, problem: str) -> None:
-        """Its events wait. Told once, until it answers again."""
+        """Report a webhook that does not answer, once until it answers again. Its events wait."""
         self._emit("warning", "webhook-failing", {"webhook": webhook, "problem": problem})
 
     def restored(self, webhook: str) -> None:
         self._emit("info", "webhook-restored", {"webhook": webhook})
 
     def disabled(self, webhook: str) -> None:
-        """It has answered 410: it wants no more events."""
+        """Report that the webhook answered 410 and wants no more events."""
         self._emit("error", "webhook-disabled", {"webhook": webhook})
 
     def lost(self, webhook: str, count: int, why: str) -> None:
-        """Events that are told no more; an event webhook.gap says so, unless the webhook is gone."""
+        """Report lost events; an event webhook.gap says so, unless the webhook is gone."""
         self.metrics.told.add((webhook, "lost"), count)
         self._emit("error", "webhook-gap", {"webhook": webhook, "lost": count, "why": why})
 
@@ -243,7 +243,7 @@ class Events:
         """Is told of the relay's own events."""
 
     def _tell(self, level: str, event: str, fields: Callable[[Redactor], dict[str, Field]]) -> None:
-        """One line, and the same in the history."""
+        """Log a line, and write the same to the history."""
         shown = fields(self._redact)
         self._emit(level, event, shown)
         if self._history is not None:
@@ -267,7 +267,7 @@ class Events:
             stream.put(told)
 
     def accepted(self, message: Message, *, bare_lf: int = 0, bare_cr: int = 0) -> None:
-        """A 250 is about to be sent: the message is durable."""
+        """Log an accepted message: it is durable, and a 250 is about to be sent."""
         envelope = message.envelope
         self.metrics.accepted(message.size, len(envelope.recipients))
         bare = {"bare_lf": bare_lf, "bare_cr": bare_cr} if bare_lf or bare_cr else {}
@@ -295,7 +295,7 @@ class Events:
         mailbox: Mailbox | None = None,
         detail: str = "",
     ) -> None:
-        """A command or a connection was refused. `reason` is one of a fixed list (a metric label);
+        """Log a refused command or connection. `reason` is one of a fixed list (a metric label);
         `detail` is what the operator may know and the client may not.
         """
         self.metrics.refused.add((reason,))
@@ -334,7 +334,7 @@ class Events:
         self._tell("info", "refused-more", fields)
 
     def login(self, result: str, client: str, *, user: str = "") -> None:
-        """AUTH was answered: `ok`, `wrong`, `locked` or `broken`. `user` is a known one or `""`."""
+        """Log the answer to AUTH: `ok`, `wrong`, `locked` or `broken`. `user` is a known one or `""`."""
         self.metrics.logins.add((result,))
         if result != "ok" and not self._refusals.shows(client, f"login-{result}"):
             return
@@ -354,20 +354,22 @@ class Events:
         self._emit("info", "credentials-read", {"users": users})
 
     def credentials_broken(self, problem: str) -> None:
-        """The credentials file cannot be read, so no user can log in; `problem` names file and line."""
+        """Report that the credentials file cannot be read, so no user can log in; `problem` names file and
+        line.
+        """
         self._emit("error", "credentials-broken", {"problem": self._redact.text(problem)})
 
     def quota_near(self, user: str, limit: str, used: int, most: int) -> None:
-        """A quota of a user is nearly used up."""
+        """Report that a quota of a user is nearly used up."""
         shown = self._redact.mailbox(Mailbox(user))
         self._emit("warning", "quota-near", {"user": shown, "quota": limit, "used": used, "most": most})
 
     def shown_user(self, user: str) -> str:
-        """A user's name as the label of a metric, which never is an address."""
+        """Return a user's name as the label of a metric, which never is an address."""
         return self._redact.always().mailbox(Mailbox(user)) if "@" in user else user
 
     def reply_lost(self, message_id: MessageId, origin: Origin) -> None:
-        """The message is durable, but the client left before our 250: it may send it a second time."""
+        """Log that the client left before our 250; the message is durable, and may come a second time."""
         self._tell(
             "warning",
             "reply-lost",
@@ -375,7 +377,7 @@ class Events:
         )
 
     def repeated(self, message_id: MessageId, envelope: Envelope) -> None:
-        """A message with an idempotency key came again: its client hears the first answer a second time."""
+        """Log that a message with an idempotency key came again: its client gets the first answer."""
         client = envelope.origin.client_address
         self._tell("info", "repeated", lambda redact: {"id": message_id, "client": redact.client(client)})
 
@@ -388,7 +390,7 @@ class Events:
         next_attempt: float | None = None,
         seconds: float | None = None,
     ) -> None:
-        """One recipient's result of one attempt: `delivered`, `deferred`, `bounced` or `expired`.
+        """Log one recipient's result of an attempt: `delivered`, `deferred`, `bounced` or `expired`.
 
         `next_attempt` (Unix time) goes with a deferral, `seconds` is how long the attempt took.
         """
@@ -407,14 +409,14 @@ class Events:
         self._tell("info", verdict, partial(attempt_fields, *told))
 
     def dropped(self, keys: Sequence[DeliveryKey]) -> None:
-        """An operator has removed deliveries: one line for all is `operated`, the history has each."""
+        """Record deliveries that an operator removed: `operated` is a line for all, the history has each."""
         if self._history is not None:
             mailbox = self._history.redactor.mailbox
             for key in keys:
                 self._history.put("dropped", {"id": key.message_id, "recipient": mailbox(key.recipient)})
 
     def dsn(self, kind: str, message_id: MessageId, about: MessageId, recipients: Sequence[Mailbox]) -> None:
-        """A report was queued to a sender; `kind` is `failed`, `delayed` or `delivered`."""
+        """Log a report to a sender; `kind` is `failed`, `delayed` or `delivered`."""
         self.metrics.dsn.add((kind,))
         fields: dict[str, Field] = {
             "id": message_id,
@@ -425,7 +427,7 @@ class Events:
         self._tell("info", "dsn", lambda _: fields)
 
     def no_dsn(self, about: MessageId, reason: str) -> None:
-        """No report is due; `reason` is one of NO_DSN_REASONS."""
+        """Log that no report is due; `reason` is one of NO_DSN_REASONS."""
         self.metrics.no_dsn.add((reason,))
         self._tell("info", "no-dsn", lambda _: {"about": about, "reason": reason})
 
@@ -446,7 +448,7 @@ class Events:
         self.tell_webhooks("destination.resumed", fields)
 
     def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
-        """A destination refuses one of our addresses; until then another one is used, if there is one."""
+        """Report that a destination refuses one of our addresses; until then another is used, if possible."""
         self.metrics.source_refusals.add((source,))
         self._emit(
             "warning",
@@ -461,11 +463,11 @@ class Events:
         )
 
     def source_refused_again(self, source: str) -> None:
-        """A destination that refuses the source already refuses it again: this is counted, not logged."""
+        """Count a further refusal by a destination that refuses the source already."""
         self.metrics.source_refusals.add((source,))
 
     def source_absent(self, source: str, address: str, problem: str) -> None:
-        """An address of ours that this machine has not got now."""
+        """Report an address of ours that this machine does not have now."""
         self._emit("error", "source-absent", {"source": source, "address": address, "problem": problem})
 
     def source_back(self, source: str, address: str) -> None:
@@ -474,7 +476,7 @@ class Events:
     def operated(
         self, verb: str, count: int, *, detail: str = "", act: str = "", who: str = "", reason: str = ""
     ) -> None:
-        """An operator changed the queue: the act with this id, in this worker's part of it."""
+        """Log an operator's change of the queue: the act with this id, in this worker's part of it."""
 
         def fields(redact: Redactor) -> dict[str, Field]:
             found: dict[str, Field] = {"verb": verb, "count": count, "detail": redact.text(detail)}
@@ -485,13 +487,13 @@ class Events:
         self._tell("warning", "operated", fields)
 
     def requested(self, fields: Mapping[str, str]) -> None:
-        """An operator asked for a change over HTTP, or a token was refused."""
+        """Log an operator's change over HTTP, or a refused token."""
         self._emit(*http_request(fields, self._redact))
 
     def order(
         self, event: str, order: str, *, effect: str, about: str, who: str, reason: str, until: float | None
     ) -> None:
-        """An operator's order was given, changed or ended, or has expired."""
+        """Log that an operator's order was given, changed or ended, or has expired."""
 
         def fields(redact: Redactor) -> dict[str, Field]:
             found: dict[str, Field] = {
@@ -506,7 +508,7 @@ class Events:
         self._tell("warning", event, fields)
 
     def held(self, key: DeliveryKey, order: str) -> None:
-        """A delivery was held under an order when it would have been attempted."""
+        """Log a delivery that an order held when it would have been attempted."""
 
         def fields(redact: Redactor) -> dict[str, Field]:
             recipient = redact.mailbox(key.recipient)
@@ -515,17 +517,17 @@ class Events:
         self._tell("info", "held", fields)
 
     def body_read(self, message_id: MessageId, zone: str, who: str) -> None:
-        """A person has read a message, as `zone` sends it, or as received ("")."""
+        """Log that a person has read a message, as `zone` sends it, or as received ("")."""
         self._emit("warning", "body-read", {"id": message_id, "zone": zone, "by": who})
 
     def transcript_begun(self, subject: str, seconds: float, who: str) -> None:
-        """A person reads sessions along. `subject` is a client, a destination or a message."""
+        """Log that a person reads a transcript. `subject` is a client, a destination or a message."""
         fields: dict[str, Field] = {"of": self._redact.text(subject), "seconds": round(seconds), "by": who}
         self._emit("warning", "transcript-begun", fields)
 
     def outbound_tls(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
-        """A connection that was to be encrypted is (`ok`), is not used (`failed`) or goes on in clear text
-        (`fallback`), with `why` when that is news about the host.
+        """Count a connection that was to be encrypted: it is (`ok`), is not used (`failed`) or goes on in
+        clear text (`fallback`), with `why` when that is news about the host.
         """
         self.metrics.outbound_tls(zone, level, result)
         if why:
@@ -533,24 +535,24 @@ class Events:
             self._emit("info", "tls-fallback", fields)
 
     def reply_without_code(self, host: str, address: str, line: str) -> None:
-        """A host mixes lines without a code with its replies; they are skipped. Once a day for an address."""
+        """Report a host with lines without a code in its replies, which are skipped; daily for an address."""
         fields: dict[str, Field] = {"host": host, "peer": address, "line": self._redact.text(line)}
         self._emit("info", "reply-without-code", fields)
 
     def zone_missing(self, zone: str, deliveries: int) -> None:
-        """The configuration names a zone no longer that holds mail, which waits."""
+        """Report a zone that has mail and is no longer configured; the mail waits."""
         self._emit("error", "zone-missing", {"zone": zone, "deliveries": deliveries})
 
     def drop_refused(self, name: str, owner: int, why: str) -> None:
-        """A message that sendmail(1) has dropped is not taken; its file stays."""
+        """Report a message of sendmail(1) that is not accepted; its file stays."""
         self._emit("error", "drop-refused", {"file": name, "owner": owner, "why": self._redact.text(why)})
 
     def drop_delayed(self, name: str, owner: int, why: str) -> None:
-        """A message that sendmail(1) has dropped cannot be taken now; it is tried again."""
+        """Report a message of sendmail(1) that cannot be accepted now; it is tried again."""
         self._emit("warning", "drop-delayed", {"file": name, "owner": owner, "why": self._redact.text(why)})
 
     def store_health(self, reason: str | None) -> None:
-        """The store takes no mail, for this reason; `None`: it takes mail again."""
+        """Report why the store accepts no mail; `None`: it accepts mail again."""
         if reason is None:
             self._emit("info", "store-recovered", {})
             self.tell_webhooks("spool.recovered", {})
@@ -559,14 +561,14 @@ class Events:
             self.tell_webhooks("spool.unhealthy", {"reason": reason})
 
     def store_damaged(self, detail: str) -> None:
-        """The store has met something that it cannot read back, for the first time since the start."""
+        """Report something that the store cannot read, for the first time since the start."""
         self.metrics.damage.value += 1
         self._emit("error", "store-damaged", {"detail": self._redact.text(detail)})
 
     def certificate_loaded(
         self, listener: str, file: str, *, name: str, names: int, expires: float, fingerprint: str
     ) -> None:
-        """New sessions of this listener are offered this certificate from now on."""
+        """Log the certificate that new sessions of this listener get from now on."""
         fields: dict[str, Field] = {
             "listener": listener,
             "file": file,
@@ -578,7 +580,7 @@ class Events:
         self._emit("info", "certificate-loaded", fields)
 
     def certificate_refused(self, listener: str, file: str, problem: str) -> None:
-        """A file that changed cannot be used; the certificate that was read before serves on."""
+        """Report a changed file that cannot be used; the previous certificate stays."""
         self._emit("warning", "certificate-refused", {"listener": listener, "file": file, "problem": problem})
 
     def certificate_expiring(self, listener: str, file: str, *, name: str, expires: float) -> None:
@@ -593,11 +595,15 @@ class Events:
         self._emit("warning", "certificate-expiring", fields)
 
     def history_broken(self, problem: str) -> None:
-        """Nothing can be written, or the file was set aside; mail goes on. May come from another thread."""
+        """Report that the history cannot be written, or was set aside; mail goes on. May come from another
+        thread.
+        """
         self._emit("error", "history-broken", {"problem": problem})
 
     def history_restored(self, dropped: int) -> None:
-        """The history is written again; so many events were dropped. May come from another thread."""
+        """Report that the history is written again, and how many events were dropped. May come from another
+        thread.
+        """
         self._emit("info", "history-restored", {"dropped": dropped})
 
     def close(self) -> None:
@@ -605,33 +611,35 @@ class Events:
         self._refusals.tell()
 
     def lifecycle(self, event: str, **fields: Field) -> None:
-        """`starting`, `ready`, `reloading`, `stopping`, `stopped`."""
+        """Log a state: `starting`, `ready`, `reloading`, `stopping`, `stopped`."""
         self._emit("info", event, fields)
 
     def spool_kept(self, spool: str, why: str) -> None:
-        """The spool of a worker that is no more has no deliveries and is not empty."""
+        """Report the spool of a removed worker that has no deliveries and is not empty."""
         self._emit("warning", "spool-kept", {"spool": spool, "why": why})
 
     def policy_failed(self, step: str, kind: str, detail: str) -> None:
-        """A policy gave no usable answer about a step: `timeout`, `error`, `busy` or `bad-decision`."""
+        """Report that a policy gave no usable answer about a step: `timeout`, `error`, `busy` or
+        `bad-decision`.
+        """
         self.metrics.policy_failures.add((step, kind))
         fields: dict[str, Field] = {"step": step, "kind": kind, "detail": self._redact.text(detail)}
         self._emit("error", "policy-failed", fields)
 
     def dkim_missing(self, zone: str, why: str) -> None:
-        """A zone that requires signatures has mail that it cannot sign; told once for each domain."""
+        """Report mail that a zone must sign and cannot, once for each domain."""
         self._emit("error", "dkim-missing", {"zone": zone, "reason": self._redact.text(why)})
 
     def sent_unchanged(self, message_id: MessageId, zone: str, reason: str) -> None:
-        """The zone's changes could not be made in this message; `reason` is from our own list."""
+        """Log that the zone's changes could not be made in this message; `reason` is from our own list."""
         self._emit("warning", "sent-unchanged", {"id": message_id, "zone": zone, "reason": reason})
 
     def row_refused(self, row: int, problem: str) -> None:
-        """A row of the outbox can never be sent: it has failed without an attempt."""
+        """Log a row of the outbox that can never be sent: it has failed without an attempt."""
         self._emit("warning", "row-refused", {"row": row, "problem": self._redact.text(problem)})
 
     def trouble(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
-        """Something that should not happen did. The mail is safe; the text is for the operator."""
+        """Report something that should not happen. The mail is safe; the text is for the operator."""
         self.metrics.trouble.add((where,))
         text = self._redact.text(f"{type(error).__name__}: {error}")
         fields: dict[str, Field] = {"where": where, "error": text, "at": _raised_at(error)}
@@ -698,7 +706,7 @@ def accepted_fields(message: Message, redact: Redactor, bare: dict[str, int]) ->
 
 
 def _raised_at(error: BaseException) -> str:
-    """File, line and function that raised: what turns a report from an operator into a fix."""
+    """Return file, line and function that raised: what turns a report from an operator into a fix."""
     trace = error.__traceback__
     if trace is None:
         return ""
@@ -709,7 +717,7 @@ def _raised_at(error: BaseException) -> str:
 
 
 def http_request(fields: Mapping[str, str], redact: Redactor) -> tuple[str, str, dict[str, Field]]:
-    """The line of `Events.requested`, which a supervisor writes too."""
+    """Log the line of `Events.requested`, which a supervisor writes too."""
     found: dict[str, Field] = {**fields}
     if "client" in fields:
         found["client"] = redact.client(fields["client"])

@@ -2,8 +2,8 @@
 
 Sessions ask `on`, and nothing else, while no transcript runs. A line of a client's is shown where it is a
 command that is known in whole; of anything else, among it all of AUTH, the words that may be secret, and what
-may be the text of a message, only the number of octets is shown. Control characters become visible ones. A
-transcript ends after its time or its octets, records no more sessions than it may, and never delays mail.
+may be the text of a message, only the number of bytes is shown. Control characters become visible ones. A
+transcript ends after its time or its bytes, records no more sessions than it may, and never delays mail.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Stream(Generic[T]):
-    """`put` items anywhere, `take` them on the event loop that made the stream."""
+    """A stream of lines. `put` items anywhere, `take` them on the event loop that made the stream."""
 
     def __init__(self, room: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -52,7 +52,7 @@ class Stream(Generic[T]):
             self._loop.call_soon_threadsafe(self._some.set)
 
     def close(self, why: str) -> None:
-        """On the event loop: the reader takes what is here, and is told why that is all."""
+        """End the stream, on the event loop: the reader gets what is here, and the reason."""
         self.why = self.why or why
         self._some.set()
 
@@ -121,7 +121,7 @@ class Transcript:
         self._sessions = sessions
 
     def begin(self) -> bool:
-        """A session matches. False: it is one too many."""
+        """Count a session that matches. False: it is one too many."""
         if self.stream.why:
             return False
         if not self._sessions:
@@ -147,7 +147,7 @@ class Transcripts:
         self._sessions = 0
 
     def start(self, transcript: Transcript) -> bool:
-        """False: as many run as may."""
+        """Add a transcript. False: as many run as may."""
         if len(self._running) >= MAX_TRANSCRIPTS:
             return False
         self._running.append(transcript)
@@ -160,7 +160,7 @@ class Transcripts:
         self.on = bool(self._running)
 
     def inbound(self, client: str, before: Record | None = None) -> Record | None:
-        """The record of a session with this client, if a transcript wants it; `before` is that so far."""
+        """Return the record of a session with this client, if a transcript wants it; `before` is its past."""
 
         def wanted(each: Transcript) -> bool:
             try:
@@ -174,7 +174,7 @@ class Transcripts:
     def outbound(
         self, names: Iterable[str], message_id: str, peer: str, before: Record | None = None
     ) -> Record | None:
-        """The record of a connection for this message to what has these `names`: domains and the host."""
+        """Return the record of a connection for this message to these `names`: domains and the host."""
 
         def wanted(each: Transcript) -> bool:
             return bool(
@@ -217,7 +217,7 @@ class Record:
         self._part = b""  # of a line
 
     def command(self, line: bytes, *, secret: bool = False) -> None:
-        """A line of the client's, without its end. `secret`: it answers a challenge of AUTH."""
+        """Record a line of the client's, without its end. `secret`: it answers a challenge of AUTH."""
         self._data = line.strip().upper() == b"DATA"
         found = None if secret else re.match(_AUTH, line)
         self._secret = secret or found is not None
@@ -233,7 +233,7 @@ class Record:
         self._put("received" if self._side == "inbound" else "sent", said)
 
     def commands(self, octets: bytes) -> None:
-        """What the client writes: lines of commands with the octets of chunks between, or of a message."""
+        """Record what the client writes: command lines with the bytes of chunks between, or of a message."""
         while octets:
             if self._in_body:
                 self._body += len(octets)
@@ -248,7 +248,7 @@ class Record:
                 self._rest = int(chunk[1])
 
     def replies(self, octets: bytes) -> None:
-        """What the server writes."""
+        """Record what the server writes."""
         whole, end, self._part = (self._part + octets).rpartition(b"\n")
         self._part = self._part[:MAX_SHOWN]
         if end and self._in_body:

@@ -62,7 +62,9 @@ class _Client:
 
 
 class RefusalLog:
-    """One per worker. Its intervals begin with a refusal; where no event loop runs, `tell` ends them."""
+    """The limit of lines of a worker. Its intervals begin with a refusal; where no event loop runs, `tell`
+    ends them.
+    """
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -72,7 +74,7 @@ class RefusalLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def shows(self, client: str, reason: str, *, known: bool = False) -> bool:
-        """Whether this refusal has a line of its own; if not, it is counted. `known`: no stranger."""
+        """Return whether this refusal has a line of its own; if not, count it. `known`: no stranger."""
         found = self._clients.get(client)
         if found is None:
             if len(self._clients) >= MAX_CLIENTS:
@@ -89,7 +91,7 @@ class RefusalLog:
         return False
 
     def tell(self) -> None:
-        """The interval is over."""
+        """End the interval."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -330,7 +332,7 @@ def _text_value(value: Field) -> str:
 
 
 def _last_resort(stamp: str, level: str, event: str, fields: Mapping[str, Field], error: Exception) -> bytes:
-    """A value was not what its type says (text with half a surrogate pair, say): show it in ASCII."""
+    """Show a value in ASCII that is not what its type says (text with half a surrogate pair, say)."""
     shown = {str(name): _cut("", ascii(value), MAX_FIELD // 10) for name, value in fields.items()}
     whole = {
         "time": stamp,

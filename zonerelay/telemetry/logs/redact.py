@@ -99,7 +99,9 @@ class Redactor:
             self.client = lru_cache(CACHE_SIZE)(self._hash_client)
 
     def text(self, text: str, *, limit: int = TEXT_LIMIT) -> str:
-        """A stranger's text, fit to be logged: no addresses, one line, printable, at most `limit` long."""
+        """Return a stranger's text, fit to be logged: no addresses, one line, printable, at most `limit`
+        long.
+        """
         if len(text) > _SEARCHED:
             text = _cut_between_words(text, _SEARCHED)
         if self.enabled:
@@ -129,13 +131,13 @@ class Redactor:
         return other
 
     def stored(self, text: str) -> str:
-        """A text of ours or cleaned by `text`, to be kept elsewhere: pseudonyms say what they are,
+        """Return a text of ours or cleaned by `text`, to be kept elsewhere: pseudonyms say what they are,
         `<redacted:u-…@d-…>`. Idempotent.
         """
         return _MARKED.sub(lambda found: f"<redacted:{found[1] or found[2]}>", text)
 
     def message_id(self, field: str) -> str:
-        """A Message-ID field has the pseudonym of an address, as where a reply quotes it."""
+        """Return a Message-ID field as the pseudonym of an address, as where a reply quotes it."""
         value = field.strip().strip("<>")
         # Each is seen once or twice: it does not push mailboxes out of the cache.
         return self._hash_mailbox(Mailbox(value)) if self.enabled else printable(value)
@@ -146,7 +148,7 @@ class Redactor:
         return self._token(b"d", "") if self.enabled else ""
 
     def matches(self, pseudonym: str, mailbox: Mailbox) -> bool:
-        """True when `pseudonym` (or its domain part alone) is how this redactor writes the mailbox."""
+        """Return whether `pseudonym` (or its domain part alone) is how this redactor writes the mailbox."""
         wanted = pseudonym.strip().strip("<>").lower()
         written = self._hash_mailbox(mailbox)
         return wanted == written or (wanted.startswith("d-") and wanted == written.rpartition("@")[2])
@@ -203,7 +205,7 @@ def _decoded(match: re.Match[str]) -> str:
 
 
 def _stands_alone(word: str, text: str) -> bool:
-    """Not as a part of another one. Without a pattern: this is asked about every delivery."""
+    """Return whether a word stands in a text by itself. Without a pattern, because it is asked often."""
     at = text.find(word) if word else -1
     while at >= 0:
         end = at + len(word)
@@ -220,7 +222,7 @@ def _replace_word(text: str, word: str, by: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text on one line with nothing that moves a cursor, turns writing around or is not Unicode."""
+    """Return the text on one line, without what moves a cursor, turns writing around or is not Unicode."""
     if text.isprintable():
         return text
     text = text.translate(_PICTURES)
@@ -242,7 +244,7 @@ def _cut_outside_pseudonyms(text: str, limit: int) -> str:
 
 
 def load_key(path: Path) -> bytes | None:
-    """The pseudonym key at `path`; `None` when there is none."""
+    """Return the pseudonym key at `path`; `None` when there is none."""
     try:
         return _read_key(path)
     except FileNotFoundError:
@@ -252,7 +254,7 @@ def load_key(path: Path) -> bytes | None:
 
 
 def load_or_create_key(path: Path) -> bytes:
-    """The pseudonym key at `path`, made (mode 0600) when there is none. Safe when workers race."""
+    """Return the pseudonym key at `path`; make it (mode 0600) when there is none. Safe when workers race."""
     if (key := load_key(path)) is not None:
         return key
     try:
@@ -322,9 +324,9 @@ def form_of(
     place: str = "the history",
     way_out: str = '[history] addresses = "clear" keeps addresses',
 ) -> Form:
-    """Of an address, a client, a user, a Message-ID or a message id, or of a domain as `@example.com`.
-    `redactor` is `None` without a key; `clear`: addresses are kept as they are in that `place`. Raises
-    SearchError.
+    """Return the forms of an address, a client, a user, a Message-ID or a message id,
+    or of a domain as `@example.com`. `redactor` is `None` without a key; `clear`: addresses are kept as they
+    are in that `place`. Raises SearchError.
     """
     with contextlib.suppress(ValueError):
         text = str(ipaddress.ip_address(text))

@@ -72,7 +72,9 @@ Key = tuple[str, Labels]
 
 
 class Family(msgspec.Struct, frozen=True, array_like=True):
-    """`samples` are names, labels and numbers in the order in which they are exposed."""
+    """The exposed form of a metric. `samples` are names, labels and numbers in the order in which they are
+    exposed.
+    """
 
     name: str
     kind: str
@@ -120,7 +122,9 @@ class MetricTotals:
         self._left: dict[int, tuple[Family, ...]] = {}
 
     def take(self, worker: int, life: int, families: tuple[Family, ...]) -> None:
-        """`life` counts the starts of this worker. What comes late from an earlier life is passed over."""
+        """Take the figures of a worker. `life` counts the starts of this worker. What comes late from an
+        earlier life is passed over.
+        """
         known = self._lives.get(worker, life)
         if life < known:
             return
@@ -131,9 +135,9 @@ class MetricTotals:
         self._leave(worker, self._left.pop(worker, ()), unless_in=families)
 
     def bury(self, worker: int, life: int) -> None:
-        """This life of the worker has ended, or said its last. What it counted stays; so does its queue,
-        until the next one says what that is now; other gauges go. What is still heard of this life has been
-        counted.
+        """Note that this life of the worker has ended, or said its last. What it counted stays; so does its
+        queue, until the next one says what that is now; other gauges go. What is still heard of this life has
+        been counted.
         """
         if life < self._lives.get(worker, life):
             return
@@ -157,7 +161,7 @@ class MetricTotals:
             self._left[worker] = left
 
     def forget(self, worker: int) -> None:
-        """There is no such worker any more, and no queue of it."""
+        """Remove the worker and its queue."""
         self.bury(worker, self._lives.get(worker, 0))
         self._left.pop(worker, None)
         self._lives.pop(worker, None)  # another one's lives are counted anew
@@ -216,7 +220,7 @@ class CpuDemand:
         self._needed = 0.0
 
     def since_last(self) -> float:
-        """0.0 to 1.0, since the last call; 0.0 at the first."""
+        """Return 0.0 to 1.0, since the last call; 0.0 at the first."""
         now, needed = time.monotonic(), time.thread_time() + self._waited()
         passed, more = now - self._at, needed - self._needed
         is_first, self._at, self._needed = self._at == 0.0, now, needed
@@ -295,7 +299,7 @@ OTHER = "other"
 
 
 class Counter:
-    """`value` only grows."""
+    """A counter: `value` only grows."""
 
     __slots__ = ("_help", "_name", "value")
 
@@ -309,7 +313,7 @@ class Counter:
 
 
 class Gauge(Counter):
-    """`value` goes up and down."""
+    """A gauge: `value` goes up and down."""
 
     __slots__ = ()
 
@@ -330,7 +334,7 @@ class LabelledCounter:
         self._first_values: set[str] = set()
 
     def add(self, values: tuple[str, ...], amount: int = 1) -> None:
-        """`values` in the order of the labels."""
+        """Add to a counter; `values` are in the order of the labels."""
         numbers = self._numbers
         if values in numbers:
             numbers[values] += amount
@@ -402,7 +406,7 @@ class Instruments(Collector):
     def labelled(
         self, name: str, help_text: str, *labels: str, declared: Iterable[str] = ()
     ) -> LabelledCounter:
-        """`declared` are values of the one label, which show from the start."""
+        """Create the metric. `declared` are values of the one label, which show from the start."""
         made = self._kept(LabelledCounter(name, help_text, labels))
         made.declare((value,) for value in declared)
         return made
@@ -513,7 +517,7 @@ class ReadCounter(ReadGauge):
 
 
 class ReloadCollector(Collector):
-    """When the configuration in force was taken up, and whether the last reload was. The names are those that
+    """When the active configuration was taken up, and whether the last reload was. The names are those that
     Prometheus has for the same of itself.
     """
 

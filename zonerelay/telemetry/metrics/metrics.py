@@ -66,7 +66,7 @@ class LimitMetrics(Instruments):
         self._read: Callable[[], Mapping[str, tuple[int, int, int]]] | None = None
 
     def attach(self, read: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
-        """By zone: places held, connections open, places wished for."""
+        """Return by zone: places held, connections open, places wished for."""
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
@@ -145,7 +145,9 @@ ENDS = ("sent", "failed", "queued")
 
 
 class OutboxFigures(NamedTuple):
-    """`rows` by status and `lag` as of the last count of the table; the rest since the start."""
+    """The figures of the outbox: `rows` by status and `lag` as of the last count of the table; the rest since
+    the start.
+    """
 
     rows: dict[str, int]
     lag: float
@@ -155,7 +157,7 @@ class OutboxFigures(NamedTuple):
 
 
 class OutboxMetrics(Instruments):
-    """`attach` the function that reads the figures."""
+    """The metrics of the outbox. `attach` the function that reads the figures."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +170,7 @@ class OutboxMetrics(Instruments):
         self._read = read
 
     def finished(self, status: str) -> None:
-        """A row was let go of as `sent`, as `failed`, or as `queued` to be tried again."""
+        """Count a row that was released as `sent`, as `failed`, or as `queued` to be tried again."""
         self._finished.add((status,))
 
     def collect(self) -> Iterator[Metric]:
@@ -196,8 +198,8 @@ RESULTS = ("ok", "refused", "failed", "broken")
 
 
 class SmarthostMetrics(Instruments):
-    """`attach` a function that reads zone, credential and whether it can log in, of the credentials that were
-    tried.
+    """The figures of logins. `attach` a function that reads zone, credential and whether it can log in, of
+    the credentials that were tried.
     """
 
     def __init__(self) -> None:
@@ -226,7 +228,9 @@ TOLD = ("delivered", "failed", "lost")
 
 
 class WebhookMetrics(Instruments):
-    """`attach` a function that reads how many events wait for each webhook. Silent without a webhook."""
+    """The figures of webhooks. `attach` a function that reads how many events wait for each webhook. Silent
+    without a webhook.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,13 +290,13 @@ class ReplyMetrics(Instruments):
         )
 
     def received(self, host: str, code: int) -> None:
-        """The last reply to one recipient's attempt; 0: the host gave none."""
+        """Count the last reply to one recipient's attempt; 0: the host gave none."""
         self._replies.add(_labels_of(host, code))
 
 
 @lru_cache(maxsize=1024)
 def _labels_of(host: str, code: int) -> tuple[str, str]:
-    """Few hosts take most mail, and every recipient is counted."""
+    """Return the label of a host: few hosts take most mail, and every recipient is counted."""
     site = SITES.get(".".join(host.rsplit(".", 2)[-2:]), OTHER)
     return site, f"{code // 100}xx" if code else "none"
 
@@ -334,7 +338,7 @@ POLICY_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 
 
 
 class Metrics:
-    """One per worker, on a registry of its own: two relays in one process (tests) do not mix.
+    """The metrics of a worker, on a registry of its own: two relays in one process (tests) do not mix.
 
     The instruments are public: the parts that see an event move them.
     """
@@ -463,7 +467,7 @@ class Metrics:
         self._suspended.add((queue_of(zone).label,))
 
     def settled(self, zone: str, verdict: str, age: float, *, in_doubt: bool = False) -> None:
-        """One recipient's result, by the label of its zone; `age` is the seconds since acceptance."""
+        """Count one recipient's result, by the label of its zone; `age` is the seconds since acceptance."""
         if in_doubt:
             self._deliveries.add((zone, "in_doubt"))
             if verdict == "deferred":
@@ -473,7 +477,9 @@ class Metrics:
             self._seconds.observe(age if age > 0.0 else 0.0)
 
     def outbound_tls(self, zone: str, level: str, result: str) -> None:
-        """`level`: what was demanded in the end; `result`: ok, failed, or fallback to clear text."""
+        """Count a TLS session. `level`: what was demanded in the end; `result`: ok, failed, or fallback to
+        clear text.
+        """
         self._outbound_tls.add((queue_of(zone).label, level, result))
 
     def declare_zones(self, zones: Iterable[str]) -> None:
@@ -501,7 +507,9 @@ class Metrics:
         self.attach(QueueCollector(read, is_counted))
 
     def attach_quotas(self, read: Callable[[], Readings]) -> None:
-        """`read` yields users with quotas, and how much is used of the one that is used most."""
+        """Attach the reader: `read` yields users with quotas, and how much is used of the one that is used
+        most.
+        """
         self.attach(
             ReadGauge(
                 "zonerelay_user_quota_used_ratio",
@@ -512,8 +520,8 @@ class Metrics:
         )
 
     def attach_certificates(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
-        """`read` yields the first name and the expiry of each certificate of every listener; of several for
-        one name the one that expires first is shown.
+        """Attach the reader: `read` yields the first name and the expiry of each certificate of every
+        listener; of several for one name the one that expires first is shown.
         """
 
         def first() -> Readings:
@@ -530,8 +538,8 @@ class Metrics:
         )
 
     def attach_orders(self, read: Callable[[], Mapping[str, int]], endless: Callable[[], int]) -> None:
-        """`read` returns how many orders of operators are in force, by effect; `endless` how many of them
-        have no end.
+        """Attach the reader: `read` returns how many orders of operators are active, by effect; `endless`
+        how many of them have no end.
         """
         self._gauge(
             "zonerelay_orders_without_end",
@@ -546,7 +554,7 @@ class Metrics:
         )
 
     def attach_sources(self, read: Callable[[], Mapping[str, int]]) -> None:
-        """`read` returns at how many destinations each source is passed over."""
+        """Attach the reader: `read` returns at how many destinations each source is passed over."""
         self._gauge(
             "zonerelay_source_penalties",
             "Destinations at which a source is passed over for its reputation.",
@@ -555,8 +563,8 @@ class Metrics:
         )
 
     def attach_store(self, worker: int, unhealthy: Callable[[], str | None]) -> None:
-        """`unhealthy` returns why the worker's store takes no mail. Of several workers the metrics must say
-        whose disk is full.
+        """Attach the reader: `unhealthy` returns why the worker's store takes no mail. Of several workers the
+        metrics must say whose disk is full.
         """
         self._gauge(
             "zonerelay_store_usable",
@@ -566,8 +574,8 @@ class Metrics:
         )
 
     def attach_space(self, worker: int, read: Callable[[], int | None], guard: int) -> None:
-        """`read` returns the octets that are free for the worker's spool, `None` where they are not known;
-        below `guard` it takes no new mail.
+        """Attach the reader: `read` returns the bytes that are free for the worker's spool, `None` where
+        they are not known; below `guard` it takes no new mail.
         """
 
         def free() -> Readings:
@@ -583,7 +591,9 @@ class Metrics:
         )
 
     def attach_captured(self, read: Callable[[], tuple[int, int] | None]) -> None:
-        """`read` returns the messages and octets of captured mail, `None` where there is none."""
+        """Attach the reader: `read` returns the messages and bytes of captured mail, `None` where there is
+        none.
+        """
 
         def of(place: int) -> Callable[[], Readings]:
             return lambda: [] if (found := read()) is None else [((), found[place])]
@@ -592,7 +602,7 @@ class Metrics:
         self._gauge("zonerelay_captured_bytes", "What captured mail takes on disk.", of(1))
 
     def attach_destinations(self, read: Callable[[], Readings]) -> None:
-        """`read` returns by zone and state how many destinations are known."""
+        """Attach the reader: `read` returns by zone and state how many destinations are known."""
         self._gauge(
             "zonerelay_destinations",
             "Destinations with mail or with trouble, by whether they are suspended now.",
@@ -602,11 +612,13 @@ class Metrics:
         )
 
     def attach_configuration(self, read: Callable[[], tuple[float, bool]]) -> None:
-        """`read` returns when the configuration in force was taken up, and whether none was refused since."""
+        """Attach the reader: `read` returns when the active configuration was taken up, and whether none
+        was refused since.
+        """
         self.attach(ReloadCollector(read))
 
     def attach_restraint(self, read: Callable[[], float]) -> None:
-        """`read` returns for how many seconds mail that has waited was held back so far."""
+        """Attach the reader: `read` returns for how many seconds old mail was held back so far."""
         self.attach(
             ReadCounter(
                 "zonerelay_restrained_seconds_total",
@@ -616,7 +628,7 @@ class Metrics:
         )
 
     def attach_inbound_memory(self, read: Callable[[], int]) -> None:
-        """`read` returns how many octets all client connections hold."""
+        """Attach the reader: `read` returns how many bytes all client connections hold."""
         self._gauge(
             "zonerelay_inbound_memory_bytes", "Memory that client connections hold.", lambda: [((), read())]
         )
@@ -626,5 +638,5 @@ class Metrics:
         return collect(self._registry)
 
     def exposition(self) -> bytes:
-        """The Prometheus text format; serve it as `CONTENT_TYPE`."""
+        """Return the Prometheus text format; serve it as `CONTENT_TYPE`."""
         return generate_latest(self._registry)
