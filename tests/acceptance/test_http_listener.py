@@ -213,12 +213,14 @@ def test_a_reload_changes_a_listener_and_its_protocol(tmp_path: Path) -> None:
     with with_users(relay):
         app = user_of(relay, "app")
         kept = Door(app, port).connect()
-        assert over(kept, app, text="x" * 70_000).status == 202
+        three = [f"{name}@example.org" for name in "abc"]
+        assert over(kept, app, text="x" * 70_000).status == over(kept, app, to=three).status == 202
         text = relay.config.read_text()
         http = 'protocol = "http"'
-        relay.config.write_text(text.replace(http, f'{http}\nmax_message_size = "64 KB"'))
+        relay.config.write_text(text.replace(http, f'{http}\nmax_message_size = "64 KB"\nmax_recipients = 2'))
         reload(relay)
         assert over(kept, app, text="x" * 70_000).status == 413
+        assert (over(kept, app, to=three).status, over(kept, app, to=three[1:]).status) == (422, 202)
         relay.config.write_text(text.replace('protocol = "http"\nauth = "required"', ""))
         reload(relay)
         kept.close()
