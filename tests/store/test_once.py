@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -21,7 +23,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import Examination, Findings
-from zonerelay.store.common.once import reservations
+from zonerelay.store.common.once import register, reservations
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     BeingStoredError,
@@ -31,6 +33,7 @@ from zonerelay.store.contract import (
     OtherContentError,
     Store,
     StoredBeforeError,
+    StoreError,
 )
 from zonerelay.store.offline import check_spool
 from zonerelay.store.surroundings import Siblings
@@ -202,10 +205,10 @@ class Workers:
 
     def __init__(self, home: Path, stack: AsyncExitStack, backend: Backend = Backend.LEVELDB) -> None:
         self.home, self.stack, self.backend = home, stack, backend
-        self.spools: list[Spool] = []
+        self.run = "1"
 
     async def start(self, worker: int, count: int = 2) -> Store:
-        siblings = Siblings(self.home / "idempotency-register", worker, frozenset(range(count)))
+        siblings = Siblings(self.home / "idempotency-register", worker, frozenset(range(count)), self.run)
         spool = Spool(
             self.home / f"spool{worker}", backend=self.backend, clock=ManualClock(NOW), siblings=siblings
         )
@@ -250,22 +253,83 @@ async def test_no_key_is_taken_until_all_workers_have_said_what_they_hold(
     assert (await waiting).id == message_id(2)
 
 
-async def test_a_lost_register_is_made_again_of_the_spools(workers: Workers, tmp_path: Path) -> None:
+async def test_a_register_is_of_one_run_alone(workers: Workers, tmp_path: Path) -> None:
+    """What is in the place of the spool since the last run is asked, and not the register of that run."""
     one = await workers.start(0)
     await workers.start(1)
     await until_known(one)
     first = await answer(one, 1)
     await workers.stack.aclose()
-    # As after a crash of the machine: the directory is named after its start.
-    for each in (tmp_path / "idempotency-register").iterdir():
-        each.rename(each.with_name("an-earlier-boot"))
-    two = await workers.start(1)
-    await workers.start(0)
+    (tmp_path / "spool0").rename(tmp_path / "backup")
+    workers.run = "2"
+    one, two = await workers.start(0), await workers.start(1)
+    await until_known(one)
+    assert await answer(two, 2) == 2, "the message of the first run is not in the queue any more"
+    assert await answer(one, 3) == 2
+    await workers.stack.aclose()
+    shutil.rmtree(tmp_path / "spool0")
+    (tmp_path / "backup").rename(tmp_path / "spool0")
+    shutil.rmtree(tmp_path / "spool1")
+    workers.run = "3"
+    one, two = await workers.start(0), await workers.start(1)
+    await until_known(one)
+    assert await answer(two, 4) == first
+    assert [each.name for each in (tmp_path / "idempotency-register").iterdir()] == ["3"]
+
+
+async def test_keys_of_a_spool_that_is_gone_stay_in_the_register(workers: Workers, tmp_path: Path) -> None:
+    one, three = await workers.start(0), await workers.start(2)
+    await workers.start(1)
+    await until_known(one)
+    first = await answer(three, 1)
+    await workers.stack.aclose()
+    shutil.rmtree(tmp_path / "spool2")
+    workers.run = "2"
+    one = await workers.start(0)
+    await workers.start(1)
+    await until_known(one)
+    assert await answer(one, 2) == first
+
+
+@pytest.mark.parametrize("how", ["removed", "another", "damaged"])
+async def test_a_register_that_is_lost_while_workers_run_is_made_of_the_spools(
+    workers: Workers, tmp_path: Path, how: str
+) -> None:
+    one, two = await workers.start(0), await workers.start(1)
+    await until_known(one)
+    first = await answer(one, 1)
+    (file,) = (tmp_path / "idempotency-register").rglob("register.db")
+    if how == "removed":
+        shutil.rmtree(file.parent)
+    elif how == "another":
+        for each in file.parent.iterdir():
+            each.unlink()
+        sqlite3.connect(file).close()
+    else:
+        for each in file.parent.iterdir():
+            each.write_bytes(b"no database " * 1000)
     await until_known(two)
-    assert await answer(two, 2) == first
-    assert [
-        each.name for each in (tmp_path / "idempotency-register").iterdir() if each.name == "an-earlier-boot"
-    ] == []
+    assert [await answer(each, 2) for each in (one, two)] == [first, first]
+    assert (*one.problems(), *two.problems()) == ()
+
+
+async def test_a_register_that_cannot_be_used_is_a_problem_until_it_can(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(register, "BUSY", 0.1)
+    one, two = await workers.start(0), await workers.start(1)
+    await until_known(one)
+    await until_known(two)
+    (file,) = (tmp_path / "idempotency-register").rglob("register.db")
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError):
+        await submit(one, 1)
+    (problem,) = one.problems()
+    assert "another process has locked it: messages with a key are refused temporarily" in problem
+    other.close()
+    assert await answer(one, 2) == 2
+    assert one.problems() == ()
 
 
 async def until_known(store: Store) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zonerelay.control.socket import bind, identity
+from zonerelay.control.socket import bind
+from zonerelay.process.files import identity
 from zonerelay.process.threads import STATUS
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.settings import AdminSettings
+from zonerelay.inbound.listen.listening_socket import bound, explained
 from zonerelay.process.sockets import NOTHING, Inherited
 from zonerelay.process.threads import STATUS
 from zonerelay.routing.addresses import Networks
@@ -131,14 +132,9 @@ def _load() -> tuple[type[HttpServer], type[Monitoring]]:
 def _listen(address: ListenAddress) -> socket.socket:
     if address.is_unix:
         raise AdminError(f"admin HTTP needs an address and a port, not {address}")
-    is_v6 = ":" in address.host
     try:
-        return socket.create_server(
-            (address.host, address.port),
-            family=socket.AF_INET6 if is_v6 else socket.AF_INET,
-            backlog=_BACKLOG,
-            # "[::]" is written for every address of the machine, IPv4 included.
-            dualstack_ipv6=is_v6 and address.is_wildcard and socket.has_dualstack_ipv6(),
-        )
+        made = bound(address)
+        made.listen(_BACKLOG)
     except OSError as error:
-        raise AdminError(f"cannot listen on {address} for admin HTTP: {error.strerror or error}") from error
+        raise AdminError(f"cannot listen on {address} for admin HTTP: {explained(error)}") from error
+    return made

@@ -24,6 +24,7 @@ from zonerelay.control.runner import ClientGone, Handler, Runner, Trouble
 from zonerelay.operations.answers import Progress, encode, problem_of
 from zonerelay.operations.catalogue import MAX_CALL, Call, decode_call
 from zonerelay.operations.errors import AnotherRelayError, ControlError, InvalidError
+from zonerelay.process.files import identity
 
 if TYPE_CHECKING:
     from zonerelay.config.settings import Settings  # commands that ask a relay do without
@@ -46,15 +47,6 @@ def bind(path: Path) -> socket.socket:
         listener.close()
         raise ControlError(_explained(path, error)) from error
     return listener
-
-
-def identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode, so that a relay removes its own socket file and not a successor's."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def refuse_live(path: Path) -> None:

@@ -35,12 +35,14 @@ def none_lost(keys: Collection[DeliveryKey]) -> None:
 @dataclass(frozen=True, slots=True)
 class Siblings:
     """The workers of one machine, each with a spool of its own, that answer to the same idempotency keys:
-    the `directory` that they share for it, this `worker`, and `all` whose spools may hold keys.
+    the `directory` that they share for it, this `worker`, and `all` whose spools may hold keys. `run` names
+    the run of the relay, whose register no other one trusts.
     """
 
     directory: Path
     worker: int
     all: frozenset[int]
+    run: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import Settings
@@ -103,6 +105,13 @@ def number_of(settings: Settings, index: int, store: Store) -> int:
     return store.node if is_shared(settings.spool) else index
 
 
+def _run() -> str:
+    """Name the process that has started all workers of this run. Raises OSError."""
+    parent = os.getppid()
+    began = Path(f"/proc/{parent}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[19]
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text('ascii').strip()}-{parent}-{began}"
+
+
 def siblings_of(settings: Settings, index: int) -> Siblings | None:
     """The workers whose spools may hold the same idempotency keys as this one's. Raises OSError."""
     if is_shared(settings.spool):
@@ -111,7 +120,7 @@ def siblings_of(settings: Settings, index: int) -> Siblings | None:
     count = count_of(settings)
     spools = {index, *range(count), *spools_beyond(settings.spool, count)}
     if len(spools) > 1:
-        return Siblings(directory, index, frozenset(spools))
+        return Siblings(directory, index, frozenset(spools), _run())
     # What its workers shared is no longer kept up to date.
     shutil.rmtree(directory, ignore_errors=True)
     return None

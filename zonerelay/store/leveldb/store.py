@@ -57,7 +57,6 @@ class LevelDbStore:
         self._keeper = keeper
         self.check_writable = keeper.check_writable
         self.unhealthy = keeper.unhealthy
-        self.problems = keeper.problems
         self.usable = keeper.usable
         self.probe = keeper.probe
         self.uploads = 0
@@ -91,6 +90,9 @@ class LevelDbStore:
         self.submit_once = self._reservations.store
         self.acknowledge = keeper.acknowledge
         self.scan = self._cold.scan
+
+    def problems(self) -> Sequence[str]:
+        return (*self._keeper.problems(), *self._reservations.problems())
 
     # --- taking mail
 

@@ -32,7 +32,8 @@ class NodeRegister:
     partition, `is_over` says that no process of a node can still store something there.
     """
 
-    is_there = is_published = True
+    publishes = False
+    problem = ""
 
     def __init__(
         self,
@@ -95,7 +96,11 @@ class NodeRegister:
     async def forget(self, now: float, most: int) -> None:
         """Reservations expire by themselves."""
 
-    def mark_published(self) -> None:
+    async def is_published(self) -> bool:
+        """There is nothing to publish."""
+        return True
+
+    async def mark_published(self) -> None:
         """There is nothing to publish."""
 
     def close(self) -> None:

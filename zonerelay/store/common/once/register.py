@@ -1,9 +1,9 @@
 """The register of the idempotency keys that the spools of one machine's workers hold, in a SQLite file.
 
-It is an index, and the spools are the truth: nothing in it is synced. A crash of processes leaves what they
-have written; after a crash of the machine (another boot) a new one is begun, and each worker publishes the
-keys of its own spool. Until all have, keys get BeingStoredError. A row is pending from before the write of
-its message until that is durable; its `worker` settles it, after a crash when it starts.
+It is an index, and the spools are the truth: nothing in it is synced. It is of one run of the relay: each run
+begins a new one, and so does a worker that finds the file removed, replaced or damaged. Then each worker
+publishes the keys of its own spool. Until all have, keys get BeingStoredError. A row is pending from before
+the write of its message until that is durable; its `worker` settles it, after a crash when it starts.
 
 Failure: StoreError. One thread does what is asked for, in that order.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from zonerelay import durable
 from zonerelay.model.message_id import MessageId
-from zonerelay.process.files import locked_directory
+from zonerelay.process.files import identity, in_words, is_damage, locked_directory
 from zonerelay.store.contract import BeingStoredError, Kept, Once, Reserved, StoreError, Unhealthy
 from zonerelay.store.surroundings import Siblings
 
@@ -38,21 +38,27 @@ CREATE TABLE IF NOT EXISTS kept (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS expiry ON kept (until);
 CREATE INDEX IF NOT EXISTS open ON kept (worker) WHERE pending;
+CREATE TABLE IF NOT EXISTS published (worker INTEGER PRIMARY KEY);
 """
 
 
 class Register:
     """One per worker."""
 
+    publishes = True
+
     def __init__(self, siblings: Siblings) -> None:
         self.worker = siblings.worker
         self._all = siblings.all
-        self._directory = siblings.directory / _boot()
+        self._directory = siblings.directory / siblings.run
         self._file = self._directory / "register.db"
-        self._others = siblings.directory
+        self.problem = ""
         self._database: sqlite3.Connection | None = None
+        self._state: tuple[int, int] | None = None
+        """Device and inode of the open file."""
         self._executor: ThreadPoolExecutor | None = None
-        self._complete = False
+        self._complete: sqlite3.Connection | None = None
+        """The database in which all workers have published."""
         self._closed = False
 
     async def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -63,10 +69,17 @@ class Register:
             raise StoreError(Unhealthy.CLOSED)
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "once-register")
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+            found = await loop.run_in_executor(self._executor, function, *args)
         except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"the register of idempotency keys {self._file}: {error}") from error
+            self.problem = f"the register of idempotency keys {self._file}: {in_words(error)}"
+            if is_damage(error):
+                await loop.run_in_executor(self._executor, self._begin_anew)
+                raise BeingStoredError(self.problem) from error
+            raise StoreError(self.problem) from error
+        self.problem = ""
+        return found
 
     def close(self) -> None:
         self._closed = True
@@ -76,29 +89,15 @@ class Register:
             self._database.close()
             self._database = None
 
-    # --- who has published
+    async def is_published(self) -> bool:
+        """Return whether every key of this worker's spool is in the register."""
+        return await self._run(lambda: self.worker in self._published())
 
-    @property
-    def is_there(self) -> bool:
-        return self._file.exists()
-
-    @property
-    def is_published(self) -> bool:
-        return self._mark(self.worker).exists()
-
-    def mark_published(self) -> None:
-        """Every key of this worker's spool is in the register."""
-        self._make_directory()
-        durable.create(self._mark(self.worker), b"")
-
-    def _mark(self, worker: int) -> Path:
-        return self._directory / f"{worker:02d}"
-
-    def _make_directory(self) -> None:
-        durable.make_directory(self._directory)
-        for old in self._others.iterdir():
-            if old != self._directory:
-                forget_registers(old)
+    async def mark_published(self) -> None:
+        """Note that every key of this worker's spool is in the register."""
+        await self._run(
+            lambda: self._opened().execute("INSERT OR IGNORE INTO published VALUES (?)", (self.worker,))
+        )
 
     async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
         """What is known of the key. When that is nothing, it is pending for this message from here on."""
@@ -168,12 +167,39 @@ class Register:
             (now, most),
         )
 
+    def _published(self) -> set[int]:
+        return {worker for (worker,) in self._opened().execute("SELECT worker FROM published")}
+
     def _check_complete(self) -> None:
-        if not self._complete:
-            missing = [each for each in sorted(self._all) if not self._mark(each).exists()]
-            if missing:
-                raise BeingStoredError(f"worker {missing[0]} has not said yet which keys its spool holds")
-            self._complete = True
+        database = self._opened()
+        if self._complete is database:
+            return
+        if missing := self._all - self._published():
+            raise BeingStoredError(f"worker {min(missing)} has not said yet which keys its spool holds")
+        self._complete = database
+
+    def _begin_anew(self) -> None:
+        """Remove the file and what it says of who has published; the other workers see that it is gone."""
+        self._forget_open_file()
+        forget_registers(self._directory)
+
+    def _forget_open_file(self) -> None:
+        if self._database is not None:
+            self._database.close()
+        self._database = self._complete = None
+
+    def _take_over(self, database: sqlite3.Connection, old: Path) -> None:
+        """Keep what the register of another run has of spools that are gone, and that nothing else knows."""
+        if not old.exists():
+            return
+        database.execute("ATTACH ? AS old", (str(old),))
+        try:
+            gone = f"worker NOT IN ({', '.join(map(str, self._all))})"
+            database.execute(
+                f"INSERT OR IGNORE INTO kept SELECT * FROM old.kept WHERE {gone} AND NOT pending"
+            )  # noqa: S608 - numbers
+        finally:
+            database.execute("DETACH old")
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[sqlite3.Connection]:
@@ -187,11 +213,13 @@ class Register:
         database.execute("COMMIT")
 
     def _opened(self) -> sqlite3.Connection:
+        if self._database is not None and identity(self._file) != self._state:
+            self._forget_open_file()
         if self._database is None:
             import sqlite3  # noqa: PLC0415 - as above
 
-            self._make_directory()
-            with locked_directory(self._file.parent):
+            durable.make_directory(self._directory)
+            with locked_directory(self._directory):
                 database = sqlite3.connect(
                     self._file, timeout=BUSY, isolation_level=None, check_same_thread=False
                 )
@@ -199,20 +227,17 @@ class Register:
                 # Nothing in it has to outlive the machine.
                 database.execute("PRAGMA synchronous = OFF")
                 database.executescript(_TABLES)
-            self._database = database
+                for old in self._directory.parent.iterdir():
+                    if old != self._directory:
+                        with contextlib.suppress(sqlite3.Error):
+                            self._take_over(database, old / self._file.name)
+                        forget_registers(old)
+            self._database, self._state = database, identity(self._file)
         return self._database
 
 
 def forget_registers(directory: Path) -> None:
-    """Removes registers that no worker uses: of another boot, or of a relay that has one worker now."""
+    """Removes registers that no worker uses: of another run, or of a relay that has one worker now."""
     import shutil  # noqa: PLC0415 - most relays have none
 
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def _boot() -> str:
-    """Names the time since the machine was started."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return "boot"

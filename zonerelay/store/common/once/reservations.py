@@ -33,6 +33,8 @@ from zonerelay.store.surroundings import Siblings
 
 PATIENCE = 10.0
 LOOK_AGAIN = 0.1
+LOOK = 1.0
+"""Seconds after which a worker looks whether the register still has its keys."""
 FORGET_EVERY = 60.0
 """Seconds, or as many messages as one step forgets keys, after which expired keys are looked for."""
 FORGET = 500
@@ -70,8 +72,8 @@ class Reservations:
 
     def start(self) -> None:
         """Let the other workers know the keys of this spool. Until then they refuse keys temporarily."""
-        if self._register is not None:
-            self._tasks.start(self._publish(self._register))
+        if self._register is not None and self._register.publishes:
+            self._tasks.start(self._keep_published(self._register))
 
     async def store(
         self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
@@ -170,27 +172,38 @@ class Reservations:
 
     # --- the register
 
-    async def _publish(self, register: KeyRegister) -> None:
+    def problems(self) -> tuple[str, ...]:
+        """Return what is wrong with the register."""
+        problem = "" if self._register is None else self._register.problem
+        return (f"{problem}: messages with a key are refused temporarily",) if problem else ()
+
+    async def _keep_published(self, register: KeyRegister) -> None:
+        """Publish the keys of this spool, again whenever the register was begun anew."""
+        told, is_first = "", True
         while True:
             try:
-                # Without keys nothing is opened: most relays have none.
-                if register.is_there or await self._page(""):
+                if is_first or not await register.is_published():
                     for identity, message_id in await register.pending():
                         await self._settle(register, identity, message_id)
-                    after = None if register.is_published else ""
-                    while after is not None and (page := await self._page(after)):
-                        await register.publish(page)
-                        after = max(identity for identity, _ in page)
-                await STORE.run(register.mark_published)
-            except (StoreError, OSError) as error:
-                _log.warning(
-                    "the idempotency keys of this worker cannot be made known to the others, so that messages"
-                    " with keys are refused temporarily: %s",
-                    error,
-                )
-                await asyncio.sleep(10 * LOOK_AGAIN)
-            else:
-                return
+                if not await register.is_published():
+                    await self._publish(register)
+                told, is_first = "", False
+            except StoreError as error:
+                if str(error) != told:
+                    told = str(error)
+                    _log.warning(
+                        "the idempotency keys of this worker cannot be made known to the others, so that"
+                        " messages with keys are refused temporarily: %s",
+                        error,
+                    )
+            await asyncio.sleep(LOOK)
+
+    async def _publish(self, register: KeyRegister) -> None:
+        after = ""
+        while page := await self._page(after):
+            await register.publish(page)
+            after = max(identity for identity, _ in page)
+        await register.mark_published()
 
     async def _forget(self) -> None:
         try:
