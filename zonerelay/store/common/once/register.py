@@ -194,10 +194,9 @@ class Register:
             return
         database.execute("ATTACH ? AS old", (str(old),))
         try:
-            gone = f"worker NOT IN ({', '.join(map(str, self._all))})"
-            database.execute(
-                f"INSERT OR IGNORE INTO kept SELECT * FROM old.kept WHERE {gone} AND NOT pending"
-            )  # noqa: S608 - numbers
+            gone = ", ".join(map(str, self._all))
+            rows = f"SELECT * FROM old.kept WHERE worker NOT IN ({gone}) AND NOT pending"  # noqa: S608 - numbers
+            database.execute(f"INSERT OR IGNORE INTO kept {rows}")
         finally:
             database.execute("DETACH old")
 
