@@ -269,11 +269,11 @@ class Capture:
         return len(changed)
 
     def mark(self, read: bool, *, ids: Sequence[str] | None = None, query: str = "", tz: str = "") -> None:
-        """Delete all that match, or those with the ids. Raises SearchError and CaptureError."""
+        """Mark all that match, or those with the ids. Raises SearchError and CaptureError."""
         self._change("UPDATE mail SET is_read = ?", (int(read),), ids, query, tz)
 
     def delete(self, *, ids: Sequence[str] | None = None, query: str = "", tz: str = "") -> int:
-        """Delete all, and return how many there were. Raises SearchError and CaptureError."""
+        """Delete like `mark`, and return how many there were. Raises SearchError and CaptureError."""
         return self._change("DELETE FROM mail", (), ids, query, tz)
 
     def _change(

@@ -85,7 +85,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
-    """`immutable`: as the file itself is, without its log, and without files beside it."""
+    """Open the file for reading; `immutable`: as the file itself is, without its log and other files."""
     mode = "mode=ro&immutable=1" if immutable else "mode=ro"
     database = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY)
     try:
@@ -104,12 +104,12 @@ def _version(database: sqlite3.Connection) -> int:
 
 
 def number_of(value: str) -> int:
-    """The index ignores case, as pseudonyms do."""
+    """Return the number of a value in the index, which ignores case as pseudonyms do."""
     return crc32(value.lower().encode("utf-8", "surrogatepass"))
 
 
 def values_of(events: Sequence[Event]) -> set[str]:
-    """What these events are found by."""
+    """Return what these events are found by."""
     found: set[Field] = set()
     for _, _, fields in events:
         get = fields.get
@@ -168,7 +168,7 @@ def rows_with(database: sqlite3.Connection, values: Iterable[str]) -> Iterator[i
 
 def trim(database: sqlite3.Connection, before: float, most: int) -> bool:
     """Removes blocks of one part that are older than `before`, or the oldest while the file holds more than
-    `most` octets. True: there may be more to remove.
+    `most` bytes. True: there may be more to remove.
     """
     first = database.execute("SELECT row, last FROM block ORDER BY row LIMIT 1").fetchone()
     if first is None:
@@ -191,7 +191,7 @@ def trim(database: sqlite3.Connection, before: float, most: int) -> bool:
 
 
 def used(database: sqlite3.Connection) -> int:
-    """Octets of the file without those that are free for new rows."""
+    """Return the bytes of the file without those that are free for new rows."""
     pages, free, size = (
         int(database.execute(f"PRAGMA {name}").fetchone()[0])
         for name in ("page_count", "freelist_count", "page_size")

@@ -116,7 +116,7 @@ class Query:
         )
 
     def may_match(self, record: Record) -> bool:
-        """Whether the message, or the refusal, of this record is worth a look."""
+        """Return whether the message, or the refusal, of this record is worth a look."""
         text = record.text
         if form := self.any or self.recipient or self.sender:
             names = ("sender", "recipient", "mailbox", "message-id", "user", "client", "id", "about")
@@ -216,7 +216,7 @@ class Histories:
         return found[-limit:], len(found) > limit
 
     def records(self, message_id: str) -> list[Record]:
-        """Everything that is known of a message, in order of time."""
+        """Return everything that is known of a message, in order of time."""
         found: list[Record] = []
         for file in list(self.files):
             try:
@@ -229,7 +229,7 @@ class Histories:
         return sorted(found, key=lambda record: record.at)
 
     def since(self, since: float, until: float = float("inf")) -> Iterator[Record]:
-        """Every event between two times, in order of time for each worker."""
+        """Return every event between two times, in order of time for each worker."""
         for file in list(self.files):
             try:
                 rows = file.database.execute(
@@ -241,7 +241,7 @@ class Histories:
                 self._is_broken(file.worker, error)
 
     def gaps(self, since: float, until: float) -> list[Gap]:
-        """Time in between that is not covered, and why."""
+        """Return the times in between that are not covered, and why."""
         found = list(self.broken)
         for file in list(self.files):
             try:
@@ -252,7 +252,9 @@ class Histories:
         return found
 
     def refused_more(self, query: Query) -> int:
-        """How many refusals were counted instead of kept one by one, of the client if one is asked for."""
+        """Return how many refusals were counted instead of kept one by one, of the client if one is asked
+        for.
+        """
         count = 0
         for file in list(self.files):
             try:
@@ -331,7 +333,7 @@ class Histories:
 
 
 def _candidates(database: sqlite3.Connection, query: Query) -> Iterator[Record]:
-    """The newest first."""
+    """Return the newest first."""
     if query.indexed:
         blocks: Iterable[list[Record]] = (_read(database, row) for row in rows_with(database, query.indexed))
     else:
@@ -370,7 +372,7 @@ def _refusal(record: Record) -> Entry:
 
 
 def entries_of(message_id: str, records: Sequence[Record]) -> list[Entry]:
-    """One for each recipient that is known."""
+    """Return one for each recipient that is known."""
     by_recipient: dict[str, Entry] = {}
     base = Entry(at=0.0, message_id=message_id, outcome="waiting")
     refusals = [_refusal(each) for each in records if each.name in _ALONE]
@@ -425,7 +427,7 @@ class Step:
 
 
 def steps(records: Iterable[Record], message_id: str) -> list[Step]:
-    """The time line of one message."""
+    """Return the time line of one message."""
     return [Step(each.at, _named(each, message_id), each.text("recipient"), _told(each)) for each in records]
 
 

@@ -61,7 +61,7 @@ class Dropped(Protocol):
 
 class History:
     """One per worker; satisfies `events.HistorySink`. `file` is its database; `guard` is the free space in
-    octets below which the relay takes no mail.
+    bytes below which the relay takes no mail.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class History:
         self._trim_at = 0.0
 
     def tell(self, broken: Callable[[str], None], restored: Callable[[int], None]) -> None:
-        """Whom to tell of trouble, in the writing thread."""
+        """Set whom to notify of errors, in the writing thread."""
         self._broken, self._restored = broken, restored
 
     def problems(self) -> tuple[str, ...]:
         return (f"history: {self.problem}",) if self.problem else ()
 
     def size(self) -> int:
-        """Octets on the disk. Blocks."""
+        """Return the bytes on the disk. Blocks."""
         found = 0
         for end in ("", "-wal"):
             with contextlib.suppress(OSError):
@@ -116,7 +116,7 @@ class History:
         return found
 
     def put(self, event: str, fields: Mapping[str, Field]) -> None:
-        """On the event loop. Never raises or waits. The fields are not changed any more."""
+        """Add a record, on the event loop. Never raises or waits. The fields are not changed any more."""
         now = self._now()
         if len(self._queue) >= MOST:
             self._note_lost((now, now, 1))
@@ -262,7 +262,7 @@ class History:
             self._broken(problem)
 
     def _set_aside(self, error: Exception) -> None:
-        """The events that wait go into a new file, which says since when."""
+        """Write the events that wait to a new file, which says since when."""
         if self._database is not None:
             with contextlib.suppress(Exception):
                 self._database.close()
@@ -296,11 +296,11 @@ def _answer(waiter: asyncio.Future[None]) -> None:
 
 
 def _nothing(_: object) -> None:
-    """There is nothing to tell yet."""
+    """Ignore the record: there is nothing to report yet."""
 
 
 def file_of(home: Path, worker: int) -> Path:
-    """`home` is the parent of the spool."""
+    """Return the file of a worker's history; `home` is the parent of the spool."""
     return home / DIRECTORY / f"{worker:02d}.db"
 
 
@@ -309,7 +309,7 @@ def off_mark(file: Path) -> Path:
 
 
 def note_off(file: Path) -> None:
-    """A relay without a history is starting: the file that is there says later that it was off."""
+    """Note that the relay starts without a history, if there is a file of one."""
     mark = off_mark(file)
     with contextlib.suppress(OSError):
         if file.exists() and not mark.exists():

@@ -74,8 +74,8 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """`until`: when what it has ends unless it is heard of. `pressed_told`: as it was told last. `unheard`:
-    entries that may be otherwise than it was told.
+    """A worker that asks for units. `until`: when what it has ends unless it is heard of. `pressed_told`: as
+    it was told last. `unheard`: entries that may be otherwise than it was told.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Share:
         return other
 
     def _take(self, holder: Holder, now: float, *, least: int, spare: Entry | None) -> bool:
-        """One unit of a holder's richest line but `spare`."""
+        """Take one unit of a holder's largest line other than `spare`."""
         places = self._of.get(holder, [])
         kept = self._pop(places)
         place = kept
@@ -158,7 +158,7 @@ class Share:
 
     @staticmethod
     def _pop(places: list[_Place]) -> _Place | None:
-        """The first that is up to date."""
+        """Return the first that is up to date."""
         while places:
             negative, number, entry = place = heapq.heappop(places)
             if negative == -entry.left:
@@ -228,7 +228,7 @@ class Ledger:
         return entry
 
     def only(self, name: str, claims: Iterable[Claim]) -> None:
-        """A holder has nothing but these: what was given to it meanwhile it has never heard of."""
+        """Set what a holder has: what was given to it meanwhile it has never received."""
         said = {(claim.site, claim.line) for claim in claims}
         for key, entry in list(self.holders[name].entries.items()):
             if key not in said:
@@ -316,7 +316,7 @@ class Ledger:
     # Giving
 
     def _awake(self, awake: float) -> list[Entry]:
-        """Those that wait and are heard of."""
+        """Return those that wait and are heard of."""
         return [entry for entry in self.waiting if entry.holder.until >= awake]
 
     def _give(self, now: float, awake: float) -> None:
@@ -417,7 +417,7 @@ def _limits(lines: dict[str, dict[str, Entry]]) -> dict[str, int]:
 
 
 def _up_to(most: int, lines: dict[str, dict[str, Entry]], limits: dict[str, int]) -> list[Entry]:
-    """What is held of the lines with this limit and smaller ones."""
+    """Return what is held of the lines with this limit and smaller ones."""
     return [each for line, entries in lines.items() if limits[line] <= most for each in entries.values()]
 
 
@@ -429,7 +429,7 @@ _ROUNDING = 1e-6
 
 
 class Turn(Struct, frozen=True, array_like=True, order=True):
-    """`at` is a reading of the authority's clock."""
+    """A turn of a rate. `at` is a reading of the authority's clock."""
 
     at: float
     interval: float
@@ -448,7 +448,7 @@ class Calendar:
         return self.turns[-1].at + self._longest if self.turns else float("-inf")
 
     def earliest(self, at: float, interval: float, line: str) -> float:
-        """The first moment from `at` on that a turn may have."""
+        """Return the first moment from `at` on that a turn may have."""
         self._longest = max(self._longest, interval)
         turns = self.turns
         index = bisect_left(turns, at - self._longest, key=_moment)
@@ -562,7 +562,7 @@ class Book:
         return tuple(found)
 
     def _earliest(self, ask: TurnAsk, at: float) -> float:
-        """The first moment that the site and the zone both have."""
+        """Return the first moment that the site and the zone both have."""
         while True:
             before = at
             if ask.interval:
@@ -644,7 +644,7 @@ class _Written(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LimitTable:
-    """`news(holder, zone)` is called when a holder ought to ask again."""
+    """The limits of all zones. `news(holder, zone)` is called when a holder ought to ask again."""
 
     def __init__(self, clock: Clock, *, quiet: float = 0.0) -> None:
         self._clock = clock

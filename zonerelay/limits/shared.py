@@ -69,7 +69,7 @@ class BookStore(Protocol):
 
 
 class SharedAuthority:
-    """`holder`: a name of this process that no other has had."""
+    """The authority of a shared store. `holder`: a name of this process that no other has had."""
 
     def __init__(self, shelf: BookStore, holder: str, *, lease: float = LEASE) -> None:
         self.name = shelf.name

@@ -2,7 +2,7 @@
 client.
 
 The supervisor runs `LimitServer` around the table in memory; each worker talks to it through
-`SocketAuthority`. A frame is MessagePack behind its length (4 octets, big-endian); answers come in the order
+`SocketAuthority`. A frame is MessagePack behind its length (4 bytes, big-endian); answers come in the order
 of the questions. The lease of a worker ends with its connection.
 
 Failure: the server cuts off a worker that sends a malformed frame or does not read, and the table frees its
@@ -86,7 +86,7 @@ _SOCKET_MODE = 0o600
 
 
 class LimitServer:
-    """`start`, then `close` once."""
+    """The server of limits. `start`, then `close` once."""
 
     def __init__(self, path: Path, table: LimitTable) -> None:
         self._path = path
@@ -175,7 +175,7 @@ TIMEOUT = 5.0
 
 
 class SocketAuthority:
-    """`holder`: a name of this worker that no other process has had."""
+    """The client of the supervisor's limits. `holder`: a name of this worker that no other process had."""
 
     lease = None
 

@@ -32,7 +32,7 @@ LEASED_GRACE_PART = 0.4
 
 
 def margin(rate: Rate) -> float:
-    """Seconds by which the time of a rate is stretched."""
+    """Return the seconds by which the time of a rate is stretched."""
     return max(MARGIN_LEAST, MARGIN_PART * rate.seconds)
 
 
@@ -64,8 +64,8 @@ class Claim(Struct, frozen=True, array_like=True):
 
 
 class TurnAsk(Struct, frozen=True, array_like=True):
-    """`count` turns of a line, `interval` seconds apart, which are turns of the zone as well if that has an
-    interval. 0: there is no such rate. None is to be in the next `after` seconds.
+    """A request for `count` turns of a line, `interval` seconds apart, which are turns of the zone as well if
+    that has an interval. 0: there is no such rate. None is to be in the next `after` seconds.
     """
 
     site: str
@@ -93,8 +93,8 @@ class Request(Struct, frozen=True, array_like=True):
 
 
 class Held(Struct, frozen=True, array_like=True):
-    """`surrender`: the units that must go to other holders, even if they are in use. `pressed`: the number of
-    lines that wait because of these units; idle ones ought to go back.
+    """What a holder has of a line. `surrender`: the units that must go to other holders, even if they are in
+    use. `pressed`: the number of lines that wait because of these units; idle ones ought to go back.
     """
 
     site: str
@@ -105,7 +105,8 @@ class Held(Struct, frozen=True, array_like=True):
 
 
 class Answer(Struct, frozen=True, array_like=True):
-    """`now`: the authority's clock, in which `turns` are written, a list for each one asked for.
+    """The answer to a request. `now`: the authority's clock, in which `turns` are written, a list for each
+    one asked for.
 
     `pressed`: the number of lines that wait because all units of the zone are given away. `holders`: the
     number of workers that hold units of the zone or wait for some.
@@ -138,13 +139,13 @@ class LimitAuthority(Protocol):
     async def start(
         self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
     ) -> None:
-        """`news` names a zone in which a new exchange would bring something. `gone`: it is out of reach, and
-        why. `back`: it is in reach now and may have forgotten everything, so all is to be said again. Raises
-        AuthorityError only when it cannot ever be used.
+        """Connect. `news` names a zone in which a new exchange would bring something. `gone`: it is out of
+        reach, and why. `back`: it is in reach now and may have forgotten everything, so all is to be said
+        again. Raises AuthorityError only when it cannot ever be used.
         """
 
     async def exchange(self, zone: str, request: Request) -> Answer:
-        """One at a time for each zone. Raises AuthorityError."""
+        """Exchange a request for an answer, one at a time for each zone. Raises AuthorityError."""
 
     async def close(self) -> None:
         """Gives everything back, as far as the authority is in reach."""

@@ -24,12 +24,12 @@ NAME_FILE = "outbox-{:02d}.name"
 
 
 class Outbox:
-    """One per worker, where [outbox] has a url. `join` makes one store of it and the spool."""
+    """The outbox of a worker, where [outbox] has a url. `join` makes one store of it and the spool."""
 
     def __init__(
         self, spool: SpoolSettings, index: int, environment: Mapping[str, str], around: OutboxSurroundings
     ) -> None:
-        """For worker `index` of the relay. Raises StoreOpenError for secrets that cannot be read."""
+        """Prepare it for worker `index`. Raises StoreOpenError for secrets that cannot be read."""
         load_driver()
         outbox = around.settings
         self._name = _HeldName(spool.path.parent / NAME_FILE.format(index))
@@ -43,7 +43,7 @@ class Outbox:
         return JoinedStore(spool, self.store, counts=self._is_first)
 
     async def start(self, zones: ZoneHost, logins: LoginHost) -> None:
-        """Once the scheduler runs. Raises StoreOpenError."""
+        """Start, once the scheduler runs. Raises StoreOpenError."""
         self.mailboxes.attach(zones, logins)
         await self.store.start()
 

@@ -57,7 +57,7 @@ class BadRowError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recipients:
-    """`everybody` once each, in the order of the columns; `to` and `cc` are shown."""
+    """The recipients of a draft: `everybody` once each, in the columns' order; `to` and `cc` are shown."""
 
     author: Address
     sender: Mailbox
@@ -114,7 +114,7 @@ def _addresses(row: Mapping[str, object], column: str) -> tuple[Address, ...]:
 
 
 def address(text: str, column: str) -> Address:
-    """`a@b.example`, or `Name <a@b.example>`. Domains become A-labels. Raises BadRowError."""
+    """Read `a@b.example`, or `Name <a@b.example>`. Domains become A-labels. Raises BadRowError."""
     name, opening, _ = text.rpartition("<")
     if opening and "@" not in name and re.search("[,;:]", name) and '"' not in name:
         quoted = name.strip().replace("\\", r"\\")
@@ -126,7 +126,7 @@ def address(text: str, column: str) -> Address:
 
 
 def addresses(text: str, column: str) -> tuple[Address, ...]:
-    """At least one of those, with commas or semicolons between them. Raises BadRowError."""
+    """Read at least one of those, with commas or semicolons between them. Raises BadRowError."""
     if _CONTROL.search(text):
         raise BadRowError(f"{column} has a line end or another control character in it")
     entries = read_addresses(text).entries
@@ -144,7 +144,7 @@ def addresses(text: str, column: str) -> tuple[Address, ...]:
 
 
 def mailbox(text: str, column: str) -> Mailbox:
-    """`local@domain` for SMTP, its domain as A-labels. Raises BadRowError."""
+    """Return `local@domain` for SMTP, its domain as A-labels. Raises BadRowError."""
     try:
         found, behind = forward_path(f"<{text}>")
         if behind or "@" not in found:
@@ -284,7 +284,7 @@ def checked_text(text: str | None, column: str) -> str | None:
 
 
 def _text_of(json: msgspec.Raw) -> bytes | memoryview:
-    """What stands between the quotes; not copied, if nothing in it is escaped."""
+    """Return what stands between the quotes; not copied, if nothing in it is escaped."""
     view = memoryview(json)
     if bytes(view[:1]) != b'"':
         raise BadRowError(f"attachments is not a JSON list as {_SHAPE}")

@@ -41,7 +41,7 @@ CLOSE_TIMEOUT = 5.0
 
 
 class OutboxStore:
-    """One per outbox."""
+    """The store of an outbox."""
 
     def __init__(self, keeper: OutboxKeeper, mailboxes: Mailboxes, around: OutboxSurroundings) -> None:
         self.keeper = keeper
@@ -149,7 +149,7 @@ class OutboxStore:
             self._store(row, now)
 
     def _was_stalled(self, row: Row, delivery: Delivery) -> bool:
-        """Whether no attempt was made because the lease had lapsed: the delivery need not wait then."""
+        """Return whether no attempt was made because the lease had lapsed: the delivery need not wait."""
         attempts = row.state(delivery.recipient).attempts
         return row.message_id in self._stalled and delivery.attempts == attempts and not delivery.held
 
@@ -227,7 +227,7 @@ class OutboxStore:
             yield piece
 
     def check_claim(self, message_id: MessageId) -> None:
-        """As `QueueStore` has it."""
+        """Raise ClaimLostError if the claim was lost, as `QueueStore` does."""
         lapsed = message_id in self.claims.rows and not self.keeper.holds_lease
         if lapsed or self._is_lost(message_id):
             raise ClaimLostError(f"message {message_id}: the claim on it was lost")

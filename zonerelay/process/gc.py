@@ -111,8 +111,8 @@ class GcTimer:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Meanwhile many objects are made that stay and have no cycles, such as those of a configuration: to
-        look at them would take tenths of a second, so they are settled without.
+        """Pause the collector while many objects are made that stay and have no cycles, such as those of a
+        configuration: to look at them would take tenths of a second, so they are settled without.
         """
         self._waits = True
         try:

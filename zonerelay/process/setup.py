@@ -39,8 +39,9 @@ socket, the configuration that the supervisor was started with.
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`drains_spool`: the worker listens nowhere, empties its spool and removes it in the end. `limits` is
-    the socket of the supervisor's limits, `None` where this process has its limits to itself.
+    """The identity of a worker's process. `drains_spool`: the worker listens nowhere, empties its spool
+    and removes it in the end. `limits` is the socket of the supervisor's limits, `None` where this
+    process has its limits to itself.
     """
 
     index: int = 0
@@ -114,7 +115,7 @@ def prepare_home(settings: Settings) -> Path:
 
 
 def close_to_others() -> None:
-    """Other users of the machine may not read files that this process creates, whatever mode LevelDB gives to
+    """Let other users of the machine not read files that this process creates, whatever mode LevelDB gives to
     them; the rights of a group are those of the umask that the process was started with.
     """
     os.umask(os.umask(0o077) | stat.S_IRWXO)
@@ -128,8 +129,8 @@ def raise_limits() -> None:
 
 
 def put_off_reload() -> None:
-    """A SIGHUP waits until `allow_reload`: by itself it would end a process that is still starting. Workers
-    inherit this.
+    """Let a SIGHUP wait until `allow_reload`: by itself it would end a process that is still starting.
+    Workers inherit this.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 

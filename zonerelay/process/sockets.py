@@ -53,7 +53,7 @@ class Notifier:
         self._send(f"READY=1\nSTATUS={status}")
 
     def reloading(self, monotonic: float) -> None:
-        """`monotonic` seconds now: Type=notify-reload matches the answer to the signal by it."""
+        """Notify systemd of the time: Type=notify-reload matches the answer to the signal by it."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic * 1_000_000)}")
 
     def stopping(self) -> None:
@@ -65,7 +65,7 @@ class Notifier:
         self._send(f"STATUS={text}")
 
     def start_watchdog(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Pet the watchdog from the event loop: a loop that hangs is restarted by systemd."""
+        """Notify the watchdog from the event loop: a loop that hangs is restarted by systemd."""
         if not self.watchdog_interval or (self._channel is None and not self._address):
             return
         self._send("WATCHDOG=1")
@@ -107,8 +107,8 @@ FIRST = 3  # SD_LISTEN_FDS_START
 
 
 class Inherited:
-    """`descriptors` are open, listening sockets by address, `spare` further ones, `others` those of the other
-    workers there. They are never closed here.
+    """Inherited sockets. `descriptors` are open, listening sockets by address, `spare` further ones, `others`
+    those of the other workers there. They are never closed here.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Inherited:
 
     @classmethod
     def of_systemd(cls, environment: Mapping[str, str], pid: int) -> Inherited:
-        """sd_listen_fds(3). Raises ValueError for what is no listening stream socket."""
+        """Return the sockets of sd_listen_fds(3). Raises ValueError for what is not listening."""
         count = environment.get("LISTEN_FDS", "")
         if environment.get("LISTEN_PID") != str(pid) or not count.isdigit():
             return cls()
@@ -169,7 +169,9 @@ class Inherited:
         return [socket.socket(fileno=os.dup(each)) for each in self._others.get(address, ())]
 
     def take(self, address: str) -> socket.socket | None:
-        """A socket of the caller's own for a listener's address, `None` where no socket was handed over."""
+        """Return a socket of the caller's own for a listener's address, `None` where no socket was handed
+        over.
+        """
         descriptor = self._descriptors.get(address)
         if descriptor is None:
             wanted = parse_listen(address)

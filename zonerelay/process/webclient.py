@@ -43,7 +43,9 @@ class WebError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """`headers` with names in lower case; of equal ones the last. The repr is without `body`, a secret."""
+    """A response. `headers` with names in lower case; of equal ones the last. The repr is without `body`, a
+    secret.
+    """
 
     status: int
     headers: Mapping[str, str]
@@ -199,7 +201,9 @@ class Poster:
         self._session: ClientSession | None = None
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> Response:
-        """Any status is a response; of its body only the first octets are read. Raises WebError."""
+        """Send a request. Any status is a response; of its body only the first bytes are read. Raises
+        WebError.
+        """
         try:
             async with asyncio.timeout(self._timeout):
                 await self._resolve(self._host)  # of an address no other resolver would be asked
@@ -263,7 +267,7 @@ def _resolver(resolve: Resolve) -> AbstractResolver:
 
 
 def _words(error: Exception, host: str) -> str:
-    """The trouble in words. The texts of aiohttp's exceptions may quote a URL, so they are not used."""
+    """Return an error message. The texts of aiohttp's exceptions may quote a URL, so they are not used."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

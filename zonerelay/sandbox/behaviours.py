@@ -65,7 +65,7 @@ _USUAL = Behaviour()
 
 
 def is_behaviour(name: str) -> bool:
-    """Whether a local part asks for anything but the usual."""
+    """Return whether a local part asks for anything but the usual."""
     return behaviour_of(name) != _USUAL
 
 

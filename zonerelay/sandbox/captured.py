@@ -111,7 +111,7 @@ class _Conversation(SMTP):
     line_length_limit = 1024 * 1024
 
     def wanted(self) -> list[Behaviour]:
-        """The behaviours of the recipients."""
+        """Return the behaviours of the recipients."""
         assert self.envelope is not None
         behaviours = _TROUBLES.behaviours
         return [behaviour_of(behaviours.get(each.lower(), each)) for each in self.envelope.rcpt_tos]

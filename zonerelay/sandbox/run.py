@@ -156,26 +156,26 @@ def _make_certificate(directory: Path) -> tuple[Path, Path]:
 
 
 def _shown(address: str) -> str:
-    """A host by which the address is reached: this machine's name where it listens on all addresses."""
+    """Return a host by which the address is reached: this machine's name if it listens on all."""
     host = parse_listen(address).host
     return socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
 
 
 def _own_address(worker: Worker) -> str:
-    """Where this process reaches the listener, which may listen on all addresses."""
+    """Return where this process reaches the listener, which may listen on all addresses."""
     host, _, port = worker.addresses()[0].rpartition(":")
     return f"{_LOOPBACK if host in ('0.0.0.0', '[::]') else host}:{port}"
 
 
 def _token(directory: Path, now: float) -> str:
-    """For the page, as long as the sandbox runs: loopback is other users' of this machine, too."""
+    """Make a token for the page, as long as the sandbox runs: other users can reach loopback too."""
     text = make_token()
     add(identities_file(directory), token_of(text, "sandbox", "operate", created=now, expires=0.0, user=""))
     return text
 
 
 def _free(port: int) -> int:
-    """The usual port, or any when another relay has it."""
+    """Return the usual port, or any when another relay has it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -200,7 +200,7 @@ def _introduce(console: Console, worker: Worker, page: str) -> None:
 
 
 def _pinned(console: Console, worker: Worker, sink: CapturingSink, page: str) -> Live:
-    """What a person needs while mail flows stays below it; in a file it comes at the end."""
+    """Return what a person needs, shown below the mail; in a file it comes at the end."""
     smtp = _own_address(worker)
     lines = (
         f"swaks --server {smtp} --from you@example.org --to someone@example.com",

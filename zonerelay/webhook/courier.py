@@ -85,7 +85,7 @@ class About(NamedTuple):
 
     @classmethod
     def read(cls, recipient: Mailbox) -> About:
-        """An event of a newer release, whose recipient is not understood, stands alone."""
+        """Parse a recipient; one of a newer release, which is not understood, stands alone."""
         source, _, rest = recipient.partition("@")[0].partition(".")
         step, _, count = rest.partition(".")
         return cls(source, int(step) if step.isdecimal() else 0, int(count) if count.isdecimal() else 1)
@@ -117,7 +117,7 @@ class Line:
 
 
 class WebhookCourier:
-    """One per webhook and worker. `start`, then `stop` once."""
+    """The sender of a webhook in a worker. `start`, then `stop` once."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class WebhookCourier:
         self._task = self._task or asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """What is left stays in the spool, for the next courier or the next start."""
+        """Stop; what is left stays in the spool, for the next courier or the next start."""
         tasks = [task for task in (self._task, *self._posts) if task is not None]
         for task in tasks:
             task.cancel()
@@ -186,7 +186,7 @@ class WebhookCourier:
         await self.endpoint.close()
 
     def notify(self) -> None:
-        """There may be new events in the store."""
+        """Look for new events in the store."""
         self._has_news = True
         self._wake.set()
 
@@ -197,7 +197,7 @@ class WebhookCourier:
         self._wake.set()
 
     def forget(self, keys: Collection[DeliveryKey]) -> None:
-        """Others have them now; what is being posted ends by itself."""
+        """Forget events that others have now; what is being posted ends by itself."""
         for item in [each for each in self._items if each.delivery and each.delivery.key in keys]:
             line = self._lines[item.about.source]
             if not (line.is_busy and line.items[0] is item):
@@ -292,7 +292,7 @@ class WebhookCourier:
         self._write(changes, self.notify)
 
     def _earlier_gaps(self) -> list[Item]:
-        """Those that were not told yet, and whose number is known: the new one counts them."""
+        """Return those that were not reported yet, and whose number is known: the new one counts them."""
         line = self._lines.get(GAP)
         found = [item for item in line.items if item.lost] if line is not None and not line.is_busy else []
         for item in found:
@@ -303,7 +303,7 @@ class WebhookCourier:
     # Posting
 
     def _seconds(self) -> float:
-        """Until there is something to do."""
+        """Return the seconds until there is something to do."""
         now, due = self._clock.monotonic(), []
         if not self.is_disabled and len(self._posts) < self._most:
             due += [max(self._pause, now)] if self._ready else []

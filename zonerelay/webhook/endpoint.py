@@ -7,7 +7,7 @@ differently the next time. Never raises but for CancelledError.
 Signatures of Standard Webhooks: HMAC-SHA256 with `whsec_` secrets, ed25519 with `whsk_` secrets. Pure.
 
 What is signed is the event's id, the time of the attempt in seconds, and the body, with dots between. No text
-or repr contains an octet of a key.
+or repr contains an byte of a key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from zonerelay.routing.addresses import is_private
 
 
 def signatures(keys: Sequence[str], event_id: str, timestamp: int, body: bytes) -> str:
-    """The header `webhook-signature`: a signature with each key, the newest first."""
+    """Return the header `webhook-signature`: a signature with each key, the newest first."""
     signed = b"%s.%d.%s" % (event_id.encode(), timestamp, body)
     return " ".join(_sign(key, signed) for key in keys)
 
@@ -50,8 +50,8 @@ _LONGEST_WAIT = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`text` is for people. `down`: the endpoint would have refused any event; otherwise it may be this one.
-    `gone`: it wants no more. `wait`: the seconds that it asks for.
+    """The answer of an endpoint. `text` is for people. `down`: the endpoint would have refused any event;
+    otherwise it may be this one. `gone`: it wants no more. `wait`: the seconds that it asks for.
     """
 
     ok: bool
@@ -62,8 +62,8 @@ class Answer:
 
 
 class Endpoint:
-    """One per webhook. `read_keys` is asked before each post for what signs, the newest first: a secret may
-    have been replaced. It blocks, and raises ValueError.
+    """The endpoint of a webhook. `read_keys` is asked before each post for what signs, the newest first: a
+    secret may have been replaced. It blocks, and raises ValueError.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Endpoint:
         )
 
     def _wait(self, text: str) -> float:
-        """RFC 9110 10.2.3: seconds, or a date."""
+        """Parse Retry-After (RFC 9110 10.2.3): seconds, or a date."""
         try:
             found = (
                 float(text)

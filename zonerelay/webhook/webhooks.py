@@ -51,8 +51,8 @@ _CLEAR = Redactor(b"", enabled=False)
 
 
 class Webhooks:
-    """`start`, then `close` once. `hashed` makes pseudonyms; `records` reads the history since a time, in a
-    thread.
+    """The webhooks of a worker. `start`, then `close` once. `hashed` makes pseudonyms; `records` reads the
+    history since a time, in a thread.
     """
 
     def __init__(
@@ -151,12 +151,12 @@ class Webhooks:
     # Events
 
     def notify(self) -> None:
-        """What `outcomes` or `accepted` has returned is stored."""
+        """Note that what `outcomes` or `accepted` has returned is stored."""
         for courier in self._couriers.values():
             courier.notify()
 
     def forget(self, keys: Collection[DeliveryKey]) -> None:
-        """Others have taken these events over: they post them."""
+        """Forget events that others have taken over and post."""
         for courier in self._couriers.values():
             courier.forget(keys)
         self._store.release(keys)
@@ -164,7 +164,7 @@ class Webhooks:
     def outcomes(
         self, message: Message | None, told: Sequence[Told], *, destination: str, seconds: float | None
     ) -> list[Submit]:
-        """The events of these outcomes, for the same write."""
+        """Return the events of these outcomes, for the same write."""
         named = [(_type_of(each), each) for each in told]
         found: list[Submit] = []
         for courier in self._asking({name for name, _ in named}):
@@ -207,7 +207,7 @@ class Webhooks:
         return replace(submit, about=tuple(each[0].key for each in told))
 
     def accepted(self, message: Message) -> list[Submit]:
-        """The events of an acceptance, for the same write. A bug in here must not cost the mail."""
+        """Return the events of an acceptance, for the same write. A bug in here must not cost the mail."""
         try:
             at = message.envelope.created
             return [
@@ -228,7 +228,7 @@ class Webhooks:
         return fields | {"recipients": len(recipients), "message-id": str(fields["message-id"])[:LONGEST]}
 
     def tell(self, name: str, fields: dict[str, Field]) -> None:
-        """An event of the relay itself."""
+        """Post an event of the relay itself."""
         for courier in self._asking({name}):
             redact = self._redactors[courier.name]
             data = {
@@ -337,7 +337,7 @@ class Webhooks:
 
 
 def _hidden(redact: Redactor, key: str, value: str) -> str:
-    """The history may have addresses in clear."""
+    """Return the pseudonym of a value, because the history may have addresses in clear."""
     if value == "<>" or value.startswith(("u-", "c-")):
         return value
     return redact.client(value) if key == "client" else redact.mailbox(Mailbox(value))

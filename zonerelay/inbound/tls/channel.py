@@ -168,7 +168,7 @@ class TlsChannel:
         return b"".join(output) if output else self.take_output()
 
     def close(self) -> bytes:
-        """Send close_notify, behind what was waiting. May be called in every state, and again."""
+        """Write close_notify behind what was waiting. May be called in every state, and again."""
         if self.established and not self._fault:
             _forget_errors()
             try:

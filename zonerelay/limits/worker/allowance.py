@@ -230,7 +230,7 @@ class LeasedTurns:
         return TurnAsk(self.site, self.line, self._site_interval, self._zone_interval, 0), turns
 
     def idle_for(self, now: float) -> float:
-        """Seconds since the last of them."""
+        """Return the seconds since the last of them."""
         return float("inf") if self.last == _NEVER else now - self._bounds.window(self.last, 0.0)[0]
 
     def unused(self) -> tuple[tuple[str, float], ...]:
@@ -265,7 +265,7 @@ class LeasedTurns:
             self._wanted(self)
 
     def _give_back_surplus(self) -> None:
-        """The last ones, if there is time for others to have them."""
+        """Give back the last ones, if there is time for others to have them."""
         surplus = len(self._turns) - self._started - self._demand
         if surplus <= 0:
             return
@@ -505,7 +505,7 @@ class ZoneAllowance:
         return any(line.surrender or line.pressed for line in self._lines.values())
 
     def is_pressed(self, site: str, line: str) -> bool:
-        """Whether an idle connection of the line has a unit that another line or holder waits for."""
+        """Return whether an idle connection of the line has a unit that another line or holder waits for."""
         found = self._lines.get((site, line))
         return bool(self.pressed or (found is not None and found.pressed))
 
@@ -560,7 +560,7 @@ class ZoneAllowance:
         line.wished_at = 0.0
 
     def _heads(self) -> Iterator[LineAllowance]:
-        """The wishes that the authority hears of; the others follow when these have come true."""
+        """Yield the requests that the authority receives; the others follow when these are granted."""
         for count, line in enumerate(self._wishes):
             if count >= MAX_WAITING:
                 return
@@ -576,7 +576,7 @@ class ZoneAllowance:
             self._give_back(line, spare)
 
     def _is_wanted(self, line: LineAllowance) -> bool:
-        """Whether other holders or lines wait for units of this line."""
+        """Return whether other holders or lines wait for units of this line."""
         return bool(self.pressed or line.pressed)
 
     def _give_back(self, line: LineAllowance, count: int) -> None:

@@ -42,19 +42,19 @@ class KeeperObserver(Protocol):
     """The keeper calls it when the limits of a zone change for this worker."""
 
     def granted(self, zone: str) -> None:
-        """Something may begin that was refused."""
+        """Report that something may begin that was refused."""
 
     def relieve(self, zone: str) -> None:
-        """Idle connections may stand in others' way (`ZoneAllowance.is_pressed`, `may_keep`)."""
+        """Report that idle connections may stand in others' way (`ZoneAllowance.is_pressed`, `may_keep`)."""
 
     def waited(self, zone: str, seconds: float) -> None:
-        """A unit has come `seconds` after the wish for it."""
+        """Report a unit that came `seconds` after the request."""
 
     def out_of_reach(self, reason: str) -> None:
-        """The authority does not answer."""
+        """Report that the authority does not answer."""
 
     def back_in_reach(self) -> None:
-        """The authority answers again."""
+        """Report that the authority answers again."""
 
 
 _TurnKey = tuple[str, str, Rate | None, Rate | None]
@@ -85,7 +85,7 @@ class _Zone:
 
 
 class LimitKeeper:
-    """One per worker, on one event loop."""
+    """The keeper of a worker's limits, on one event loop."""
 
     def __init__(self, authority: LimitAuthority, clock: Clock, observer: KeeperObserver) -> None:
         self.authority = authority
@@ -124,7 +124,7 @@ class LimitKeeper:
         return None if self._lost is None else f"limits: {self.authority.name} is out of reach: {self._lost}"
 
     def figures(self) -> dict[str, tuple[int, int, int]]:
-        """By zone: units held, connections open, units wished for."""
+        """Return by zone: units held, connections open, units wanted."""
         return {name: zone.allowance.figures for name, zone in self._zones.items()}
 
     def zone(self, name: str) -> ZoneAllowance:

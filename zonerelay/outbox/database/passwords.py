@@ -1,6 +1,6 @@
 """Passwords of mailboxes as the database has them: AES-256-GCM, bound to the server that they are for.
 
-    zr1.<base64url of 12 octets of nonce and the sealed password>
+    zr1.<base64url of 12 bytes of nonce and the sealed password>
 
 The server and the user name are the associated data, so a writer of the table cannot have a password
 sent to another server. The first key seals; each is tried to open, so keys are replaced one after the other.
@@ -26,7 +26,7 @@ class PasswordError(Exception):
 
 
 def read_key(text: str) -> bytes:
-    """32 octets in base64 (`openssl rand -base64 32`) or hexadecimal. Raises PasswordError."""
+    """Read a key: 32 bytes in base64 (`openssl rand -base64 32`) or hexadecimal. Raises PasswordError."""
     text = "".join(text.split())
     try:
         key = bytes.fromhex(text) if len(text) == 2 * KEY_SIZE else _unbase64(text)
@@ -68,7 +68,7 @@ def _bound(host: str, port: int, user: str) -> bytes:
 
 
 def _unbase64(text: str) -> bytes:
-    """Both alphabets, with or without padding. Raises ValueError."""
+    """Decode base64 in both alphabets, with or without padding. Raises ValueError."""
     plain = text.rstrip("=").replace("-", "+").replace("_", "/")
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)

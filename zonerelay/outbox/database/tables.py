@@ -44,7 +44,7 @@ class Names:
         return f"{self.schema}_{self.messages}"
 
     def quoted(self, name: str) -> str:
-        """A table, or a function, as statements name it. Names are checked in the configuration."""
+        """Return a table, or a function, as statements name it. Names are checked in the configuration."""
         return f'"{self.schema}"."{name}"'
 
 
@@ -339,7 +339,7 @@ async def _migrate(fetch: Fetch, names: Names) -> None:
 
 
 async def _recorded_version(fetch: Fetch, names: Names) -> int:
-    """The version that is written down, 0 for none. A role that may not see it is not hindered: the columns
+    """Return the stored version, 0 for none. A role that may not see it is not hindered: the columns
     say enough. Raises StoreOpenError for tables that are too new.
     """
     if not await fetch(

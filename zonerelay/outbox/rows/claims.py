@@ -34,8 +34,8 @@ TROUBLE_PAUSE = 1.0
 
 
 class OutboxClaims:
-    """`put(write)` finalises a row. `superseded` is told of a row that was queued again under our hands;
-    `in_hand` knows claims that are not in `rows`.
+    """The claims on rows. `put(write)` finalises a row. `superseded` is told of a row that was queued again
+    under our hands; `in_hand` knows claims that are not in `rows`.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A small message is made at once and kept in memory; the least recently used is forgotten first. A large one
 is made in a thread and kept in a file without a name. A row is read only after it has `room`: of rows
-larger than `_SIDE_BY_SIDE` octets there is never more than one in memory.
+larger than `_SIDE_BY_SIDE` bytes there is never more than one in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ File: TypeAlias = "tempfile.SpooledTemporaryFile[bytes]"
 
 @dataclass(slots=True, eq=False)
 class Composed:
-    """`data` of a small one, or else `file`."""
+    """A composed message: `data` of a small one, or else `file`."""
 
     message: Message
     data: bytes
@@ -47,7 +47,7 @@ class Composed:
 
 
 class Composer:
-    """One per outbox. `max_size`: of a message."""
+    """The composer of an outbox. `max_size`: of a message."""
 
     def __init__(self, max_size: int) -> None:
         self._max_size = max_size
@@ -58,7 +58,7 @@ class Composer:
         self._one = asyncio.Lock()
 
     def room(self, size: int) -> AbstractAsyncContextManager[None]:
-        """For a row of so many octets, from before it is read until it is made."""
+        """Return a lock for a row of so many bytes, to hold from before it is read until it is composed."""
         return self._few if size <= _SIDE_BY_SIDE else self._one
 
     def known(self, message_id: MessageId) -> Composed | None:
@@ -145,7 +145,7 @@ class _Output:
         self.file.write(piece)
 
     def finish(self) -> bytes:
-        """The message if it is small; a large one stays in the file. Raises OSError."""
+        """Return the message if it is small; a large one stays in the file. Raises OSError."""
         if self.size > _LARGE:
             self.file.flush()
             return b""

@@ -171,7 +171,7 @@ class Mailboxes:
         return mailbox
 
     def forget_idle(self, busy: Collection[str]) -> None:
-        """`busy`: zones with rows that this relay has claimed."""
+        """Forget unused mailboxes. `busy`: zones with rows that this relay has claimed."""
         limit = self._monotonic() - IDLE
         for zone, used in list(self._used.items()):
             if used > limit or zone in busy:

@@ -47,12 +47,12 @@ class ZonePool:
         return self._order.fresh.first() is not None
 
     def doubt(self) -> None:
-        """Anything may have changed in the store."""
+        """Note that anything may have changed in the store."""
         self.more = self.parked = True
         self.due = 0.0
 
     def hear_of(self, delivery: Delivery) -> None:
-        """The store has it now, and no relay has claimed it."""
+        """Add a delivery that the store has now and no relay has claimed."""
         if delivery.held:
             return
         if delivery.next_attempt > 0:
@@ -72,7 +72,7 @@ class ZonePool:
         self._order.refill(())
 
     def take(self, limit: int, skip: Collection[str], now: float) -> tuple[list[Delivery], list[Delivery]]:
-        """Up to `limit` deliveries, fresh and due ones in turns; and those met of a domain in `skip`."""
+        """Return up to `limit` deliveries, fresh and due in turns; and those met of a domain in `skip`."""
         found: list[Delivery] = []
         passed: list[Delivery] = []
         while len(found) < limit and (key := self._order.pop_next(now)) is not None:
@@ -83,7 +83,7 @@ class ZonePool:
     def take_new(
         self, limit: int, since: MessageId, skip: Collection[str]
     ) -> tuple[list[Delivery], list[Delivery]]:
-        """Like `take`, from the fresh deliveries of messages from `since` on."""
+        """Return, like `take`, from the fresh deliveries of messages from `since` on."""
         found: list[Delivery] = []
         passed: list[Delivery] = []
         while len(found) < limit and (key := self._order.fresh.first_since(since)) is not None:
@@ -93,7 +93,7 @@ class ZonePool:
         return found, passed
 
     def next_due(self) -> float:
-        """The time at which the first deferred delivery at hand is due."""
+        """Return the time at which the first deferred delivery at hand is due."""
         first = self._order.first_due()
         return NEVER if first is None else first[0]
 
@@ -132,7 +132,7 @@ class Claims:
             self.handed[key] = delivery
 
     def drop(self, key: DeliveryKey) -> Delivery | None:
-        """It is no longer handed out; its state, if it was."""
+        """Remove a delivery, and return its state, if it was there."""
         if key in self.lost:
             self.lost.discard(key)
             _count(self._lost_messages, key.message_id, -1)
@@ -158,7 +158,7 @@ class Claims:
                 _count(self._lost_messages, key.message_id, 1)
 
     def regain(self, delivery: Delivery) -> bool:
-        """The store gave us back what we had lost and still attempt: that attempt counts again."""
+        """Resume a claim that was lost and is still attempted: that attempt counts again."""
         if delivery.key not in self.lost:
             return False
         self.drop(delivery.key)
@@ -166,7 +166,7 @@ class Claims:
         return True
 
     def knows(self, key: DeliveryKey) -> bool:
-        """Something is being done with it here, or will be."""
+        """Return whether something is being done with it here, or will be."""
         return (
             key in self.handed
             or key in self.settling

@@ -20,8 +20,8 @@ COUNT_EVERY = 10.0
 
 
 class OutboxReader:
-    """One per outbox. `rows` by status, and `lag`, the seconds that the first row that is due has waited, are
-    those of the last count.
+    """The reader of an outbox. `rows` by status, and `lag`, the seconds that the first row that is due has
+    waited, are those of the last count.
     """
 
     def __init__(self, keeper: OutboxKeeper, around: OutboxSurroundings) -> None:
@@ -45,7 +45,7 @@ class OutboxReader:
     # --- one row
 
     async def size(self, row: int) -> int:
-        """Returns the octets of a row. Raises BadRowError for one that is too large to be looked at."""
+        """Returns the bytes of a row. Raises BadRowError for one that is too large to be looked at."""
         found = await self._keeper.fetch(self._statements.size, row)
         if not found:
             raise MessageNotFoundError(f"row {row} has left the outbox")

@@ -89,8 +89,8 @@ class Write(NamedTuple):
 
 
 def read_states(json: str | None) -> _States:
-    """States that cannot be read were not written by a relay: every recipient starts anew, which repeats
-    nothing that the relay has written down.
+    """Read the states. If they are unreadable no relay wrote them: every recipient starts again, which
+    repeats nothing that the relay has written down.
     """
     try:
         return msgspec.json.decode(json, type=_States) if json else {}
@@ -100,7 +100,9 @@ def read_states(json: str | None) -> _States:
 
 @dataclass(eq=False)
 class Row:
-    """`out`: recipients that wait in this relay, or are being attempted. `content` is there of small ones."""
+    """A row that was claimed. `out`: recipients that wait in this relay, or are being attempted. `content` is
+    there of small ones.
+    """
 
     id: int
     token: str
@@ -135,7 +137,7 @@ class Row:
         )
 
     def open(self) -> list[Delivery]:
-        """The recipients that neither have the message nor were given up."""
+        """Return the recipients that neither have the message nor were given up."""
         return [self.delivery(each) for each in self.people.everybody if not self.state(each).done]
 
     def take_due(self, now: float) -> list[Delivery]:
@@ -256,12 +258,12 @@ def read_row(columns: Columns, default_zone: str, mailbox: TableMailbox | None) 
 
 
 def put_off(columns: Columns, problem: str) -> Write:
-    """The write for a row that waits until something else has been corrected."""
+    """Return the write for a row that waits until something else has been corrected."""
     return Write(columns[0], columns[1], QUEUED, columns[4], problem, columns[6], PUT_OFF)
 
 
 def refused(row: int, token: str, attempts: int, problem: str) -> Write:
-    """A row that can never be sent."""
+    """Return the write for a row that can never be sent."""
     return Write(row, token, FAILED, attempts, problem, None, None)
 
 

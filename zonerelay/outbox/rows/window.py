@@ -55,7 +55,7 @@ class Window:
         return self._full
 
     def room(self) -> int:
-        """How many rows to claim next. A batch is at most a share: all of it may be one queue's."""
+        """Return how many rows to claim next. A batch is at most a share: all of it may be one queue's."""
         room = min(BATCH, self._share(), MOST + RESERVE - self._total)
         self._wants_room = room <= 0
         return max(room, 0)
@@ -68,7 +68,7 @@ class Window:
         self._total += 1
 
     def remove(self, queue: QueueName) -> bool:
-        """Something of the queue has left; true when it is worth looking for more."""
+        """Note that something of the queue has left; return whether it is worth looking for more."""
         left = self._counts[queue] - 1
         if left:
             self._counts[queue] = left

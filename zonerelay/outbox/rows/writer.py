@@ -24,7 +24,7 @@ PAUSE = 0.5
 
 
 class OutboxWriter:
-    """`written(write, kept)`: it is durable, or (`kept` false) the claim was lost."""
+    """The writer of outcomes. `written(write, kept)`: it is durable, or (`kept` false) the claim was lost."""
 
     def __init__(
         self, keeper: OutboxKeeper, around: OutboxSurroundings, written: Callable[[Write, bool], None]

@@ -32,8 +32,8 @@ _CLEAN = (None, "\r\n")
 
 
 class ChunkLines:
-    """A dot-stuffer. `feed` every piece in order, then `finish` once; send what they return. `plain`: skip
-    the check.
+    """A check of line ends for BDAT. `feed` every piece in order, then `finish` once; send what they
+    return. `plain`: skip the check.
     """
 
     __slots__ = ("_ended", "_held_cr", "_line_ends")
@@ -84,7 +84,7 @@ _HIDDEN_DOT = re.compile(rb"(\r\n\x00+)\.")
 
 
 class DotStuffer(ChunkLines):
-    """A dot-stuffer of chunks. `feed` every chunk in order, then `finish` once; write what they return.
+    """A dot-stuffer for DATA. `feed` every chunk in order, then `finish` once; write what they return.
 
     `plain`: the body needs nothing but its end.
     """

@@ -57,7 +57,7 @@ class LimitEvents:
     _metrics: LimitMetrics
 
     def read(self, figures: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
-        """Return by zone: places held, connections open, places wished for."""
+        """Attach the reader of places held, connections open and places wanted, by zone."""
         self._metrics.attach(figures)
 
     def waited(self, seconds: float) -> None:

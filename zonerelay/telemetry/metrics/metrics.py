@@ -66,7 +66,7 @@ class LimitMetrics(Instruments):
         self._read: Callable[[], Mapping[str, tuple[int, int, int]]] | None = None
 
     def attach(self, read: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
-        """Return by zone: places held, connections open, places wished for."""
+        """Attach the reader of places held, connections open and places wanted, by zone."""
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
@@ -296,7 +296,7 @@ class ReplyMetrics(Instruments):
 
 @lru_cache(maxsize=1024)
 def _labels_of(host: str, code: int) -> tuple[str, str]:
-    """Return the label of a host: few hosts take most mail, and every recipient is counted."""
+    """Return the labels of a reply. Cached, because few hosts take most mail."""
     site = SITES.get(".".join(host.rsplit(".", 2)[-2:]), OTHER)
     return site, f"{code // 100}xx" if code else "none"
 
