@@ -377,11 +377,11 @@ async def test_mail_is_found_while_the_reads_of_its_node_are_given_up(crew: list
             await one.nodes._forget_reader(node)
             raise StoreError("the spool is closed")
 
-        messages = deliveries_of = message
+        messages = deliveries_of = message  # type: ignore[assignment]
 
     for ask in (one.nodes.read_message, one.nodes.deliveries_of):
         one.nodes._others[node] = GivenUp(one.nodes._keepers[node])
-        assert await ask(message_id(1))  # type: ignore[operator]
+        assert await ask(message_id(1))
     one.nodes._others[node] = GivenUp(one.nodes._keepers[node])
     assert list(await one.nodes.read_messages([message_id(1)])) == [message_id(1)]
     assert len(refused) == 3

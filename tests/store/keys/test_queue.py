@@ -5,9 +5,12 @@ failures.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,10 +26,19 @@ from tests.store.test_nothing_is_missed import (  # noqa: F401 - as above
     tiny,
 )
 from zonerelay.model.clock import ManualClock, SystemClock
+from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
-from zonerelay.store.contract import CHUNK_SIZE, Change, Finish, Store, StoreError, Submit
+from zonerelay.store.contract import (
+    CHUNK_SIZE,
+    Change,
+    Finish,
+    QueueCounts,
+    Store,
+    StoreError,
+    Submit,
+)
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
-from zonerelay.store.keys.port import Engine
+from zonerelay.store.keys.port import Engine, KeyPage
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.queue.queue import open_queue
 from zonerelay.store.surroundings import Surroundings
@@ -148,3 +160,39 @@ async def test_an_upload_that_a_crash_has_left_is_removed(tmp_path: Path) -> Non
             await asyncio.sleep(0.01)
     assert await body_of(again, message_id(9))
     await again.close()
+
+
+async def test_what_changes_while_a_queue_is_counted_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = PLACES["memory"](Path()).engine()
+    choose = random.Random(4)
+    store = await open_queue(partial(partition_of, engine), around())
+    keys: list[DeliveryKey] = []
+    for first in range(2, 6000, 500):
+        stored = await asyncio.gather(*(store_message(store, first + number) for number in range(0, 500, 2)))
+        keys += [each.key for (each,) in stored]
+    await store.close()
+    page = Partition.page
+
+    async def slow_page(self: Partition, start: bytes, end: bytes, **other: Any) -> KeyPage:
+        await asyncio.sleep(choose.random() * 0.05)
+        found = await page(self, start, end, **other)
+        await asyncio.sleep(choose.random() * 0.05)
+        return found
+
+    monkeypatch.setattr(Partition, "page", slow_page)
+    store = await open_queue(partial(partition_of, engine), around())
+    odd = choose.sample(range(1, 6000, 2), 3000)
+    while not store.is_counted():
+        await asyncio.gather(
+            *(store_message(store, odd.pop()) for _ in range(5)),
+            store.update(choose.sample(keys, 5), lambda _: None),
+            store.update(choose.sample(keys, 5), lambda each: replace(each, held=True)),
+        )
+    monkeypatch.undo()
+    found = QueueCounts()
+    async for delivery in store.scan():
+        found.count(delivery.next_attempt, held=delivery.held)
+    assert store.counts()[queue_of("default")] == found
+    assert len(odd) < 2990, "much has changed"
+    await store.close()
+    await engine.close()

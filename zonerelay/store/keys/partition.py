@@ -141,6 +141,7 @@ class Partition:
         self._in_doubt: Batch | None = None
         self._refused: list[Write] = []
         self._turn = asyncio.Lock()
+        self._batches = asyncio.Lock()
         self._tasks = Tasks()
         self._is_closing = False
         self._is_fenced = False
@@ -248,7 +249,15 @@ class Partition:
             if frees and not is_last:
                 await self._commit(_Group(frees, group.size))
 
+    def rest(self) -> asyncio.Lock:
+        """Return what holds batches back: within it everything that is stored has been `applied`."""
+        return self._batches
+
     async def _make_durable(self, write: Write, size: int) -> None:
+        async with self._batches:
+            await self._write_until_durable(write, size)
+
+    async def _write_until_durable(self, write: Write, size: int) -> None:
         first: StoreError | None = None
         while True:
             batch = Batch(Position(self._seen.epoch, self._seen.last.number + 1), write, size)

@@ -257,7 +257,7 @@ class LevelDbStore:
 
     def _apply_step(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
         in_flight, window = self._in_flight, self._zones[key.queue].window
-        self._keeper.counts.move(key.queue, old, new)
+        self._keeper.counts.move(key, old, new)
         if old is not None and old.next_attempt and (was_due := records.due_time(old)):
             window.due_range.gone(records.deferred_key(key, was_due))
         is_latest = in_flight.landed(key, new)

@@ -142,7 +142,7 @@ class QueueKeeper:
         self.unhealthy = self.health.unhealthy
         self.problems = self.health.problems
         self.usable = self.health.usable
-        self.counts = Counts()
+        self.counts = Counts(records.WEBHOOK_PREFIX)
         self.on_failure: Callable[[], None] = lambda: None
         self.hooks = Hooks(self._fail, self._back, lambda: self.on_failure(), around.observe_commit, _undo)
         self.space = SpaceWatch(self._look_at_space, least=min_free_space, health=self.health)
@@ -180,13 +180,10 @@ class QueueKeeper:
 
     async def _count(self) -> None:
         counts = self.counts
-        start: bytes | None = records.WEBHOOK_PREFIX
-        found = []
-        while start is not None:
-            counted, start = await self.reads.count_page(start)
-            found.append(counted)
-        for each in found:
-            counts.add(each)
+        while counts.left is not None:
+            async with self.partition.rest():
+                found, counts.left = await self.reads.count_page(counts.left)
+                counts.add(found)
         counts.is_whole = True
 
     async def _remove_aborted(self, last: MessageId) -> None:
@@ -249,7 +246,7 @@ class QueueKeeper:
     def _fail(self, error: StoreError) -> None:
         self.health.refusal = error
         self.on_failure()
-        self.counts = Counts()  # what is in doubt may be stored
+        self.counts = Counts(records.WEBHOOK_PREFIX)  # what is in doubt may be stored
         full = isinstance(error, StoreFullError)
         reason = Unhealthy.NO_SPACE if full else Unhealthy.WRITE_FAILED
         if isinstance(error, FencedError):
