@@ -185,7 +185,7 @@ def test_a_user_is_removed_once(shell: Shell) -> None:
         (("add", "new", "--generate", "--sender", "a,b"), "", 2, "--sender: a sender is empty"),
         (("passwd", "APP", "--generate"), "", 1, "has no user APP; names are case-sensitive"),
         (("remove", "APP"), "", 1, "has no user APP"),
-        (("change", "app"), "", 2, "invalid choice"),
+        (("change", "app"), "", 2, "unknown value"),
     ],
 )
 def test_what_is_refused_is_said_and_changes_nothing(

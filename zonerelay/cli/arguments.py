@@ -222,18 +222,11 @@ _KEYS = (
 _SCOPES = "read: look; operate: look, change the queue, read bodies; submit: submit mail"
 
 GROUPS: dict[str, tuple[Command, ...]] = {
-    "Run a relay": (
+    "Run": (
         Command("serve", "main:serve", "Run the relay in the foreground"),
         Command("worker", "main:worker", "Run one worker of a relay with several")
         .value("--index", "N", "Number of the worker, from 0", _read(_worker), required=True)
         .flag("--heir", "Empty the spool of a worker that is no more", dest="drains_spool"),
-        Command("init", "setup.init:init", "Write a configuration and systemd units", has_config=False)
-        .value("directory", "DIR", "Directory; nothing in it is overwritten", Path),
-        Command("check-config", "setup.check_config:check_config", "Check the configuration file"),
-        Command("config show", "setup.config:show", "Print the configuration as TOML")
-        .flag("--changed", "Only what differs from the defaults", group="which")
-        .flag("--defaults", "The defaults, whatever the file says", group="which")
-        .json(),
         Command("sandbox", "main:sandbox", "Run a relay and a mail sink to try everything", has_config=False)
         .value("--listen", "ADDRESS", "Take mail here (default: 127.0.0.1:2525)", _read(_tcp_address))
         .value("--page", "ADDRESS", "Serve page and API here (default: 127.0.0.1:8025)", _read(_tcp_address))
@@ -246,9 +239,9 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .flag("--all", "All destinations, also those without mail")
         .flag("--watch", "Look again every 2 seconds, until q or Ctrl-C"),
         Command("tail", "operate.tail:tail"),
+        Command("explain", "operate.explain:explain"),
         Command("transcript", "operate.tail:transcript")
         .value("--out", "FILE", "Write it to this file, which only you can read", Path),
-        Command("explain", "operate.explain:explain"),
         Command("log find", "operate.log:find")
         .value("--limit", "N", "The newest N (default: %(default)s)", _number(1), dest="rows", default=100),
         Command("log show", "operate.log:show"),
@@ -278,7 +271,34 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("webhook replay", "operate.webhook:replay"),
         Command("sendmail", "", "Submit a message, as sendmail(1) does", has_config=False),
     ),
-    "Keep the spool": (
+    "People": (
+        _user("add", "Add a user; ask for the password")
+        .value("--sender", "PATTERN", f"Sender to allow, repeatable: {_SENDERS}", action="append", default=[])
+        .choice("--priority", PRIORITIES, "Priority of the user's mail (default: the listener's)", default="")
+        .password(),
+        _user("show", "Show a user, its limits and what it has used").json(),
+        _user("set", "Set senders, priority and limits of a user")
+        .value("assignment", "KEY=VALUE", f"KEY= for none; {_KEYS}", nargs="+"),
+        _user("passwd", "Change the password of a user").password(),
+        _user("rotate", "Add a second password; --finish ends the old one")
+        .flag("--finish", "End the old password")
+        .password(),
+        _user("disable", "Refuse the log-ins and the mail of a user"),
+        _user("enable", "Allow the user to log in again"),
+        _user("list", "List the users and the senders that they may use").json(),
+        _user("remove", "Remove a user"),
+        _user("default", "Show or set the limits of users without their own")
+        .value("assignment", "KEY=VALUE", _KEYS, nargs="*"),
+        Command("token add", "setup.token:token", "Make a token of the HTTP API and print it, once")
+        .value("name", "NAME", "Name of the token, for the log", _read(_token_name))
+        .choice("--scope", ("read", "operate", "submit"), _SCOPES, required=True)
+        .value("--user", "NAME", "User of the credentials file that it acts as", default="")
+        .value("--for", "AGE", "Expire after it, e.g. 90d (default: never)", _duration, dest="lifetime"),
+        Command("token list", "setup.token:token", "List the tokens, without their text").json(),
+        Command("token remove", "setup.token:token", "Remove a token")
+        .value("name", "NAME", "Name of the token", _read(_token_name)),
+    ),
+    "Spool": (
         Command("spool acknowledge", "spool.state:acknowledge"),
         Command("spool check", "spool.check:check", "Read the whole spool and report what is damaged")
         .value("--tmp", "DIR", "Directory for a copy (default: next to the spool)", Path)
@@ -312,32 +332,14 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .value("--port", "PORT", "Its smtp_port (default: %(default)s)", _number(), default=587)
         .value("--user", "NAME", "Its smtp_username", required=True),
     ),
-    "Set up users, tokens and keys": (
-        _user("add", "Add a user; ask for the password")
-        .value("--sender", "PATTERN", f"Sender to allow, repeatable: {_SENDERS}", action="append", default=[])
-        .choice("--priority", PRIORITIES, "Priority of the user's mail (default: the listener's)", default="")
-        .password(),
-        _user("show", "Show a user, its limits and what it has used").json(),
-        _user("set", "Set senders, priority and limits of a user")
-        .value("assignment", "KEY=VALUE", f"KEY= for none; {_KEYS}", nargs="+"),
-        _user("passwd", "Change the password of a user").password(),
-        _user("rotate", "Add a second password; --finish ends the old one")
-        .flag("--finish", "End the old password")
-        .password(),
-        _user("disable", "Refuse the log-ins and the mail of a user"),
-        _user("enable", "Allow the user to log in again"),
-        _user("list", "List the users and the senders that they may use").json(),
-        _user("remove", "Remove a user"),
-        _user("default", "Show or set the limits of users without their own")
-        .value("assignment", "KEY=VALUE", _KEYS, nargs="*"),
-        Command("token add", "setup.token:token", "Make a token of the HTTP API and print it, once")
-        .value("name", "NAME", "Name of the token, for the log", _read(_token_name))
-        .choice("--scope", ("read", "operate", "submit"), _SCOPES, required=True)
-        .value("--user", "NAME", "User of the credentials file that it acts as", default="")
-        .value("--for", "AGE", "Expire after it, e.g. 90d (default: never)", _duration, dest="lifetime"),
-        Command("token list", "setup.token:token", "List the tokens, without their text").json(),
-        Command("token remove", "setup.token:token", "Remove a token")
-        .value("name", "NAME", "Name of the token", _read(_token_name)),
+    "Set up": (
+        Command("init", "setup.init:init", "Write a configuration and systemd units", has_config=False)
+        .value("directory", "DIR", "Directory; nothing in it is overwritten", Path),
+        Command("check-config", "setup.check_config:check_config", "Check the configuration file"),
+        Command("config show", "setup.config:show", "Print the configuration as TOML")
+        .flag("--changed", "Only what differs from the defaults", group="which")
+        .flag("--defaults", "The defaults, whatever the file says", group="which")
+        .json(),
         Command("cert self-signed", "setup.certificates:self_signed", "Make a certificate for a first start")
         .value("--name", "NAME", "Name or address, repeatable (default: the hostname)", action="append")
         .value("--out", "DIR", "Directory for NAME.pem and NAME.key (default: this one)", Path)
@@ -358,18 +360,23 @@ GROUPS: dict[str, tuple[Command, ...]] = {
 """The commands by what they are for."""
 
 _TOPS = {
-    "config": "The configuration",
-    "log": "The history: what became of mail",
-    "queue": "The queue",
-    "webhook": "Endpoints that get events of mail",
-    "spool": "The spool",
-    "outbox": "Mail that applications insert into a table",
-    "user": "The users who may log in",
-    "token": "The tokens of the HTTP API and the page",
-    "cert": "Certificates for listeners",
+    "serve": "Run the relay", "worker": "Run a single worker",
+    "sandbox": "Try it without risk", "version": "Print the version",
+    "status": "What the relay does now", "tail": "Mail, as it happens",
+    "explain": "The way of an address", "transcript": "Lines of sessions",
+    "log": "What became of mail", "report": "The daily report",
+    "resolve": "Addresses of a pseudonym",
+    "queue": "Deliveries in the queue", "suspend": "Stop sending mail",
+    "resume": "End suspensions", "acts": "Latest changes",
+    "undo": "Revert a change", "webhook": "Endpoints of events",
+    "sendmail": "Submit a message",
+    "user": "Users who may log in", "token": "Tokens of the API",
+    "spool": "Check and move the spool", "outbox": "Mail in a table",
+    "init": "Write a configuration", "check-config": "Check the file",
+    "config": "Print the configuration", "cert": "Certificates",
     "dkim": "Keys that sign mail",
-}
-"""The help of commands that consist of several."""
+}  # fmt: skip
+"""Each command in a few words, for the overview."""
 
 
 # --- parsers ------------------------------------------------------------------------------------------------
@@ -378,22 +385,47 @@ _TOPS = {
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Exits with status 2 and a usage text on a mistake, as argparse does."""
     words = sys.argv[1:] if arguments is None else arguments
-    return build(words).parse_args(words)
+    root = build(words)
+    found, rest = root.parse_known_args(words)
+    parser: argparse.ArgumentParser = vars(found).pop("parser", root)
+    if rest and rest[0].startswith("-"):
+        near = _near(rest[0].partition("=")[0], parser._option_string_actions)
+        parser.error(f"unknown option {rest[0]}{near}")
+    elif rest:
+        parser.error(f"unexpected argument {rest[0]}")
+    return found
+
+
+class _Parser(argparse.ArgumentParser):
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            there = list(map(str, action.choices))
+            near = _near(value, there) or f"; there are {', '.join(there)}"
+            raise argparse.ArgumentError(action, f"unknown value {value!r}{near}")
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    from zonerelay.config.problems import did_you_mean
+
+    return did_you_mean(word, known)
 
 
 def build(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the parser of all commands, or of those alone that the words can mean."""
     commands = _meant(words)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="zonerelay",
         usage="zonerelay [-h] [--version] COMMAND ...",
-        description=DESCRIPTION,
-        epilog=f"{_overview(commands)}\n\n{EXIT_STATUS}",
+        description=f"{DESCRIPTION}\n\n{_overview()}",
+        epilog=f"`zonerelay COMMAND --help` lists verbs and options.\n{EXIT_STATUS}",
+        add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"zonerelay {__version__}")
-    # The epilog lists the commands, in groups.
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    version = f"zonerelay {__version__}"
+    parser.add_argument("--version", action="version", version=version, help=argparse.SUPPRESS)
+    # The description lists the commands, in groups.
     tops = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", prog="zonerelay", help=argparse.SUPPRESS
     )
@@ -439,14 +471,14 @@ def _completed(known: Iterable[Command]) -> Iterator[Command]:
                 yield Command(words, "operate.plain:show", operations[0].help, operations=operations)
 
 
-def _overview(commands: Sequence[Command]) -> str:
+def _overview() -> str:
+    """Return two commands a line, which a terminal of 24 lines and 80 columns shows."""
     lines = []
     for title, group in GROUPS.items():
-        tops = dict.fromkeys(each.top for each in group)
-        shown = {each.top: _TOPS.get(each.top, each.help) for each in commands if each.top in tops}
-        if shown:
-            lines += ["", f"{title}:", *(f"  {name:<14} {text}" for name, text in shown.items())]
-    return "\n".join(lines[1:])
+        tops = [f"{top:<13}{_TOPS[top]:<25}" for top in dict.fromkeys(each.top for each in group)]
+        for at in range(0, len(tops), 2):
+            lines.append(f"{'' if at else title:<8}{''.join(tops[at : at + 2])}".rstrip())
+    return "\n".join(lines)
 
 
 def _add(commands: Any, name: str, command: Command) -> None:
@@ -457,7 +489,7 @@ def _add(commands: Any, name: str, command: Command) -> None:
         allow_abbrev=False,
         add_help=command.run != "",
     )
-    parser.set_defaults(run=command.run)
+    parser.set_defaults(run=command.run, parser=parser)
     groups: dict[str, Any] = {"": parser}
     for argument, options in command.arguments:
         group = options.get("group", "")
