@@ -1,4 +1,4 @@
-"""Checks the example of docs/operate/several-machines.md and the engines of docs/store/engines.md."""
+"""Checks the example of docs/operate/high-availability.md and the engines of docs/store/engines.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def page(name: str) -> str:
 
 def test_example_of_several_machines_loads() -> None:
     (example,) = re.findall(
-        r"^```toml\n(.+?)^```", page("operate/several-machines.md"), re.MULTILINE | re.DOTALL
+        r"^```toml\n(.+?)^```", page("operate/high-availability.md"), re.MULTILINE | re.DOTALL
     )
     settings = load_text(example)
     assert settings.spool.backend is Backend.POSTGRES
