@@ -16,6 +16,7 @@ import smtplib
 import subprocess
 import threading
 import time
+import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -496,7 +497,13 @@ def test_values_of_a_template_are_written_as_in_json(app: Api, operator: Api) ->
         "to": "b@example.net",
         "text": "[{{v}}|{{{v}}}|{{&v}}|{{#v}}y{{/v}}]",
     }
-    values = [(True, "true", "y"), (False, "false", ""), (None, "", ""), (0, "0", ""), (7, "7", "y")]
+    values: list[tuple[Any, str, str]] = [
+        (True, "true", "y"),
+        (False, "false", ""),
+        (None, "", ""),
+        (0, "0", ""),
+        (7, "7", "y"),
+    ]
     values += [(1.5, "1.5", "y"), (1e22, "1e22", "y"), (-0.25, "-0.25", "y"), (2**63, str(2**63), "y")]
     values += [("True", "True", "y"), ("", "", "")]
     messages = [{"substitutions": {"v": value, "unused": True}} for value, _, _ in values]
@@ -563,6 +570,47 @@ def test_programs_that_were_written_for_zonemta(app: Api, operator: Api, relay: 
     sent = app("POST", "/send-raw", raw, Content_Type="message/rfc822", **fields)
     assert (sent.status, sent.json["to"]) == (200, ["recipient1@example.com"])
     assert Api(relay, "")("POST", "/send", document, **fields).code == (401, "unauthorized")
+
+
+def test_users_find_their_own_messages(relay: RelayProcess, operator: Api) -> None:
+    ann, bob = user_of(relay, "ann"), user_of(relay, "bob")
+    given = {"from": "a@example.org", "text": "hi"}
+    sent = []
+    for at in range(12):
+        to = [f"r{at}@example.net", "all@example.net"]
+        message = {**given, "to": to, "tags": [f"t{at % 3}", "all"], "metadata": {"n": at}}
+        sent.append(ann("POST", "/v1/messages", message).json["id"])
+    other = bob("POST", "/v1/messages", {**given, "to": "all@example.net", "tags": ["all"]}).json["id"]
+
+    def found(api: Api, **query: object) -> list[str]:
+        """All pages, the newest message first."""
+        ids, cursor = [], ""
+        while True:
+            path = f"/v1/messages?{urllib.parse.urlencode({**query, 'cursor': cursor})}"
+            page = api.get(path)
+            ids += [each["id"] for each in page["messages"]]
+            if not (cursor := page["next"]):
+                return ids
+
+    relay.wait_for(lambda: found(bob) == [other] and len(found(ann)) == 12, what="all are in the history")
+    assert found(ann) == found(ann, limit=5) == found(ann, limit=1) == sent[::-1]
+    assert found(ann, tag="t1", limit=2) == sent[1::3][::-1]
+    assert found(ann, recipient="r7@example.net") == [sent[7]]
+    assert found(ann, recipient="all@example.net", limit=3) == sent[::-1]
+    assert found(ann, tag="t1", recipient="r2@example.net") == found(ann, tag="nosuch") == []
+    assert found(ann, state="delivered") == []
+    first = ann.get("/v1/messages?recipient=r0@example.net")["messages"][0]
+    assert (first["tags"], first["metadata"]) == (["t0", "all"], {"n": "0"})
+    later = ann.get("/v1/messages?recipient=r6@example.net")["messages"][0]["created"]
+    assert found(ann, since=later) == sent[6:][::-1]
+    assert found(ann, until=later, limit=4) == sent[:7][::-1]
+    assert {other, *sent} <= set(found(operator, tag="all"))
+    assert found(ann, tag="all") == sent[::-1]
+    assert ann("DELETE", f"/v1/messages/{sent[3]}").status == 200
+    relay.wait_for(lambda: found(ann, state="dropped") == [sent[3]], what="it is in the history")
+    for query, pointer in (("cursor=x", "/cursor"), ("limit=0", "/limit"), ("state=x", "/state")):
+        wrong = ann("GET", f"/v1/messages?{query}")
+        assert (wrong.code, pointers(wrong)) == ((422, "invalid"), [pointer])
 
 
 def test_a_user_is_held_to_its_guard_rails(relay: RelayProcess) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import email
 import random
 import signal
 import smtplib
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from standardwebhooks import Webhook
 
 from tests.acceptance.test_history import Shell
+from tests.acceptance.test_http_submission import user_of, with_users
 from tests.support.accounts import Account
 from tests.support.ports import LOOPBACK, wait_until
 from tests.support.process import RelayProcess
@@ -91,6 +93,58 @@ async def off_loop(call: Callable[[], None]) -> None:
     await asyncio.to_thread(call)
 
 
+async def test_events_can_be_matched_with_what_was_submitted(
+    tmp_path: Path, sink: Sink, receiver: Receiver, zonerelay: Shell
+) -> None:
+    """Events had neither tags nor metadata, no Message-ID of the relay's own, and addresses in one text."""
+
+    def story() -> None:
+        hook = webhook(tmp_path, receiver, addresses="clear")
+        with with_users(relay_with(tmp_path, sink, hook)) as relay:
+            app = user_of(relay, "app")
+            given = {
+                "from": "app@example.org",
+                "to": ["bob@example.com", "reject-550@example.com"],
+                "text": "hi",
+                "tags": ["welcome", "eu"],
+                "metadata": {"order": 4711, "paid": True, "name": "Zoë, <z@example.net>", "tag": "x=y"},
+            }
+            taken = app("POST", "/v1/messages", given).json
+            own = [verified(post)["data"] for post in posts_of(receiver, 3)]
+            own = [data for data in own if data["id"] == taken["id"]]
+            with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=30) as client:
+                client.sendmail(
+                    "app@example.org", ["eve@example.com"], b"Subject: no Message-ID\r\n\r\nx\r\n"
+                )
+
+            def of_eve() -> list[dict[str, Any]]:
+                found = [verified(post)["data"] for post in receiver.taken("/hook")]
+                eve = {data["id"] for data in found if data.get("to") == ["eve@example.com"]}
+                return [data for data in found if data["id"] in eve]
+
+            assert wait_until(lambda: len(of_eve()) >= 2, timeout=60)
+            metadata = {"order": "4711", "paid": "true", "name": "Zoë, <z@example.net>", "tag": "x=y"}
+            for data in own:
+                assert (data["message_id"], data["tags"]) == (taken["message_id"], ["welcome", "eu"]), data
+                assert data["metadata"] == metadata
+                assert "message-id" not in data
+            assert [data["to"] for data in own if "to" in data] == [given["to"]]
+            (arrived,) = (each for each in sink.messages if b"no Message-ID" in each.body)
+            written = email.message_from_bytes(arrived.body)["Message-ID"]
+            assert {data["message_id"] for data in of_eve()} == {written}
+            assert all((data["tags"], data["metadata"]) == ([], {}) for data in of_eve())
+            zonerelay.found(relay, "bob@example.com", "--outcome", "delivered")
+            before = len(receiver.taken("/hook"))
+            assert zonerelay(relay, "webhook", "replay", "hook", "--since", "1h").status == 0
+            assert wait_until(lambda: len(receiver.taken("/hook")) > before + 4, timeout=60)
+            again = [verified(post)["data"] for post in receiver.taken("/hook")[before:]]
+            again = [data for data in again if data["id"] == taken["id"]]
+            assert {tuple(data["tags"]) for data in again} == {("welcome", "eu")}
+            assert all(set(data["metadata"]) == set(metadata) for data in again)
+
+    await off_loop(story)
+
+
 async def test_what_becomes_of_mail_is_told_signed_and_in_order(
     tmp_path: Path, sink: Sink, receiver: Receiver, zonerelay: Shell
 ) -> None:
@@ -128,7 +182,7 @@ async def test_what_becomes_of_mail_is_told_signed_and_in_order(
 
             accepted, bounced = (verified(post) for post in posts_of(receiver, 2, "/clear"))
             assert accepted["data"]["sender"] == "app@example.org"
-            assert accepted["data"]["to"].split()[0] == "bob@example.com"
+            assert accepted["data"]["to"][0] == "bob@example.com"
             assert bounced["data"]["recipient"] == "reject-550@example.com"
 
             # Of the events themselves nothing is seen among mail.

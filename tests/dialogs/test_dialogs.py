@@ -82,7 +82,9 @@ FACTS: dict[str, Callable[[Stored], str]] = {
     "envid": lambda stored: stored.message.envelope.envid,
     "priority": lambda stored: stored.message.envelope.priority,
     "trace": lambda stored: "; ".join(stored.message.trace[1:]),
-    "fields": lambda stored: "; ".join(": ".join(field) for field in stored.message.headers),
+    "fields": lambda stored: "; ".join(
+        ": ".join(field) for field in stored.message.headers if stored.message.id not in field[1]
+    ),
     "zone": lambda stored: " ".join(delivery.zone for delivery in stored.deliveries),
     "notify": lambda stored: " ".join(
         str(each.notify.name) if each.notify else "-" for each in stored.deliveries

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from zonerelay.config.settings import HistoryAddresses, Settings
-from zonerelay.history.reader import Entry, Gap, Histories, Query, TooLongError, entries_of, steps
+from zonerelay.history.reader import Entry, Gap, Histories, Query, Sent, TooLongError, entries_of, steps
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
 from zonerelay.operations.answers import TraceStep
@@ -147,6 +148,28 @@ def entries(
         return [
             each for each in found if each.outcome != "refused" and (own is None or own.matches(each.user))
         ]
+
+
+def sent(
+    settings: Settings,
+    query: Query,
+    now: float,
+    *,
+    user: str | None,
+    recipient: str,
+    limit: int,
+    longest: float | None = None,
+) -> list[Sent]:
+    """Return messages, the newest first; of a `user` only that user's. Raises SearchError, and TooLongError
+    after `longest` seconds.
+    """
+    with _histories(settings, now, longest) as histories:
+
+        def given(value: str | None) -> Form | None:
+            return None if value is None else form(value, settings, histories.redactor)
+
+        query = replace(query, user=given(user), recipient=given(recipient or None))
+        return histories.sent(query, limit)
 
 
 def became(settings: Settings, message_id: str, now: float, *, longest: float | None = None) -> str:

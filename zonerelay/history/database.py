@@ -31,8 +31,9 @@ TOGETHER = 400
 BUSY = 30.0
 """Seconds for which another writer (`zonerelay log forget`) is waited for."""
 
-INDEXED = ("id", "about", "sender", "recipient", "mailbox", "message-id")
-"""Fields that are found by their value; so are the addresses in `to`."""
+INDEXED = ("id", "about", "sender", "recipient", "mailbox", "message-id", "user")
+INDEXED_WORDS = ("to", "tags")
+"""Fields that are found by their value, and those that are found by each of their words."""
 
 MORE = "refused-more"
 """The event that counts refusals which have none of their own."""
@@ -115,8 +116,9 @@ def values_of(events: Sequence[Event]) -> set[str]:
         get = fields.get
         for name in INDEXED:
             found.add(get(name))
-        if to := get("to"):
-            found.update(str(to).split(" "))
+        for name in INDEXED_WORDS:
+            if words := get(name):
+                found.update(str(words).split(" "))
     return {str(value) for value in found if value}
 
 

@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -89,6 +90,19 @@ class Record:
         return "" if value is None else str(value)
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message that was accepted, and what became of it."""
+
+    accepted: Record
+    entries: list[Entry]
+
+    @property
+    def place(self) -> tuple[float, str]:
+        """Where it is in the order of time."""
+        return self.accepted.at, self.accepted.text("id")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """Everything given must match. `any` is an address, a Message-ID, a message id, a user or a client; texts
@@ -106,6 +120,9 @@ class Query:
     outcome: str = ""
     since: float = 0.0
     until: float = float("inf")
+    tag: str = ""
+    before: tuple[float, str] = (float("inf"), "")
+    """Time and id of the message before which others were accepted. Both are for `Histories.sent` alone."""
 
     @property
     def indexed(self) -> frozenset[str]:
@@ -228,6 +245,42 @@ class Histories:
                 self._is_broken(file.worker, error)
         return sorted(found, key=lambda record: record.at)
 
+    def sent(self, query: Query, limit: int) -> list[Sent]:
+        """Return the newest messages that match, at most `limit`, the newest first."""
+        found: list[Sent] = []
+        for file in list(self.files):
+            try:
+                found += islice(self._sent(file, query), limit)
+            except sqlite3.Error as error:
+                self._is_broken(file.worker, error)
+        found.sort(key=lambda each: each.place, reverse=True)
+        return found[:limit]
+
+    def _sent(self, file: _File, query: Query) -> Iterator[Sent]:
+        tag, last = query.tag, min(query.before[0], query.until)
+        forms = (Form(frozenset({tag})) if tag else None, query.recipient, query.user)
+        terms = next((each.exact for each in forms if each and each.exact), frozenset[str]())
+        for record in _before(file.database, terms, last, query.since):
+            self._in_time()
+            message_id = record.text("id")
+            if (
+                record.name == "accepted"
+                and (record.at, message_id) < query.before
+                and query.since <= record.at <= query.until
+                and (query.user is None or query.user.matches(record.text("user")))
+                and (not tag or tag in record.text("tags").split(" "))
+                and (
+                    query.recipient is None or any(map(query.recipient.matches, record.text("to").split(" ")))
+                )
+            ):
+                entries = [
+                    each
+                    for each in entries_of(message_id, self.records(message_id))
+                    if each.outcome != "refused"
+                ]
+                if not query.outcome or any(each.outcome == query.outcome for each in entries):
+                    yield Sent(record, entries)
+
     def since(self, since: float, until: float = float("inf")) -> Iterator[Record]:
         """Return every event between two times, in order of time for each worker."""
         for file in list(self.files):
@@ -330,6 +383,23 @@ class Histories:
             file.database.close()
             self.files.remove(file)
         self.broken.append(Gap(worker=worker, why=f"{worker:02d}.db cannot be read: {error}"))
+
+
+def _before(
+    database: sqlite3.Connection, terms: frozenset[str], last: float, since: float
+) -> Iterator[Record]:
+    """Yield events, the newest first, of the blocks that may have one of these values."""
+    found = database.execute(
+        "SELECT row FROM block WHERE first <= ? ORDER BY row DESC LIMIT 1", (last,)
+    ).fetchone()
+    rows: Iterable[int] = rows_with(database, terms) if terms else range(found[0] if found else 0, 0, -1)
+    for row in rows:
+        if found is None or row > found[0]:
+            continue
+        block = _read(database, row)
+        if block and block[-1].at < since - _SLACK:
+            return
+        yield from reversed(block)
 
 
 def _candidates(database: sqlite3.Connection, query: Query) -> Iterator[Record]:

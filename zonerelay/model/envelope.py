@@ -39,6 +39,10 @@ class Body(enum.StrEnum):
     EIGHT_BIT = "8BITMIME"
 
 
+TAG, METADATA = "tag=", "metadata."
+"""How the notes of `Message.trace` begin that an application gave."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipient:
     """One accepted RCPT with the client's DSN wishes (`orcpt` is the raw `type;xtext`, `""` if absent)."""
@@ -117,6 +121,19 @@ class Message:
     @property
     def id(self) -> MessageId:
         return self.envelope.id
+
+    @property
+    def tags(self) -> list[str]:
+        """What the application gave with the message to find it by."""
+        return [note.removeprefix(TAG) for note in self.trace if note.startswith(TAG)]
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the application gave with the message to have it back."""
+        found = (
+            note.removeprefix(METADATA).partition("=") for note in self.trace if note.startswith(METADATA)
+        )
+        return {name: value for name, _, value in found}
 
     def header(self, name: str) -> str:
         """Return the first value of a header field by case-insensitive name, `""` when absent."""

@@ -52,7 +52,7 @@ _CLEAR = Redactor(b"", enabled=False)
 
 class Webhooks:
     """The webhooks of a worker. `start`, then `close` once. `hashed` makes pseudonyms; `records` reads the
-    history since a time, in a thread.
+    history since a time, with the acceptances of what it tells, in a thread.
     """
 
     def __init__(
@@ -182,10 +182,10 @@ class Webhooks:
         seconds: float | None,
     ) -> Submit:
         redact, now = self._redactors[courier.name], self._clock.now()
-        about: dict[str, Field] = {}
+        about: dict[str, object] = {}
         if message is not None:
             about["sender"] = redact.mailbox(message.envelope.sender)
-            about["message-id"] = redact.message_id(message.header("message-id"))[:LONGEST]
+            about |= _labels(message, redact)
             if message.envelope.origin.user:
                 about["user"] = redact.mailbox(Mailbox(message.envelope.origin.user))
         events = []
@@ -220,12 +220,14 @@ class Webhooks:
             self._events.trouble("webhook", error, message_id=message.id)
             return []
 
-    def _accepted(self, courier: WebhookCourier, message: Message) -> dict[str, Field]:
+    def _accepted(self, courier: WebhookCourier, message: Message) -> dict[str, object]:
         redact, recipients = self._redactors[courier.name], message.envelope.recipients
         # Beyond `RECIPIENTS` only their number is told.
         envelope = replace(message.envelope, recipients=recipients[:RECIPIENTS])
         fields = accepted_fields(replace(message, envelope=envelope), redact, {})
-        return fields | {"recipients": len(recipients), "message-id": str(fields["message-id"])[:LONGEST]}
+        del fields["message-id"]
+        to = [redact.mailbox(each.address) for each in envelope.recipients]
+        return fields | {"recipients": len(recipients), "to": to} | _labels(message, redact)
 
     def tell(self, name: str, fields: dict[str, Field]) -> None:
         """Post an event of the relay itself."""
@@ -246,7 +248,7 @@ class Webhooks:
         return not courier.settings.events or name in courier.settings.events
 
     def _submit(
-        self, webhook: str, source: str, step: int, events: Sequence[tuple[str, float, dict[str, Field]]]
+        self, webhook: str, source: str, step: int, events: Sequence[tuple[str, float, Mapping[str, object]]]
     ) -> Submit:
         event_id = self._ids.next()
         lines = [
@@ -269,7 +271,7 @@ class Webhooks:
         message = Message(envelope=envelope, size=len(body), chunks=-(-len(body) // CHUNK_SIZE))
         return Submit(message, body, (delivery,))
 
-    def _body(self, name: str, at: float, data: Mapping[str, Field]) -> bytes:
+    def _body(self, name: str, at: float, data: Mapping[str, object]) -> bytes:
         event = {"type": name, "timestamp": _iso(at), "data": {**data, "relay": self._hostname}}
         try:
             return _encode(event)
@@ -306,8 +308,14 @@ class Webhooks:
         """
         if since is not None:
             records = await REPORTS.run(self._records, since)
+            accepted = {
+                str(fields.get("id", "")): fields for _, name, fields in records if name == "accepted"
+            }
             events = [
-                (source, event) for record in records for source, event in self._again(courier, *record)
+                (source, event)
+                for record in records
+                if record[0] >= since
+                for source, event in self._again(courier, accepted, *record)
             ]
             for start in range(0, len(events), AT_ONCE):
                 submits = [
@@ -320,20 +328,46 @@ class Webhooks:
         return courier.retry()
 
     def _again(
-        self, courier: WebhookCourier, at: float, name: str, fields: Mapping[str, Field]
-    ) -> Iterator[tuple[str, tuple[str, float, dict[str, Field]]]]:
+        self,
+        courier: WebhookCourier,
+        accepted: Mapping[str, Mapping[str, Field]],
+        at: float,
+        name: str,
+        fields: Mapping[str, Field],
+    ) -> Iterator[tuple[str, tuple[str, float, dict[str, object]]]]:
         doubt = name == "deferred" and fields.get("in_doubt")
         told = "message.accepted" if name == "accepted" else f"delivery.{'in_doubt' if doubt else name}"
         if self._wants(courier, told) and name in ("accepted", *Verdict):
             redact = self._redactors[courier.name]
-            data = dict(fields) | {"replayed": True}
+            source = str(fields.get("id", ""))
+            about = accepted.get(source, {})
+            data: dict[str, object] = {key: about[key] for key in ("sender", "user") if key in about}
+            data |= dict(fields) | {"replayed": True}
             for key in ("sender", "recipient", "user", "client", "to"):
                 if redact.enabled and key in data:
                     data[key] = " ".join(_hidden(redact, key, each) for each in str(data[key]).split(" "))
-            to = str(data.get("to", "")).split(" ")
-            if len(to) > RECIPIENTS:
-                data["to"] = " ".join(to[:RECIPIENTS])
-            yield str(fields.get("id", "")), (told, at, data)
+            if "to" in data:
+                data["to"] = str(data["to"]).split(" ")[:RECIPIENTS]
+            data.pop("message-id", None)
+            data["message_id"] = _shown_id(str(about.get("message-id", "")), redact)
+            data["tags"] = str(about.get("tags", "")).split()
+            data["metadata"] = json.loads(str(about.get("metadata", "{}")))
+            yield source, (told, at, data)
+
+
+def _labels(message: Message, redact: Redactor) -> dict[str, object]:
+    """Return that by which an application knows its message."""
+    header_id = message.header("message-id").strip().strip("<>")
+    shown = {"message_id": _shown_id(header_id, redact)}
+    return {**shown, "tags": message.tags, "metadata": message.metadata}
+
+
+def _shown_id(header_id: str, redact: Redactor) -> str:
+    """Return a Message-ID as its field has it, or its pseudonym; the history may have that one already."""
+    if not header_id or header_id.startswith("u-"):
+        return header_id
+    shown = redact.message_id(header_id)[:LONGEST]
+    return shown if redact.enabled else f"<{shown}>"
 
 
 def _hidden(redact: Redactor, key: str, value: str) -> str:

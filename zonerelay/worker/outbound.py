@@ -88,7 +88,11 @@ class TellsOthers:
 
             worker = context.identity.index
             with Histories(settings.spool.path.parent / DIRECTORY, None, worker=worker) as histories:
-                return [(each.at, each.name, each.fields) for each in histories.since(since)]
+                found = list(histories.since(since))
+                begun = {each.text("id") for each in found if each.name == "accepted"}
+                for message_id in {each.text("id") for each in found} - begun - {""}:
+                    found += (each for each in histories.records(message_id) if each.name == "accepted")
+                return [(each.at, each.name, each.fields) for each in found]
 
         return Webhooks(
             hostname=context.hostname,

@@ -28,7 +28,7 @@ from zonerelay.inbound.state.context import IDEMPOTENCY_KEY
 from zonerelay.message.compose.compose import Address, Draft, File
 from zonerelay.message.compose.mime import Base64Text
 from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, recipient_key
-from zonerelay.model.envelope import Body, Recipient
+from zonerelay.model.envelope import METADATA, TAG, Body, Recipient
 from zonerelay.outbox import drafts
 from zonerelay.outbox.drafts import (
     MAX_FILES,
@@ -366,7 +366,7 @@ def _files(given: Submission, body: JsonBody, uploads: Sequence[Upload], faults:
 
 def _options(given: Submission, origin: Origin, faults: Faults) -> Options:
     listener = origin.listener
-    notes = [f"tag={tag}" for tag in given.tags]
+    notes = [f"{TAG}{tag}" for tag in given.tags]
     for at, tag in enumerate(given.tags):
         if not _WORD.fullmatch(tag) or at >= MAX_TAGS:
             faults.add(f"/tags/{at}", f"up to {MAX_TAGS} tags of 1 to 64 letters, digits, _, . and -")
@@ -380,7 +380,7 @@ def _options(given: Submission, origin: Origin, faults: Faults) -> Options:
                 f"up to {MAX_METADATA} names as of tags, with printable values of up to {MAX_NOTE} characters"
             )
             faults.add(pointer_to("metadata", name), text)
-        notes.append(f"metadata.{name}={value.encode('ascii', 'backslashreplace').decode()}")
+        notes.append(f"{METADATA}{name}={value}")
     if given.zone:
         if given.zone not in {each.name for each in origin.settings.zone}:
             faults.add("/zone", "there is no such zone")

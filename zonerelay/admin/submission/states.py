@@ -4,14 +4,21 @@ history, where addresses are pseudonyms unless `[history] addresses` says otherw
 
 from __future__ import annotations
 
+import json
+import math
+from functools import partial
+from typing import Annotated, Literal
+
 import msgspec
 
+from zonerelay.admin.api.problems import wrong
 from zonerelay.admin.api.verbs import Call
-from zonerelay.control.history import ask, entries
-from zonerelay.history.reader import Entry
+from zonerelay.control.history import ask, entries, sent
+from zonerelay.history.reader import Entry, Query, Sent
 from zonerelay.operations.answers import MessageDetail
-from zonerelay.operations.errors import NotFoundError
+from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import QueueShow
+from zonerelay.telemetry.logs.redact import SearchError
 
 
 class RecipientState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,6 +39,74 @@ class MessageState(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     created: float
     recipients: tuple[RecipientState, ...]
+
+
+class Sought(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which messages: everything given must match. Times are Unix seconds; one recipient at least has `state`.
+    `cursor` is `next` of the page before.
+    """
+
+    tag: str = ""
+    recipient: str = ""
+    state: Literal["waiting", "delivered", "deferred", "bounced", "expired", "dropped"] | None = None
+    since: float = 0.0
+    until: float | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+    cursor: Annotated[str, msgspec.Meta(max_length=100)] = ""
+
+
+class MessageSummary(MessageState, frozen=True, kw_only=True):
+    """`tags` and `metadata` are those that were given with it."""
+
+    sender: str
+    tags: tuple[str, ...]
+    metadata: dict[str, str]
+
+
+class MessageList(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest message first. `next` is the cursor of the next page, "" on the last one."""
+
+    messages: tuple[MessageSummary, ...]
+    next: str
+
+
+async def list_of(call: Call) -> MessageList:
+    """Raises Problem and SearchError."""
+    settings, wanted = call.operators.settings(), call.parameters
+    if not settings.history.enabled:
+        raise ControlError("this relay keeps no history, in which messages are found: [history] enabled")
+    at, _, last = wanted.cursor.partition("_")
+    try:
+        before = (float(at), last) if wanted.cursor else (math.inf, "")
+    except ValueError:
+        raise wrong("/cursor", "it is not the next of a page") from None
+    until = math.inf if wanted.until is None else wanted.until
+    query = Query(since=wanted.since, until=until, outcome=wanted.state or "", tag=wanted.tag, before=before)
+    user = call.token.user if call.token.scope == "submit" else None
+    most, now = wanted.limit, call.operators.clock.now()
+    try:
+        found = await ask(
+            partial(sent, user=user, recipient=wanted.recipient, limit=most + 1), settings, query, now
+        )
+    except SearchError as error:
+        raise wrong("", str(error)) from None
+    page = found[:most]
+    return MessageList(
+        messages=tuple(map(_summary, page)),
+        next="_".join(map(str, page[-1].place)) if len(found) > most else "",
+    )
+
+
+def _summary(found: Sent) -> MessageSummary:
+    text = found.accepted.text
+    return MessageSummary(
+        id=text("id"),
+        created=found.accepted.at,
+        sender=text("sender"),
+        tags=tuple(text("tags").split()),
+        metadata=json.loads(text("metadata") or "{}"),
+        recipients=tuple(_of_entry(each, at) for at, each in enumerate(found.entries)),
+    )
 
 
 async def detail_of(call: Call, message_id: str) -> MessageDetail | None:

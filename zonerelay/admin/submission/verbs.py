@@ -37,7 +37,15 @@ from zonerelay.admin.submission.drafts import (
     sending_of,
 )
 from zonerelay.admin.submission.refusals import problem_of
-from zonerelay.admin.submission.states import MessageState, RecipientState, detail_of, state_of
+from zonerelay.admin.submission.states import (
+    MessageList,
+    MessageState,
+    RecipientState,
+    Sought,
+    detail_of,
+    list_of,
+    state_of,
+)
 from zonerelay.admin.visit import VISIT
 from zonerelay.inbound.cleanup.intake import is_key, key_in
 from zonerelay.inbound.cleanup.submit import Options, Pieces, Principal, Refused
@@ -575,6 +583,16 @@ def _mail(
 
 
 SUBMISSION: tuple[Verb, ...] = (
+    Verb(
+        method="GET",
+        path="/v1/messages",
+        scope="submit",
+        also="read",
+        summary="Find messages: a user's own, for operators any.",
+        run=list_of,
+        answer=MessageList,
+        parameters=Sought,
+    ),
     _mail(
         "/v1/messages",
         "Hand in a message. It is accepted when this is answered with 202.",

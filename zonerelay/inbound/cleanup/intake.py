@@ -600,7 +600,7 @@ class Intake:
             deliveries,
             beside=None if webhooks is None else webhooks.accepted,
             once=self._once() if self._key else None,
-            headers=self._header.fields,
+            headers=self._stored_fields(),
             eight_bit=self._eight_bit,
             plain_lines=self._body.is_plain,
             long_lines=self._body.has_long,
@@ -609,6 +609,14 @@ class Intake:
         )
         self._announce(message, deliveries)
         return self.envelope.id
+
+    def _stored_fields(self) -> Fields:
+        """Return the fields of the message, with the Message-ID that it has got here."""
+        if "message-id" in self._header.names:
+            return self._header.fields
+        added = (value for name, value in self.transaction.edits.add if name.lower() == "message-id")
+        value = next(added, f"<{self.envelope.id}@{self._context.hostname}>")
+        return (*self._header.fields, ("Message-ID", value))
 
     async def _refused_at_the_end(self) -> bool:
         envelope = self.envelope

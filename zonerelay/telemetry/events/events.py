@@ -15,6 +15,7 @@ until an operator corrects it.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -281,6 +282,11 @@ class Events:
             fields |= {"listener": origin.listener, "tls": origin.tls, "helo": own.text(origin.helo)}
             if len(message.trace) > 1:  # the first note is the listener
                 fields["route"] = own.text(", ".join(message.trace[1:]))
+            if tags := message.tags:
+                fields["tags"] = " ".join(tags)
+            if metadata := message.metadata:
+                shown_as = {name: own.text(value) for name, value in metadata.items()}
+                fields["metadata"] = json.dumps(shown_as, ensure_ascii=False)
             self._history.put("accepted", fields)
 
     def refused(
