@@ -139,7 +139,7 @@ def _sync(path: Path, flags: int) -> None:
 
 @contextlib.contextmanager
 def _draft_of(path: Path, mode: int) -> Iterator[tuple[Path, IO[bytes]]]:
-    """A file beside `path` that no other writer has; it is gone afterwards, unless it was renamed."""
+    """Yield a file beside `path` that no other writer has; it is gone afterwards, unless it was renamed."""
     draft = path.with_name(f".{path.name[:_MAX_PREFIX]}.{secrets.token_hex(4)}{DRAFT}")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

@@ -222,7 +222,7 @@ def _hand_over(
 
 
 def _read(stream: BinaryIO, *, dots_end: bool) -> bytes:
-    """The message with LF line ends; a line with a dot alone ends it, unless -i says otherwise."""
+    """Return the message with LF line ends; a line with a dot alone ends it, unless -i says otherwise."""
     try:
         message = stream.read().replace(b"\r\n", b"\n")
     except OSError as error:
@@ -328,7 +328,7 @@ def _domain(settings: dict[str, object]) -> str:
 
 
 def _settings() -> dict[str, object]:
-    """The relay's configuration; empty if this user may not read it, for its defaults may do."""
+    """Return the relay's configuration; empty if this user may not read it, for its defaults may do."""
     import tomllib
 
     for path in (os.environ.get("ZONERELAY_CONFIG"), *CONFIGS):
@@ -346,7 +346,7 @@ def _settings() -> dict[str, object]:
 
 
 def _option(settings: dict[str, object], name: str) -> str:
-    """A path of [sendmail]; "" where the configuration says so."""
+    """Return a path of [sendmail]; "" where the configuration says so."""
     table = settings.get("sendmail")
     return str((table if isinstance(table, dict) else {}).get(name, {"drop": DROP, "aliases": ALIASES}[name]))
 
@@ -498,7 +498,9 @@ def _smtp_line(source: BinaryIO) -> bytes:
 
 
 def listener_of(settings: dict[str, object]) -> str:
-    """The address of the first listener that takes mail of this machine in clear text without a log-in."""
+    """Return the address of the first listener that takes mail of this machine in clear text without a
+    log-in.
+    """
     listeners = settings.get("listener") or [{}]
     for each in listeners if isinstance(listeners, list) else []:
         closed = each.get("tls") == "implicit" or each.get("require_tls") or each.get("auth") == "required"

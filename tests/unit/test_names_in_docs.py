@@ -26,8 +26,8 @@ _OTHERS_FILES = ("# /etc/zonerelay/credentials.rails.toml",)
 """First lines of examples that are no configuration of the relay."""
 _FOLDERS = {path.name for path in (ROOT, ROOT / "zonerelay") for path in path.iterdir() if path.is_dir()}
 _FILES = {path.name for folder in ("zonerelay", "tests", "docs") for path in (ROOT / folder).rglob("*.*")}
-_NO_FILES = ("message/rfc822", "message/global", "queue/ID")
-"""Media types; an object in a bucket."""
+_NO_FILES = ("message/rfc822", "message/global", "queue/ID", "history/00.db")
+"""Media types; an object in a bucket; a file of a running relay."""
 _CODE = "".join(path.read_text() for path in ROOT.glob("zonerelay/**/*.py"))
 
 

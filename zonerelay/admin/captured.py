@@ -43,7 +43,7 @@ class CapturedMail:
         return self._operators.settings().capture.release_to
 
     async def ask(self, question: Callable[[Capture], T]) -> T:
-        """The answer of the store, in a thread. Raises CaptureError and SearchError."""
+        """Return the answer of the store, in a thread. Raises CaptureError and SearchError."""
         try:
             return await CAPTURED.run(self._ask, question)
         except PoolBusyError:

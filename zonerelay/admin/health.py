@@ -21,7 +21,8 @@ FRESH_FOR = 1.0
 def readiness(
     *, draining: bool, accepting: bool, unhealthy: str | None, probe_failure: str | None
 ) -> tuple[str, ...]:
-    """Every reason against being ready, those that an operator chose first; none when the relay is ready.
+    """Return every reason against being ready, those that an operator chose first; none when the relay is
+    ready.
 
     Reasons are for the operator and hold no addresses.
     """

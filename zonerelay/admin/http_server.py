@@ -132,7 +132,7 @@ class HttpServer:
             _abort(handler)
 
     def _alive(self) -> list[Connection]:
-        """The connections, oldest first; those that have ended are forgotten."""
+        """Return the connections, oldest first; those that have ended are forgotten."""
         assert self._runner.server is not None
         alive = self._runner.server.connections
         self._operators = {each: self._operators[each] for each in alive if each in self._operators}
@@ -154,8 +154,8 @@ class HttpServer:
         return True
 
     def _least(self) -> Connection | None:
-        """The connection that makes room for another: the oldest without an identity, else one of a token
-        that has more than its share, the oldest that waits for a request if there is one.
+        """Return the connection that makes room for another: the oldest without an identity, else one of a
+        token that has more than its share, the oldest that waits for a request if there is one.
         """
         stranger = next((each for each, of in self._operators.items() if not of.who), None)
         if stranger is not None:

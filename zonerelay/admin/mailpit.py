@@ -202,7 +202,7 @@ class Mailpit:
             return _told(503, str(error), {"Retry-After": "5"})
 
     def _admit(self, request: web.Request) -> str:
-        """The name for the log."""
+        """Return the name for the log."""
         visit = VISIT.get()
         if self._mail.sandbox is not None:
             # A page of another origin could have images and frames made of what is here.
@@ -479,7 +479,7 @@ def html_response(html: str) -> web.Response:
 
 
 def file_response(part: Part) -> web.Response:
-    """A file of a message, to be saved: no browser shows it as a page of this relay."""
+    """Return a file of a message, to be saved: no browser shows it as a page of this relay."""
     kind = part.content_type if part.content_type in _IMAGES else "application/octet-stream"
     name = re.sub(r"[^A-Za-z0-9._ -]|^[. ]+", "_", part.file_name)[:100].strip() or f"part-{part.number}"
     disposition = f'attachment; filename="{name}"'

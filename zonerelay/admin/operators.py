@@ -103,7 +103,7 @@ class Operators:
     sandbox: Sandbox | None = None
 
     def is_valid(self, token: Token) -> bool:
-        """Whether it is still a token. One of the same name that was made since is another one."""
+        """Return whether it is still a token. One of the same name that was made since is another one."""
         try:
             return self.identities.named(token.name) == token
         except IdentitiesError:

@@ -92,7 +92,9 @@ async def dress(_request: web.BaseRequest, response: web.StreamResponse) -> None
 
 @lru_cache(maxsize=1024)
 def _unmapped(address: str) -> str:
-    """The address as `ipaddress` writes it, IPv4 also where an IPv6 socket has it; "" if it is none."""
+    """Return the address as `ipaddress` writes it, IPv4 also where an IPv6 socket has it; "" if it
+    is none.
+    """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -75,7 +75,7 @@ def _size(text: str) -> int:
 
 
 def _time(text: str) -> float:
-    """A time to come: a span from now, a time of day, or an ISO 8601 time, local without an offset."""
+    """Return a time to come: a span from now, a time of day, or an ISO 8601 time, local without an offset."""
     now = datetime.now().astimezone()
     try:
         if text.startswith("+"):
@@ -540,7 +540,7 @@ def _dest(described: Described) -> str:
 
 
 def _options(described: Described) -> dict[str, Any]:
-    """What argparse is told of a field."""
+    """Return what argparse is told of a field."""
     unit, default = described.option.unit, described.default
     if described.type is bool:
         return {"action": "store_true", "help": described.help}

@@ -145,7 +145,9 @@ def is_domain(text: str) -> bool:
 
 
 def is_ehlo_name(text: str) -> bool:
-    """Whether the text may follow EHLO (RFC 5321 4.1.1.1): a domain, or an address literal in brackets."""
+    """Return whether the text may follow EHLO (RFC 5321 4.1.1.1): a domain, or an address literal in
+    brackets.
+    """
     if text.startswith("["):
         return _is_address_literal(text)
     return is_domain(text)

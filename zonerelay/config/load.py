@@ -33,12 +33,12 @@ Table = TypeVar("Table", bound="DataclassInstance")
 
 
 def load(path: Path) -> Settings:
-    """The settings of a file. Raises ConfigError, also when the file cannot be read."""
+    """Return the settings of a file. Raises ConfigError, also when the file cannot be read."""
     return read(path)[0]
 
 
 def read(path: Path) -> tuple[Settings, Report]:
-    """The settings, and the report for who looks further: it knows the lines. Raises ConfigError."""
+    """Return the settings, and the report for who looks further: it knows the lines. Raises ConfigError."""
     settings, report = _checked(_text(path), str(path))
     report.raise_problems()
     return settings, report
@@ -97,14 +97,14 @@ def _scanned(path: Path) -> dict[str, dict[str, object]]:
 
 
 def load_text(text: str, source: str = "configuration") -> Settings:
-    """The settings in a TOML document; `source` names it when it is no TOML at all."""
+    """Return the settings in a TOML document; `source` names it when it is no TOML at all."""
     settings, report = _checked(text, source)
     report.raise_problems()
     return settings
 
 
 def refused_in(text: str) -> frozenset[KeyPath]:
-    """The paths of a TOML document that the checks refuse. Raises ConfigError for what is no TOML."""
+    """Return the paths of a TOML document that the checks refuse. Raises ConfigError for what is no TOML."""
     return frozenset(_checked(text, "configuration")[1].wrong)
 
 
@@ -177,7 +177,7 @@ def _repeated(name: str, value: object, report: Report) -> tuple[DataclassInstan
 
 
 def read_options(owner: type[Table], table: dict[str, object], path: KeyPath, report: Report) -> Table:
-    """The options of one table; what is wrong with them is in the report."""
+    """Return the options of one table; what is wrong with them is in the report."""
     options = options_of(owner)
     for key in [key for key in table if key not in options]:
         report.refuse((*path, key), _unknown_key(key, path, options))

@@ -62,7 +62,9 @@ def _without_login(found: re.Match[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """The text as the file has it, on one line and not too long, without a secret that a URL in it has."""
+    """Return the text as the file has it, on one line and not too long, without a secret that a URL in it
+    has.
+    """
     if "@" in text or "://" in text:
         text = _WORD.sub(_without_login, masked(text))
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
@@ -132,15 +134,15 @@ class Report:
         return self._problems.keys()
 
     def given(self, *path: str | int) -> bool:
-        """Whether the file itself says this, be it the default or not."""
+        """Return whether the file itself says this, be it the default or not."""
         return path in self._lines
 
     def line_of(self, *path: str | int) -> int:
-        """The line (from 1) at which the file itself says this; 0 where it does not."""
+        """Return the line (from 1) at which the file itself says this; 0 where it does not."""
         return self._lines.get(path, 0)
 
     def sound(self, *path: str | int) -> bool:
-        """Whether nothing is wrong with this value; checks between values skip unsound ones."""
+        """Return whether nothing is wrong with this value; checks between values skip unsound ones."""
         return not any(wrong[: len(path)] == path or path[: len(wrong)] == wrong for wrong in self._problems)
 
     @property
@@ -153,7 +155,9 @@ class Report:
             raise ConfigError(self.problems)
 
     def _line(self, path: KeyPath) -> int:
-        """The line of the key; of the nearest table above it when the key itself is not in the file."""
+        """Return the line of the key; of the nearest table above it when the key itself is not in
+        the file.
+        """
         for length in range(len(path), 0, -1):
             if path[:length] in self._lines:
                 return self._lines[path[:length]]

@@ -196,7 +196,7 @@ _LOCAL = ("localhost", "localdomain", "local")
 
 
 def resolve_hostname(settings: Settings, getfqdn: Callable[[], str]) -> str:
-    """A valid EHLO name (RFC 5321 4.1.1.1), always.
+    """Return a valid EHLO name (RFC 5321 4.1.1.1), always.
 
     A machine that has no fully qualified name, as most containers, gets an address literal, which RFC
     5321 4.1.4 provides for exactly this; `advice` tells the operator to set `hostname`.
@@ -213,7 +213,7 @@ def is_fully_qualified(name: str) -> bool:
 
 
 def _literal(settings: Settings) -> str:
-    """The first address of a listener that others can see; loopback when there is none."""
+    """Return the first address of a listener that others can see; loopback when there is none."""
     for listener in settings.listener:
         address = parse_listen(listener.address)
         if not (address.is_loopback or address.is_wildcard):

@@ -25,7 +25,7 @@ _SCALAR = re.compile(
 
 
 def line_numbers(document: str) -> dict[KeyPath, int]:
-    """The line (from 1) of every key, table header and list item, by its path."""
+    """Return the line (from 1) of every key, table header and list item, by its path."""
     return _Scanner(document.replace("\r\n", "\n")).scan()
 
 

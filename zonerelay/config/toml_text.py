@@ -27,7 +27,7 @@ DERIVED = "follows from other options"
 
 
 def effective(settings: Settings, report: Report) -> str:
-    """Every option as it is in force. `report` knows the lines of the file."""
+    """Return every option as it is in force. `report` knows the lines of the file."""
     text = _document(settings, report, commented=frozenset())
     # The complaint is about a key of the file as often as about the default beside it.
     tables = frozenset(path[:2] if path[0] in REPEATED else path[:1] for path in load.refused_in(text))
@@ -35,7 +35,7 @@ def effective(settings: Settings, report: Report) -> str:
 
 
 def changed(settings: Settings, report: Report) -> str:
-    """The options that differ from their defaults."""
+    """Return the options that differ from their defaults."""
     return _document(settings, report, commented=frozenset(), only_changed=True)
 
 
@@ -91,7 +91,7 @@ def _key(key: str, value: object, option: Option) -> str:
 
 
 def toml_value(value: object, option: Option) -> str:
-    """A setting as its option is written in the file."""
+    """Return a setting as its option is written in the file."""
     if isinstance(value, tuple):
         return f"[{', '.join(toml_value(member, option) for member in value)}]"
     if isinstance(value, bool):
@@ -116,5 +116,5 @@ def _number(value: float, option: Option) -> str:
 
 
 def quote(text: str) -> str:
-    """A TOML basic string; JSON's escapes are a subset of TOML's."""
+    """Return a TOML basic string; JSON's escapes are a subset of TOML's."""
     return json.dumps(text, ensure_ascii=False)

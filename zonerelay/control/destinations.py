@@ -98,8 +98,8 @@ class Destinations:
         """By zone: what orders of operators keep, as it was last looked at."""
 
     async def rows(self, most: int = sys.maxsize) -> tuple[list[DestinationStatus], int]:
-        """The destinations that hurt most, in that order, and how many there are. The loop looks at a slice
-        of them in each turn.
+        """Return the destinations that hurt most, in that order, and how many there are. The loop looks at a
+        slice of them in each turn.
         """
         if self._task is None and self._clock.monotonic() >= self._fresh_until:
             self._task = asyncio.get_running_loop().create_task(self._count())

@@ -227,7 +227,9 @@ class GuardPlans:
         return Guarded(Allowance(user, rails), rails.mailbox if rails.mode is Mode.REDIRECT else "")
 
     def words(self, guarded: Guarded, request: Explain, address: str, zone: str) -> str:
-        """A sentence about mail for an address that would go to the zone; "" where nothing is to be said."""
+        """Return a sentence about mail for an address that would go to the zone; "" where nothing is to be
+        said.
+        """
         allowance, recipient = guarded.allowance, Mailbox(address)
         if allowance is None:
             return f"refused with {UNREADABLE.reply}"
@@ -298,7 +300,7 @@ class SourcePlans:
         )
 
     def penalties(self) -> tuple[SourcePenalty, ...]:
-        """The latest first."""
+        """Return the latest first."""
         latest = self._selection.penalties()[: -MAX_PENALTIES - 1 : -1]
         return tuple(
             SourcePenalty(
@@ -427,7 +429,7 @@ class Explainer:
         return msgspec.structs.replace(found, priority=row.priority, queued=row)
 
     def compared(self, message: Message, row: DeliveryRow) -> DeliveryRow:
-        """The row with what chose its zone, and what would be chosen now."""
+        """Return the row with what chose its zone, and what would be chosen now."""
         mark = f"zone={row.zone} "
         notes = [note.removeprefix(mark) for note in message.trace if note.startswith(mark)]
         routed = next((note for note in notes if row.recipient in note), notes[0] if notes else "")
@@ -584,7 +586,7 @@ def _sender(text: str) -> str:
 
 
 def _mailbox(text: str) -> str:
-    """The address asked about; a bare domain stands for a mailbox in it."""
+    """Return the address asked about; a bare domain stands for a mailbox in it."""
     address = text.strip("<> ")
     if not address or len(address) > MAX_ADDRESS or not address.isprintable():
         raise ControlError("that is no address: give one like user@example.com, or a domain")
@@ -666,7 +668,7 @@ def limits_in_force(zone: ZoneSettings, found: ExaminedRoute) -> dict[str, int]:
 
 
 def too_large_for(zone: ZoneSettings, size: int | None) -> str:
-    """The reply that a message of this size is returned with; "" if it is not."""
+    """Return the reply that a message of this size is returned with; "" if it is not."""
     if not zone.max_message_size or size is None or size <= zone.max_message_size:
         return ""
     most = format_size(zone.max_message_size)

@@ -118,14 +118,14 @@ class OrderAnswers:
         )
 
     def rows(self) -> tuple[OrderRow, ...]:
-        """Those in force, the newest first."""
+        """Return those in force, the newest first."""
         return tuple(map(self._row, reversed(self._orders.table.orders)))
 
     def about(self, mail: Subject) -> tuple[OrderRow, ...]:
         return tuple(map(self._row, self._orders.table.about(mail)))
 
     def of(self, delivery: Delivery, message: Message | None) -> str:
-        """The id of the order that a delivery waits for, "" if there is none."""
+        """Return the id of the order that a delivery waits for, "" if there is none."""
         in_force = self._orders.table.orders
         if not in_force:
             return ""
@@ -182,7 +182,7 @@ class OrderAnswers:
         return sorted({*self._zones(), *stored, "default"})
 
     def _hosts(self, about: Selectors) -> tuple[str, ...]:
-        """The hosts of a destination that is known by a name, as `status` shows it."""
+        """Return the hosts of a destination that is known by a name, as `status` shows it."""
         wanted = (about.destination or "").lower()
         found = (
             each.key.partition(" ")[2]

@@ -35,7 +35,7 @@ _ANSWER_TIMEOUT = 2.0
 
 
 def bind(path: Path) -> socket.socket:
-    """A bound socket that does not listen yet. Raises ControlError."""
+    """Return a bound socket that does not listen yet. Raises ControlError."""
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -280,7 +280,7 @@ class SourceSelection:
         return tuple(ip for ip in ips if ":" in ip or four)
 
     def another_left(self, terms: Terms, unfit: Collection[str] = ()) -> bool:
-        """True when another source, none of the `unfit`, may send the mail that was just refused."""
+        """Return whether another source, none of the `unfit`, may send the mail that was just refused."""
         hosts = _hosts(terms.route.site)
         return any(
             self._memory.refused_at(source.name, hosts) is None for source in self._usable(terms.zone, unfit)
@@ -301,7 +301,7 @@ class SourceSelection:
         return min(refused, key=itemgetter(0))[1] if refused else None
 
     def _is_absent(self, source: SourceSettings) -> bool:
-        """True when the source's IPv4 address is absent, or its IPv6 address if it has no IPv4."""
+        """Return whether the source's IPv4 address is absent, or its IPv6 address if it has no IPv4."""
         ip = own_address(source, ipv6=False) or own_address(source, ipv6=True)
         return self._memory.is_absent(source.name, ip)
 

@@ -270,7 +270,9 @@ class DropDirectory:
         return why
 
     def _key(self, name: str, owner: int, message: bytes) -> bytes:
-        """The field that names the key (docs/send/idempotency.md), if the message has none of its own."""
+        """Return the field that names the key (docs/send/idempotency.md), if the message has none
+        of its own.
+        """
         is_key = name.isascii() and name.isprintable() and " " not in name
         if not is_key or _KEYED.search(message.partition(b"\n\n")[0]):
             return b""
@@ -371,7 +373,7 @@ def _names(directory: Path) -> Iterator[str]:
 
 
 def _read(path: Path, most: int) -> tuple[int, bytes | None]:
-    """The owner and the content; None when it is not taken. Raises OSError."""
+    """Return the owner and the content; None when it is not taken. Raises OSError."""
     # Without O_NONBLOCK a FIFO would keep the thread for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:

@@ -30,8 +30,8 @@ _MESSAGE = "/v1/queue/messages/{message_id}"
 
 
 def _delivery_order(request: requests.QueueList, row: answers.DeliveryRow) -> tuple[object, ...]:
-    """The order in which each worker lists: queue by queue, the oldest message first, the outbox last. Pages
-    depend on it. The queues of one zone come in the order of urgency.
+    """Return the order in which each worker lists: queue by queue, the oldest message first, the outbox last.
+    Pages depend on it. The queues of one zone come in the order of urgency.
     """
     zone = request.filter.zone
     place = 0 if zone is None else queues_of(zone).index(row.queue)

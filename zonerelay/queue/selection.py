@@ -276,7 +276,9 @@ class RoundRobin:
             self._append(destination, new=new and not destination.active)
 
     def next(self, now: float, tick: float) -> Destination | None:
-        """The destination that may start a batch now; it leaves the queue until it is offered again."""
+        """Return the destination that may start a batch now; it leaves the queue until it is
+        offered again.
+        """
         if self._aside:
             self._bring_back(tick)
         probation = self._probation
@@ -339,12 +341,12 @@ class RoundRobin:
         self._unblock(destination.site, now)
 
     def is_awaited(self, destination: Destination) -> bool:
-        """Whether another line waits for room at its hosts."""
+        """Return whether another line waits for room at its hosts."""
         blocked = destination.site.blocked
         return bool(blocked) and any(line is not destination for line in blocked)
 
     def goes_on(self, destination: Destination, now: float, tick: float) -> bool:
-        """Whether the visit may go on, before the destinations that wait."""
+        """Return whether the visit may go on, before the destinations that wait."""
         return (
             destination.waiting > 0
             and destination.standing is Standing.QUICK
@@ -356,7 +358,7 @@ class RoundRobin:
         )
 
     def _is_preceded(self, destination: Destination) -> bool:
-        """Whether others wait with mail that comes before its own."""
+        """Return whether others wait with mail that comes before its own."""
         urgency = destination.urgency
         if self._urgencies and any(STRIDE[each] < STRIDE[urgency] for each in self._stands()):
             return True
@@ -454,7 +456,9 @@ class RoundRobin:
             self._queues[stands].hasten(destination)
 
     def _may_go(self, destination: Destination) -> bool:
-        """Whether it may go now: a backlog for thousands of unknown hosts must not go before fresh mail."""
+        """Return whether it may go now: a backlog for thousands of unknown hosts must not go before fresh
+        mail.
+        """
         if destination.has_fresh or not destination.waiting:
             return True
         if self._throttle is not None and self._throttle.is_used_up:
@@ -478,7 +482,7 @@ class RoundRobin:
         return destination
 
     def _is_admitted(self, destination: Destination, probation: Probation) -> bool:
-        """Whether its standing leaves it room, too. Otherwise it waits where it will be found."""
+        """Return whether its standing leaves it room, too. Otherwise it waits where it will be found."""
         if destination.standing is Standing.QUICK:
             return True
         if probation.is_full(destination):
@@ -552,7 +556,7 @@ class Destinations:
         self._to_tidy: Iterator[DestinationKey] | None = None
 
     def destination(self, route: Route, now: float) -> Destination:
-        """The one that the route leads to, which goes by this route from now on."""
+        """Return the one that the route leads to, which goes by this route from now on."""
         key = route.destination
         destination = self.destinations.get(key)
         if destination is not None:

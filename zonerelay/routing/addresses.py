@@ -31,7 +31,7 @@ class Networks:
             found.add(int(network.network_address) >> shift)
 
     def match(self, address: str) -> bool:
-        """True when a network contains the address, which is `""` on a Unix socket."""
+        """Return whether a network contains the address, which is `""` on a Unix socket."""
         version, number = address_number(address)
         return any(
             version == of and number >> shift in prefixes for (of, shift), prefixes in self._prefixes.items()
@@ -100,7 +100,9 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 @lru_cache(4096)
 def is_private(ip: str) -> bool:
-    """True when Internet mail must not go to the address. A text that is no IP address counts as private."""
+    """Return whether Internet mail must not go to the address. A text that is no IP address counts as
+    private.
+    """
     try:
         address = ipaddress.ip_address(ip.partition("%")[0])
     except ValueError:

@@ -71,7 +71,7 @@ class StsPolicy:
     max_age: int
 
     def allows(self, host: str) -> bool:
-        """True when an MX host, an ASCII name in lower case, is in the policy (RFC 8461 4.1)."""
+        """Return whether an MX host, an ASCII name in lower case, is in the policy (RFC 8461 4.1)."""
         first, _, parent = host.partition(".")
         return host in self.patterns or (bool(first and parent) and f"*.{parent}" in self.patterns)
 

@@ -307,7 +307,7 @@ class QueueStore(Protocol):
         """Envelope and metadata. Raises MessageNotFoundError or StoreCorruptError."""
 
     def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
-        """The body in order, in pieces of at most `CHUNK_SIZE`.
+        """Yield the body in order, in pieces of at most `CHUNK_SIZE`.
 
         Raises MessageNotFoundError, or StoreCorruptError when a chunk is missing.
         """
@@ -326,7 +326,7 @@ class QueueStore(Protocol):
         """
 
     def has_ready(self, queue: QueueName) -> bool:
-        """True when `claim` could return a delivery that is not deferred. Cheap, may be wrongly true.
+        """Return whether `claim` could return a delivery that is not deferred. Cheap, may be wrongly true.
 
         Deliveries that `claim` passed over do not count: they wait for `claim_domain`.
         """
@@ -335,7 +335,9 @@ class QueueStore(Protocol):
         """Return the reason why no new mail should be taken now, or `None`. Cheap: asked before each mail."""
 
     def problems(self) -> Sequence[str]:
-        """Everything that an operator should know of, in full; the reason of `unhealthy` is among it."""
+        """Return everything that an operator should know of, in full; the reason of `unhealthy` is
+        among it.
+        """
 
     async def usable(self) -> bool:
         """Wait while the store has failed and is being repaired; true when it had.
@@ -368,8 +370,8 @@ class QueueStore(Protocol):
         """
 
     async def left_over(self) -> str:
-        """What is stored, in words, when no zone has a delivery; empty when that is nothing at all, and the
-        spool may be removed.
+        """Return what is stored, in words, when no zone has a delivery; empty when that is nothing at all,
+        and the spool may be removed.
 
         It is proved from what is stored, not from what could be read of it: records that cannot be read
         count, and so do files that are not the spool's. A shared store is no relay's to remove: `SHARED`.
@@ -380,7 +382,7 @@ class QueueStore(Protocol):
         """This relay's number among those that share the store, for its message ids; 0 when none does."""
 
     def last_message_id(self) -> MessageId | None:
-        """The highest id this spool has ever committed, so that ids stay monotonic over restarts."""
+        """Return the highest id this spool has ever committed, so that ids stay monotonic over restarts."""
 
     async def close(self) -> None:
         """Finish what was submitted, then release every resource."""
@@ -438,7 +440,7 @@ class EveryNth:
         self._left = self.gap()
 
     def gap(self) -> int:
-        """How far it is to the next one."""
+        """Return how far it is to the next one."""
         return self._random.randrange(1, 2 * self.every)
 
     def __call__(self, _recipient: str) -> bool:
@@ -455,23 +457,23 @@ class QueueOperations(Protocol):
     def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
-        """Every delivery of mail, queue by queue in MSGID order, claimed ones included, or those of `queue`.
-        Those whose recipients are not `wanted` may be left out: where recipients are in the keys that saves
-        reading most of a queue. `after` is the key of a delivery, of `queue` if that is given: those up to it
-        are left out, and it may be gone.
+        """Yield every delivery of mail, queue by queue in MSGID order, claimed ones included, or those of
+        `queue`. Those whose recipients are not `wanted` may be left out: where recipients are in the keys
+        that saves reading most of a queue. `after` is the key of a delivery, of `queue` if that is given:
+        those up to it are left out, and it may be gone.
 
         Private stores show one moment; shared ones a page at a time, each as it is then, and nothing that
         comes in behind the last delivery that was there at the start.
         """
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        """The deliveries of one message that are still open, in recipient order."""
+        """Return the deliveries of one message that are still open, in recipient order."""
 
     async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         """Return those of `deliveries_of` that this node can settle: not those of other nodes."""
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-        """Those messages that exist and can be read, for a list."""
+        """Return those messages that exist and can be read, for a list."""
 
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
@@ -510,7 +512,9 @@ class QueueView(Protocol):
     def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]: ...
 
     async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
-        """A page of the idempotency keys, and the cursor of the next; "" at the beginning and at the end."""
+        """Return a page of the idempotency keys, and the cursor of the next; "" at the beginning and at the
+        end.
+        """
 
 
 class Store(QueueStore, QueueOperations, Protocol):

@@ -289,7 +289,7 @@ def _needed(spool: Path, lost: list[str], noted: list[str]) -> _Needed:
 
 
 def _manifest(spool: Path, noted: list[str]) -> Manifest:
-    """The one that CURRENT names, and the newest where it names none. Raises OSError, ValueError."""
+    """Return the one that CURRENT names, and the newest where it names none. Raises OSError, ValueError."""
     try:
         current = (spool / "CURRENT").read_bytes().decode("ascii").strip()
         if not current.startswith("MANIFEST-"):

@@ -59,7 +59,7 @@ def acknowledge_loss(spool: SpoolSettings, loss: str) -> bool:
 
 
 def place_of_queue(settings: Settings) -> str:
-    """The place of a shared queue, without secrets; "" for a spool of this machine's own."""
+    """Return the place of a shared queue, without secrets; "" for a spool of this machine's own."""
     return place_of(settings.spool.backend, redis=settings.redis, postgres=settings.postgres, s3=settings.s3)
 
 

@@ -84,6 +84,6 @@ async def living(settings: Settings, environment: Mapping[str, str]) -> int:
 
 @contextlib.asynccontextmanager
 async def view_shared(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[QueueView]:
-    """The queue, to be read: message by message as each is then. Raises StoreError."""
+    """Yield the queue, to be read: message by message as each is then. Raises StoreError."""
     async with shared_engine(settings, environment) as engine, view_engine(engine) as view:
         yield view

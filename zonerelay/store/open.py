@@ -105,7 +105,7 @@ async def _open_s3(settings: SpoolSettings, s3: S3Settings, around: Surroundings
 
 
 async def _open_alone(engine: Engine, around: Surroundings, seen: Path) -> Store:
-    """The queue of a service on which only one relay at a time can work. Raises StoreError."""
+    """Return the queue of a service on which only one relay at a time can work. Raises StoreError."""
     from zonerelay.store.keys.partition import open_partition
     from zonerelay.store.keys.port import NodeTakenError
     from zonerelay.store.keys.seen_file import SeenFile
@@ -137,7 +137,7 @@ async def acknowledge_loss(store: Store, loss: str) -> bool:
 
 
 def open_limits(settings: Settings, holder: str, environment: Mapping[str, str]) -> LimitAuthority | None:
-    """The limits that all relays on a shared store keep together. Raises StoreOpenError.
+    """Return the limits that all relays on a shared store keep together. Raises StoreOpenError.
 
     `None` for the stores of one relay, and for S3, which cannot carry them.
     """
@@ -146,7 +146,9 @@ def open_limits(settings: Settings, holder: str, environment: Mapping[str, str])
 
 
 def open_books(settings: Settings, environment: Mapping[str, str]) -> shared_limits.BookStore | None:
-    """The store of what all relays on a shared store count together, or `None`. Raises StoreOpenError."""
+    """Return the store of what all relays on a shared store count together, or `None`. Raises
+    StoreOpenError.
+    """
     if settings.spool.backend is Backend.REDIS:
         server = redis_server(settings.redis, environment)
         from zonerelay.store.redis.limits import RedisShelf

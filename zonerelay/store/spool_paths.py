@@ -34,7 +34,7 @@ def is_shared(spool: SpoolSettings) -> bool:
 
 
 def spool_of(spool: SpoolSettings, worker: int) -> SpoolSettings:
-    """The spool of one worker, which counts from 0."""
+    """Return the spool of one worker, which counts from 0."""
     if worker == 0 or is_shared(spool):
         return spool
 
@@ -54,7 +54,7 @@ def spool_of(spool: SpoolSettings, worker: int) -> SpoolSettings:
 
 
 def disk_directories(spool: SpoolSettings) -> tuple[Path, Path, Path]:
-    """The directories of bodies, of the log and of the index of a disk queue."""
+    """Return the directories of bodies, of the log and of the index of a disk queue."""
     return (
         spool.env_directory or spool.path / "messages",
         spool.meta_directory or spool.path,
@@ -72,7 +72,7 @@ def node_of(postgres: PostgresSettings, worker: int) -> PostgresSettings:
 
 
 def spools_beyond(spool: SpoolSettings, workers: int) -> list[int]:
-    """Workers that there are no more but whose spools are still there. Reads directories.
+    """Return workers that there are no more but whose spools are still there. Reads directories.
 
     What was being removed when a crash came is removed now. A directory that cannot be read has none: the
     store that opens it says so in words. Raises OSError.

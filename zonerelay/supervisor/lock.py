@@ -32,9 +32,9 @@ _ANSWER_TIMEOUT = 10.0
 def take(
     home: Path, *, patience: float, waiting: Callable[[str], None], refuse: Callable[[bool], None]
 ) -> int:
-    """The descriptor to pass on. Blocks; `waiting` is told once by which processes if it has to. `refuse` may
-    know, now or later, why there is nothing to wait for, and is told whether another process has the lock.
-    Raises StartError, as `refuse` does.
+    """Return the descriptor to pass on. Blocks; `waiting` is told once by which processes if it has to.
+    `refuse` may know, now or later, why there is nothing to wait for, and is told whether another process has
+    the lock. Raises StartError, as `refuse` does.
     """
     path = home / LOCK_NAME
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -69,7 +69,7 @@ def refuse_second(settings: Settings, *, unless_stopping: bool = False) -> None:
 
 
 def _is_stopping(path: Path) -> bool:
-    """The relay that answers there, or has answered there a moment ago."""
+    """Return the relay that answers there, or has answered there a moment ago."""
     try:
         return ControlClient(path, timeout=_ANSWER_TIMEOUT).ask(Status(), RelayStatus).state == "draining"
     except ControlError:

@@ -63,7 +63,7 @@ def encode(stored: Stored) -> bytes:
 
 
 def decode(name: str, raw: bytes) -> Sheet:
-    """The sheet of the message `name`. Raises ValueError in words."""
+    """Return the sheet of the message `name`. Raises ValueError in words."""
     try:
         version = msgspec.json.decode(raw, type=_Format).format
         if version != FORMAT:
@@ -174,7 +174,7 @@ def refuse_target(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Target]:
-    """The target, which gets its name when the block ends without an exception.
+    """Yield the target, which gets its name when the block ends without an exception.
 
     Raises TransferError and OSError.
     """
@@ -201,7 +201,7 @@ _Open = Callable[[str], IO[bytes]]
 
 @contextmanager
 def reading(path: Path) -> Iterator[Source]:
-    """A directory or tar as a source. Raises TransferError, OSError."""
+    """Yield a directory or tar as a source. Raises TransferError, OSError."""
     if not path.exists():
         raise TransferError(f"there is no {path}")
     if path.is_dir():

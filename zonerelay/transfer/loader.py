@@ -130,7 +130,7 @@ class Loader:
         taken: set[MessageId],
         known: dict[MessageId, Message],
     ) -> MessageId | None:
-        """An id that is free; `None` when the message is in the store already.
+        """Return an id that is free; `None` when the message is in the store already.
 
         Mail of our own format keeps its id. Another one follows from the source and the time of acceptance,
         so that old mail is sent before new, and that a killed import finds what it has stored. An id of the

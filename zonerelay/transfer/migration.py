@@ -111,7 +111,7 @@ class Migration:
         self._moved = moved
 
     def _target(self, identity: MessageId) -> Store:
-        """The spool of the target that has the copy of a message of the source."""
+        """Return the spool of the target that has the copy of a message of the source."""
         return self._targets[int(identity[:-2], 16) % len(self._targets)]
 
     # --- steps 1 to 3
@@ -172,7 +172,7 @@ class Migration:
         return moves, {each.id: each for each in page}, states
 
     async def _free_ids(self, page: Sequence[Message]) -> dict[MessageId, MessageId | None]:
-        """The id of the copy of each; `None` when the message itself is there."""
+        """Return the id of the copy of each; `None` when the message itself is there."""
         wanted: dict[MessageId, MessageId | None] = {each.id: each.id for each in page}
         for target in self._targets:
             mine = {each.id: each for each in page if self._target(each.id) is target}
@@ -389,7 +389,7 @@ class _Copy:
 async def _changed(
     store: Store, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
 ) -> tuple[bool, dict[DeliveryKey, Delivery]]:
-    """Whether each of them existed and was changed, and what was found, or has become of it."""
+    """Return whether each of them existed and was changed, and what was found, or has become of it."""
     found = await store.update(keys, change)
     return len(found) == len(keys), {key: change(old) or old for key, old in found.items()}
 

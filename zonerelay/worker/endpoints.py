@@ -116,8 +116,8 @@ class Endpoints:
         await self._open("HTTP is not served", "admin-http", admin, AdminError)
 
     async def open_http(self, rules: Callable[[], ListenerSettings], submit: Submit) -> ServesHttp:
-        """The HTTP server of a listener, once this is open. It asks the supervisor, if there is one, about
-        mail that another worker has.
+        """Return the HTTP server of a listener, once this is open. It asks the supervisor, if there is one,
+        about mail that another worker has.
         """
         await FILES.run(import_module, "zonerelay.admin.submission.server")
         from zonerelay.admin.submission.server import SubmissionServer  # noqa: PLC0415 - with the first client

@@ -40,7 +40,7 @@ class MailQueue:
         return await acknowledge_loss(self._spool, loss)
 
     def problems(self) -> tuple[str, ...]:
-        """The problems for the operator's status."""
+        """Return the problems for the operator's status."""
         return () if self._outbox is None else self._outbox.problems()
 
 
@@ -113,7 +113,7 @@ def _run() -> str:
 
 
 def siblings_of(settings: Settings, index: int) -> Siblings | None:
-    """The workers whose spools may hold the same idempotency keys as this one's. Raises OSError."""
+    """Return the workers whose spools may hold the same idempotency keys as this one's. Raises OSError."""
     if is_shared(settings.spool):
         return None
     directory = settings.spool.path.parent / KEYS

@@ -118,7 +118,7 @@ class DailyReport:
 
 
 def latest(at: str, now: float) -> float:
-    """The last time, until now, that the clock on the wall showed `at`."""
+    """Return the last time, until now, that the clock on the wall showed `at`."""
     hour, _, minute = at.partition(":")
     day = datetime.fromtimestamp(now)
     found = day.replace(hour=int(hour), minute=int(minute), second=0, microsecond=0)

@@ -157,8 +157,8 @@ def _not_allowed(allowed: Sequence[str]) -> Problem:
 
 
 def _accepts_lines(request: web.Request, verb: Verb) -> bool:
-    """Whether the client asks for lines of JSON. Raises Problem if it accepts neither those nor what the verb
-    answers with (RFC 9110 12.5.1, as far as two media types need it).
+    """Return whether the client asks for lines of JSON. Raises Problem if it accepts neither those nor what
+    the verb answers with (RFC 9110 12.5.1, as far as two media types need it).
     """
     accepted = request.headers.getall("Accept", ())
     kind = verb.media.partition("/")[0]

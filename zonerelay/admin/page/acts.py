@@ -113,7 +113,7 @@ async def _carry_out(
 
 
 def _asked(visitor: Visitor) -> tuple[requests.ChangeVerb, str, requests.Filter]:
-    """The verb and the filter. Raises PageError."""
+    """Return the verb and the filter. Raises PageError."""
     verb, q = visitor.given("verb"), visitor.given("q")
     if verb not in VERBS:
         raise PageError(400, "No such verb", f"{verb}: there are {', '.join(VERBS)}")

@@ -48,7 +48,7 @@ def _unquoted(value: str) -> str:
 
 
 def _term(name: str, value: str) -> tuple[str, str | float]:  # noqa: PLR0911 - a case for each word
-    """The field of the filter, and its value."""
+    """Return the field of the filter, and its value."""
     match name:
         case "":
             if is_message_id(value):
@@ -85,7 +85,9 @@ def term(name: str, value: str) -> str:
 
 
 def command(verb: str, wanted: Filter, *, reason: str = "", target: str = "") -> str:
-    """The command line that does the same to the same deliveries; `target` is the zone of a reroute."""
+    """Return the command line that does the same to the same deliveries; `target` is the zone of a
+    reroute.
+    """
     if verb == "list" and wanted.message_id is not None:
         return f"zonerelay queue show {wanted.message_id}"
     words = ["zonerelay", "queue", verb, *([wanted.message_id] if wanted.message_id else [])]

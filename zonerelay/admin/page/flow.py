@@ -98,7 +98,7 @@ def mail_of(row: DestinationStatus) -> int:
 
 
 def kind_of(row: DestinationStatus) -> str:
-    """What stops most of its mail."""
+    """Return what stops most of its mail."""
     if row.suspended_until is not None:
         return "suspended"
     counts = {

@@ -48,7 +48,7 @@ class PageRoutes:
         self._loading = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
-        """Those of the operators' page."""
+        """Return those of the operators' page."""
         see, act = self._for("read"), self._for("operate")
         return [
             web.get("/static/{name}", self._static),

@@ -77,7 +77,7 @@ class Sessions:
         return session in self.open()
 
     def open(self) -> list[Session]:
-        """Those of all operators, the latest used first."""
+        """Return those of all operators, the latest used first."""
         self._expire()
         return sorted(self._sessions.values(), key=lambda each: -each.used)
 

@@ -200,7 +200,7 @@ class JsonBody:
         return bytes(self._document)
 
     def long(self, text: str) -> StoredFile | None:
-        """The string that this text refers to; `None`: it is a text as others."""
+        """Return the string that this text refers to; `None`: it is a text as others."""
         if not text.startswith(self._nonce):
             return None
         _, start, size = text.split(":")
@@ -212,7 +212,7 @@ class JsonBody:
         return StoredFile(self._file, start, size)
 
     def refers(self, data: bytes) -> bool:
-        """Whether a reference is in the data."""
+        """Return whether a reference is in the data."""
         return self._nonce.encode() in data
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
 
 
 def submission_of(document: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
-    """The fields of a submission, not checked yet. Raises Problem."""
+    """Return the fields of a submission, not checked yet. Raises Problem."""
     found: dict[str, Any] = {name: document[name] for name in _SAME if document.get(name) is not None}
     found["from"] = _first(document.get("from"), "/from")
     for name in _PEOPLE:

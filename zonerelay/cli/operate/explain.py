@@ -169,7 +169,7 @@ def _policy(policy: StsPlan) -> output.Cell:
 
 
 def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
-    """Which of the zone's sources it would be, or how they share; and why one is passed over."""
+    """Yield which of the zone's sources it would be, or how they share; and why one is passed over."""
     certain = any(each.chosen for each in found.sources)
     for each in found.sources:
         turn = ("this one" if each.chosen else "not this one") if certain else f"{each.share:.0%} of the mail"

@@ -85,7 +85,7 @@ def _list(arguments: Namespace) -> int:
 
 
 def what_of(order: OrderRow) -> str:
-    """What the order does, in words."""
+    """Return what the order does, in words."""
     doing = "holds" if order.effect == "hold" else "refuses and suspends" if order.refuse else "suspends"
     given = ((name, getattr(order, name)) for name in SELECTORS)
     about = " ".join(f"{name} {text.clean(value) or '<>'}" for name, value in given if value is not None)
@@ -93,7 +93,7 @@ def what_of(order: OrderRow) -> str:
 
 
 def order_line(order: OrderRow, now: float) -> Text:
-    """The order for one message."""
+    """Return the order for one message."""
     end = "" if order.until is None else f" until {text.when(order.until)}"
     line = f"{order.id} by {text.clean(order.who)}, {text.span(now - order.since)} ago{end}: "
     return Text(f"{line}{what_of(order)} ({text.clean(order.reason)})", style="yellow")

@@ -58,8 +58,8 @@ def tail(arguments: Namespace) -> int:
 
 
 def event_line(event: MailEvent, *, wide: bool) -> Text:
-    """Time, worker, event, and the fields, first those that an operator looks for. It ends at the margin:
-    where that is near, addresses are short, and the host is left to `--json`.
+    """Return time, worker, event, and the fields, first those that an operator looks for. It ends at the
+    margin: where that is near, addresses are short, and the host is left to `--json`.
     """
     worker = "" if event.worker is None else f"{event.worker} "
     line = Text(f"{_clock(event.at)} {worker}", style="")

@@ -61,7 +61,7 @@ def _name(name: str) -> Name:
 
 
 def _own_names(config: Path | None) -> list[str]:
-    """The relay's, or of a machine without a full name what it is reached by from itself."""
+    """Return the relay's, or of a machine without a full name what it is reached by from itself."""
     name = resolve_hostname(_settings(config), socket.getfqdn)
     return ["localhost", name] if name.startswith("[") else [name]
 

@@ -161,7 +161,7 @@ def _retry(settings: Settings) -> str:
 
 
 def _spool_places(spool: SpoolSettings) -> str:
-    """The directories, or the one file; with a disk queue there may be three."""
+    """Return the directories, or the one file; with a disk queue there may be three."""
     if spool.backend is Backend.MEMORY:
         return "" if spool.shelve is None else f"in a shelf {spool.shelve}"
     if spool.backend is not Backend.DISK:

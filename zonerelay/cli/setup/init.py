@@ -53,7 +53,7 @@ def init(arguments: Namespace) -> int:
 
 
 def configuration(spool: Path | None) -> str:
-    """The shipped configuration with another spool; `None` is the default, which fits the service."""
+    """Return the shipped configuration with another spool; `None` is the default, which fits the service."""
     line = f'#path = "{DEFAULT_SPOOL}"\n' if spool is None else f"path = {json.dumps(str(spool))}\n"
     text, count = _TRIAL_SPOOL.subn(line, _shipped("zonerelay.toml"))
     assert count == 1
@@ -65,7 +65,7 @@ def _shipped(name: str) -> str:
 
 
 def _moved(unit: str, directory: Path, user: str) -> str:
-    """The unit of a relay that keeps everything in `directory`, perhaps below a home."""
+    """Return the unit of a relay that keeps everything in `directory`, perhaps below a home."""
     group = SERVICE_USER if user == SERVICE_USER else ""
     for directive, value in (
         ("User", user),

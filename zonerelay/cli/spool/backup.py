@@ -137,7 +137,9 @@ async def _backup(settings: Settings, draft: Path) -> BackupSheet:
 
 @contextlib.asynccontextmanager
 async def _viewed(settings: Settings, worker: int, scratch: Path) -> AsyncIterator[QueueView]:
-    """The spool as it is now, in a copy of its own; a shared one through a reader that does not join it."""
+    """Yield the spool as it is now, in a copy of its own; a shared one through a reader that does not join
+    it.
+    """
     if is_shared(settings.spool):
         async with view_shared(settings, os.environ) as view:
             yield view

@@ -102,8 +102,8 @@ async def _export(
 
 
 def _suspending(settings: Settings, now: float) -> Callable[[Message, Delivery], Order | None]:
-    """Which order keeps mail from being sent. The relay that imports the mail may have none of them, and the
-    hosts of a domain are not known here: at MX hosts every destination may be the one that is meant.
+    """Return which order keeps mail from being sent. The relay that imports the mail may have none of them,
+    and the hosts of a domain are not known here: at MX hosts every destination may be the one that is meant.
     """
     orders = OrdersFile(settings.spool.path.parent).read()
     at_hops = OrderTable(orders, now)

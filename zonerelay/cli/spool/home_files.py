@@ -48,7 +48,7 @@ _SET_ASIDE = ": a relay sets a history that it cannot use aside, and begins anot
 
 
 def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
-    """Files and directories by their name in a backup, whether they exist or not."""
+    """Yield files and directories by their name in a backup, whether they exist or not."""
     home = settings.spool.path.parent
     yield REDACT_KEY, redact_key_of(settings)
     yield NOTE, home / NOTE
@@ -79,7 +79,7 @@ class Carried:
 
 
 def octets_of(settings: Settings) -> int:
-    """The room that a copy of it needs, at most. Raises OSError."""
+    """Return the room that a copy of it needs, at most. Raises OSError."""
     places = [path for name, path in files_of(settings) if name != NOTE]  # a relay makes its own
     return sum(file.stat().st_size + _BLOCK for path in places for file in _files(path))
 
@@ -164,7 +164,7 @@ def _problem_in(file: Path) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or those below a directory; without the log of a database, which is read with it."""
+    """Return a file, or those below a directory; without the log of a database, which is read with it."""
     skipped = ("-wal", "-shm", "-journal", durable.DRAFT)
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file for file in found if file.is_file() and not file.name.endswith(skipped)]

@@ -185,7 +185,7 @@ def _workers(target: Settings) -> int:
 
 
 def _free_spool(target: Settings) -> int:
-    """The number of a worker that the relay does not have."""
+    """Return the number of a worker that the relay does not have."""
     for number in range(MAX_WORKERS - 1, _workers(target) - 1, -1):
         if not any((place / name_of(number)).exists() for place in directories_of(target.spool)):
             return number
@@ -228,7 +228,7 @@ def _confirm_orders(target: Settings, wanted: set[str]) -> None:
 
 
 def _patience(settings: Settings) -> float:
-    """Seconds in which what a killed relay has in a shared store comes free, as a rule."""
+    """Return seconds in which what a killed relay has in a shared store comes free, as a rule."""
     leases = {
         Backend.REDIS: settings.redis.lease,
         Backend.POSTGRES: settings.postgres.lease,
@@ -286,8 +286,8 @@ class _Run:
         check_rooms(spool, octets, beside_spool)
 
     async def _bring_along(self) -> home_files.Carried:
-        """What has to be in force where the mail goes, in every relay that may have it there. Raises CliError
-        when orders cannot be, and changes nothing then.
+        """Return what has to be in force where the mail goes, in every relay that may have it there. Raises
+        CliError when orders cannot be, and changes nothing then.
         """
         source, target = self._source, self._target
         mine, theirs = (OrdersFile(each.spool.path.parent).read() for each in (source, target))

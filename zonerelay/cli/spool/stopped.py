@@ -82,7 +82,7 @@ def _private() -> Iterator[None]:
 
 
 def _lock(settings: Settings) -> int:
-    """The descriptor that holds the relay's lock."""
+    """Return the descriptor that holds the relay's lock."""
     try:
         _refuse_running(settings)
         home = prepare_home(settings)
@@ -112,7 +112,7 @@ def _refuse_running(settings: Settings) -> None:
 
 
 def spools(spool: SpoolSettings) -> tuple[int, ...]:
-    """The workers whose spools there are. Raises CliError when there is none."""
+    """Return the workers whose spools there are. Raises CliError when there is none."""
     if is_shared(spool):
         return (0,)
     try:

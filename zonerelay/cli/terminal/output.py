@@ -168,14 +168,14 @@ def frames_seen(reach: Reach) -> Callable[[msgspec.Struct], None]:
 
 
 def completeness(end: End) -> int:
-    """The exit status of a list, after a word about what is not in it."""
+    """Return the exit status of a list, after a word about what is not in it."""
     for missing in end.missing:
         chatter().print(f"Not in this answer: {missing}")
     return FAILED if end.missing else OK
 
 
 def state(text: str) -> Text:
-    """A delivery's state in the colour that it has everywhere."""
+    """Return a delivery's state in the colour that it has everywhere."""
     word = text.split(" ", maxsplit=1)[0]
     return Text(
         text,

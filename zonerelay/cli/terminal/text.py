@@ -16,31 +16,31 @@ def until(then: float, now: float) -> str:
 
 
 def when(then: float) -> str:
-    """A point in time, in the operator's own time zone and with its offset."""
+    """Return a point in time, in the operator's own time zone and with its offset."""
     return datetime.fromtimestamp(then).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
 
 
 def amount(quota: str, number: int) -> str:
-    """What is counted in a quota such as `octets_per_day`."""
+    """Return what is counted in a quota such as `octets_per_day`."""
     return size(number) if quota.startswith("octets") else f"{number:,}"
 
 
 def short(count: int) -> str:
-    """A number in at most five characters: `9,999`, `12k`, `1.2M`."""
+    """Return a number in at most five characters: `9,999`, `12k`, `1.2M`."""
     if count < 10_000:
         return f"{count:,}"
     return f"{count // 1000}k" if count < 1_000_000 else f"{count / 1_000_000:.1f}M"
 
 
 def path(sender: str | None) -> str:
-    """A sender as SMTP writes the null one; `?` when its message could not be read."""
+    """Return a sender as SMTP writes the null one; `?` when its message could not be read."""
     if sender is None:
         return "?"
     return clean(sender) or "<>"
 
 
 def clean(text: str) -> str:
-    """A stranger's text, unable to move a cursor or to colour a terminal."""
+    """Return a stranger's text, unable to move a cursor or to colour a terminal."""
     return printable(text)
 
 

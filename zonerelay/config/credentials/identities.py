@@ -76,7 +76,7 @@ def make_token() -> str:
 
 
 def is_token(text: str) -> bool:
-    """The text is whole: prefix, length and checksum are those of a token."""
+    """Return the text is whole: prefix, length and checksum are those of a token."""
     if not (text.startswith(PREFIX) and text.isascii() and len(text) == len(PREFIX) + _SECRET + _CHECK):
         return False
     secret = text[len(PREFIX) : -_CHECK]

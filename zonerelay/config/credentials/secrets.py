@@ -23,7 +23,7 @@ class SecretError(Exception):
 
 
 def read_secret(reference: str, environment: Mapping[str, str]) -> str:
-    """The secret without the line end at its end. Raises SecretError."""
+    """Return the secret without the line end at its end. Raises SecretError."""
     kind, _, name = reference.partition(":")
     if kind == "env" and not reference.startswith("/"):
         secret = environment.get(name, "")
@@ -62,7 +62,7 @@ def check_secret(reference: str, path: KeyPath, environment: Mapping[str, str], 
 
 
 def secret_path(reference: str, environment: Mapping[str, str]) -> Path | None:
-    """The file behind a reference; `None` for an environment variable. Raises SecretError."""
+    """Return the file behind a reference; `None` for an environment variable. Raises SecretError."""
     if reference.startswith("/"):
         return Path(reference)
     kind, _, name = reference.partition(":")
@@ -77,5 +77,5 @@ def secret_path(reference: str, environment: Mapping[str, str]) -> Path | None:
 
 
 def is_public(path: Path) -> bool:
-    """True when other users of the machine may read the file. Raises OSError."""
+    """Return whether other users of the machine may read the file. Raises OSError."""
     return bool(stat.S_IMODE(path.stat().st_mode) & 0o007)

@@ -103,7 +103,7 @@ def _bounded(number: float, option: Option, show: Callable[[float], str]) -> flo
 
 
 def choice(value: object, option: Option) -> enum.StrEnum:
-    """A member of the option's enumeration."""
+    """Return a member of the option's enumeration."""
     assert option.choices is not None, "declared by `options.choice`"
     word, words = _line(value, option), [each.value for each in option.choices]
     if word not in words:

@@ -38,7 +38,7 @@ MAX_REPLY = 400  # RFC 5321 4.5.3.1.5 gives a reply line 512 octets
 
 
 def line(text: str) -> str:
-    """Any text."""
+    """Return any text."""
     return text
 
 
@@ -202,7 +202,7 @@ def next_hops(text: str) -> str:
 
 
 def secret(text: str) -> str:
-    """A reference; see `secrets.read_secret`."""
+    """Return a reference; see `secrets.read_secret`."""
     if text and not (text.startswith("/") or _REFERENCE.fullmatch(text)):
         # It may be the secret itself, so it is not repeated.
         raise ValueError(

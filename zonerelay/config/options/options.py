@@ -79,7 +79,7 @@ def choice(default: Choice) -> Choice:
 
 
 def choices(of: type[Choice]) -> tuple[Choice, ...]:
-    """A list of names, which is empty by default."""
+    """Return a list of names, which is empty by default."""
     return _field((), Option(convert.choice, choices=of, several=True))
 
 
@@ -118,7 +118,7 @@ def networks(default: tuple[T, ...]) -> tuple[T, ...]:
 
 
 def table(of: type[T]) -> T:
-    """A table of its own, [name]; where the file has none it has its defaults."""
+    """Return a table of its own, [name]; where the file has none it has its defaults."""
     return dataclasses.field(default_factory=of, metadata={TABLE: (of, False)})
 
 
@@ -140,13 +140,13 @@ def option_of(field: dataclasses.Field[object]) -> Option | None:
 
 @lru_cache
 def options_of(table: type[DataclassInstance]) -> Mapping[str, Option]:
-    """The options of one table in the order in which it declares them."""
+    """Return the options of one table in the order in which it declares them."""
     found = {field.name: option_of(field) for field in dataclasses.fields(table)}
     return {name: option for name, option in found.items() if option is not None}
 
 
 def tables_of(file: type[DataclassInstance]) -> dict[str, tuple[type[DataclassInstance], bool]]:
-    """The class of each table of the file in its order, and whether there may be several."""
+    """Return the class of each table of the file in its order, and whether there may be several."""
     return {
         field.name: field.metadata[TABLE] for field in dataclasses.fields(file) if TABLE in field.metadata
     }

@@ -190,7 +190,9 @@ def retry_advice(retry: RetrySettings) -> Iterator[str]:
 
 
 def shorter_delays(schedule: tuple[float, ...]) -> Iterator[tuple[str, str]]:
-    """The advice for a schedule, of [retry] or of a zone, in which a delay is shorter than the one before."""
+    """Yield the advice for a schedule, of [retry] or of a zone, in which a delay is shorter than the one
+    before.
+    """
     for earlier, later in pairwise(schedule):
         if later < earlier:
             shown = f"{format_duration(later)} comes after {format_duration(earlier)}"

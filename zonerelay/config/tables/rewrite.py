@@ -88,7 +88,7 @@ def srs_advice(srs: SrsSettings, listeners: Sequence[ListenerSettings]) -> Itera
 
 
 def srs_secrets(srs: SrsSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The one that signs, then the former ones. Raises ValueError with the option's path."""
+    """Return the one that signs, then the former ones. Raises ValueError with the option's path."""
     places = [("srs.secret", srs.secret)]
     places += [(f"srs.old_secrets[{at}]", place) for at, place in enumerate(srs.old_secrets)]
     return tuple(_read(path, place, environment) for path, place in places)
@@ -333,7 +333,9 @@ def _check_rule(rule: RewriteSettings, path: KeyPath, report: Report) -> None:
 
 
 def _covers(one: RewriteSettings, other: RewriteSettings) -> bool:
-    """Whether every address that the other changes is changed by the one. False where that is hard to say."""
+    """Return whether every address that the other changes is changed by the one. False where that is hard to
+    say.
+    """
     return (
         _places(one) >= _places(other)
         and _among(other.listener, one.listener)

@@ -243,7 +243,7 @@ def route_advice(routes: Sequence[RouteSettings], listeners: Sequence[ListenerSe
 
 
 def _covers(one: Conditions, other: Conditions) -> bool:
-    """Whether all mail that matches the other matches the one too. False where that is hard to say."""
+    """Return whether all mail that matches the other matches the one too. False where that is hard to say."""
     return all(_covers_condition(name, values, other.get(name)) for name, values in one.items())
 
 

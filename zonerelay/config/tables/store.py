@@ -262,12 +262,12 @@ comes at once, are written again before their space is free.
 
 
 def leveldb_room(spool: SpoolSettings) -> int:
-    """Octets that LevelDB may need besides what it holds."""
+    """Return octets that LevelDB may need besides what it holds."""
     return LEVELDB_TABLES * (spool.write_buffer + LEVELDB_BATCH)
 
 
 def space_guard(spool: SpoolSettings) -> int:
-    """Octets below which no new mail is taken: with LevelDB never fewer than it needs. 0: no guard."""
+    """Return octets below which no new mail is taken: with LevelDB never fewer than it needs. 0: no guard."""
     if spool.backend is not Backend.LEVELDB or not spool.min_free_space:
         return spool.min_free_space
     return max(spool.min_free_space, leveldb_room(spool))

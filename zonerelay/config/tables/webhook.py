@@ -114,7 +114,7 @@ def webhook_advice(webhooks: Sequence[WebhookSettings]) -> Iterator[str]:
 
 
 def webhook_keys(webhook: WebhookSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The secret that signs, then former ones. Raises ValueError, in words."""
+    """Return the secret that signs, then former ones. Raises ValueError, in words."""
     return tuple(_read(place, environment) for place in (webhook.secret, *webhook.old_secrets))
 
 

@@ -589,7 +589,7 @@ def destination_advice(
 
 
 def _zones_of(entry: DestinationSettings, by_name: Mapping[str, ZoneSettings]) -> Collection[ZoneSettings]:
-    """The zones whose mail the entry can meet."""
+    """Return the zones whose mail the entry can meet."""
     if not entry.zone:
         return by_name.values()
     return [by_name[name] for name in entry.zone if name in by_name]
@@ -602,6 +602,6 @@ def _of(zones: Collection[ZoneSettings]) -> str:
 
 
 def _covers(one: DestinationSettings, other: DestinationSettings) -> bool:
-    """Whether all mail that matches the other matches the one too. False where that is hard to say."""
+    """Return whether all mail that matches the other matches the one too. False where that is hard to say."""
     pairs = ((one.domain, other.domain), (one.mx, other.mx), (one.zone, other.zone))
     return all(not mine or (its and set(its) <= set(mine)) for mine, its in pairs)

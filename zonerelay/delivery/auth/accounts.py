@@ -74,8 +74,8 @@ class Account:
             self._lock.release()
 
     def may_try(self, material: str, now: float) -> bool:
-        """True when a log-in may start. `material` is the digest of the present secrets. True may be the one
-        try after a pause.
+        """Return whether a log-in may start. `material` is the digest of the present secrets. True may be the
+        one try after a pause.
         """
         if not self.refused:
             return True
@@ -105,7 +105,7 @@ class Account:
         return news
 
     def is_proven(self, material: str) -> bool:
-        """True when a log-in with these secrets was accepted and no later event speaks against them."""
+        """Return whether a log-in with these secrets was accepted and no later event speaks against them."""
         return bool(self._proven) and self._proven == material
 
     @property

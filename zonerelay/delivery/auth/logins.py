@@ -98,7 +98,7 @@ class StaleTokenError(Exception):
 
 
 def _no_login(account: Account, scope: Scope) -> NoLogin:
-    """What becomes of mail while the account has a problem."""
+    """Return what becomes of mail while the account has a problem."""
     where = f" at {account.host}" if account.host else ""
     text = f"zone {account.zone} cannot log in{where}: {account.problem}"
     return NoLogin(Reply(454, "7.0", text), scope, address=account.address)

@@ -133,8 +133,8 @@ class Slots:
         return any(_open_within(lines, most) >= most for most in limits)
 
     def is_allowed(self, terms: Terms) -> bool:
-        """True when this worker's share of the limits has room for one more connection. Otherwise notes the
-        wish.
+        """Return whether this worker's share of the limits has room for one more connection. Otherwise notes
+        the wish.
         """
         if self.shared is None:
             return True
@@ -242,7 +242,7 @@ class Session:
         return self.proof.security
 
     def suits(self, terms: Terms) -> bool:
-        """True when the connection may carry mail on these terms, whose pool key equals its own."""
+        """Return whether the connection may carry mail on these terms, whose pool key equals its own."""
         only_for = self.proof.only_for
         return self.terms.cover(terms) and (not only_for or terms.route.name == only_for)
 

@@ -81,7 +81,7 @@ class DeadHosts:
         return bool(self._down)
 
     def is_down(self, key: str) -> bool:
-        """True when other hosts go first. After the host's time the first call is its probe and returns
+        """Return whether other hosts go first. After the host's time the first call is its probe and returns
         false.
         """
         down = self._down.get(key)
@@ -148,7 +148,9 @@ class HostOrder:
             yield from (host for host in group if host.name != again)
 
     def is_down(self, host: MxHost, ip: str) -> bool:
-        """True when the address is tried last. Call it right before the attempt: see `DeadHosts.is_down`."""
+        """Return whether the address is tried last. Call it right before the attempt: see
+        `DeadHosts.is_down`.
+        """
         return bool(self._dead_hosts) and self._dead_hosts.is_down(display_address(ip, host.port))
 
     def talked(self, host: MxHost, ip: str) -> None:

@@ -547,7 +547,7 @@ class Renderer:
 
 
 def _needs_repair(zone: ZoneSettings, message: Message) -> bool:
-    """True when a line of the message is too long, and it is not a stranger's."""
+    """Return whether a line of the message is too long, and it is not a stranger's."""
     return message.long_lines and zone.convert is not Convert.NEVER and not message.envelope.origin.stranger
 
 

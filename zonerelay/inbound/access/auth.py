@@ -238,7 +238,7 @@ class Authenticator:
         return Login(kind, detail=self._guard.problem, refusal=refusal)
 
     async def _examine(self, attempt: _Attempt) -> tuple[Login, float]:
-        """The login, counted and reported, and how long its answer waits."""
+        """Return the login, counted and reported, and how long its answer waits."""
         try:
             login = await (self._ask(attempt) if attempt.ask is None else self._told(attempt, attempt.ask))
             login = await self._guarded(attempt, login)

@@ -47,7 +47,7 @@ class SenderDomains:
         self._resolver = resolver
 
     async def check(self, domain: str) -> Reply | None:
-        """The refusal, if there is one. Raises only CancelledError."""
+        """Return the refusal, if there is one. Raises only CancelledError."""
         if not domain or is_literal(domain):
             return None
         try:
@@ -127,7 +127,7 @@ class AccessRules:
         return bool(self._rules)
 
     def decide(self, client_address: str, user: str, sender: str, recipient: str) -> Reply | None:
-        """The refusal, if there is one. `client_address` is `""` on a Unix socket: in no network."""
+        """Return the refusal, if there is one. `client_address` is `""` on a Unix socket: in no network."""
         asked = {"client": client_address, "user": user, "sender": sender, "recipient": recipient}
         for at in self._index.find(asked):
             if self._rules[at].matches(client_address, user, sender, recipient):

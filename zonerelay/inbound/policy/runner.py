@@ -154,7 +154,7 @@ def _nothing() -> None:
 
 
 def overridden(policy: Policy, name: str) -> tuple[Callable[..., object], bool] | None:
-    """The policy's own method and whether it is `async def`; None when it is the base class's."""
+    """Return the policy's own method and whether it is `async def`; None when it is the base class's."""
     method, base = getattr(policy, name, None), getattr(Policy, name, None)
     if method is None or getattr(method, "__func__", method) is base:
         return None

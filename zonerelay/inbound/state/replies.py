@@ -95,23 +95,25 @@ def refused(reply: Reply, reason: Reason, then: Then = Then.GO_ON) -> ServerRepl
 
 
 def in_detail(answer: ServerReply, text: str) -> ServerReply:
-    """The same refusal with more to read for the client; log, history and counters have the short text."""
+    """Return the same refusal with more to read for the client; log, history and counters have the short
+    text.
+    """
     detailed = Reply(answer.reply.code, answer.reply.detail, text)
     return replace(answer, wire=detailed.encode(), detailed=detailed)
 
 
 def decided(reply: Reply, reason: Reason) -> ServerReply:
-    """The refusal that a verdict gives; 421 ends the session."""
+    """Return the refusal that a verdict gives; 421 ends the session."""
     return refused(reply, reason, Then.CLOSE if reply.code == _LAST_WORD else Then.GO_ON)
 
 
 def guarded(refusal: Refusal) -> ServerReply:
-    """What a guard rail of the user refuses."""
+    """Return what a guard rail of the user refuses."""
     return replace(refused(refusal.reply, refusal.reason), retry_after=refusal.retry_after)
 
 
 def barred(refusal: Refusal) -> ServerReply:
-    """The same at a log-in, with the codes of AUTH (RFC 4954 6)."""
+    """Return the same at a log-in, with the codes of AUTH (RFC 4954 6)."""
     reply = refusal.reply
     return refused(Reply(454 if reply.is_transient else 535, reply.detail, reply.text), Reason.USER)
 
@@ -128,7 +130,7 @@ _REASONS = {"5.4": Reason.PARAMETER, "6.7": Reason.SMTPUTF8, "1.3": Reason.ADDRE
 
 
 def bad_command(reply: Reply) -> ServerReply:
-    """The parser's reply to a command that it could not read."""
+    """Return the parser's reply to a command that it could not read."""
     return refused(reply, _REASONS.get(reply.detail, Reason.SYNTAX))
 
 

@@ -87,7 +87,7 @@ class Transaction:
             self.zones[recipient] = decision.zone
 
     def zone_of(self, recipient: Mailbox) -> str:
-        """The policy's zone for this recipient, `""` when the routes decide."""
+        """Return the policy's zone for this recipient, `""` when the routes decide."""
         return self.zones.get(recipient) or self.zone
 
     def envelope(

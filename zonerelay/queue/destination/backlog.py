@@ -122,7 +122,7 @@ class MessageRow:
         return f"{one.message_id} {domain_of(one.recipient)}"
 
     def _next(self) -> str:
-        """The message of the next group; "" if there is none."""
+        """Return the message of the next group; "" if there is none."""
         while self._order and self._order[0] not in self._groups:
             heapq.heappop(self._order)
         return self._order[0].partition(" ")[0] if self._order else ""
@@ -212,7 +212,7 @@ class Backlog:
         return None
 
     def drain(self) -> list[Delivery]:
-        """Everything that waits, oldest message first; it is empty afterwards."""
+        """Return everything that waits, oldest message first; it is empty afterwards."""
         deliveries = list(self)
         self._fresh = self._again = None
         self.waiting = 0
@@ -287,7 +287,7 @@ class Line:
         return delivery
 
     def drain(self, priority: Priority) -> list[Delivery]:
-        """All of one priority, oldest message first."""
+        """Return all of one priority, oldest message first."""
         deliveries = self.backlog(priority).drain()
         self.waiting -= len(deliveries)
         return deliveries

@@ -77,11 +77,11 @@ class Probation:
         return any(row for _, row in self._rows)
 
     def admits(self, destination: Destination) -> bool:
-        """Whether it may start another transaction, as far as probation goes."""
+        """Return whether it may start another transaction, as far as probation goes."""
         return destination in self._wishing or self._has_room(destination.standing)
 
     def is_full(self, destination: Destination) -> bool:
-        """Whether it has the one connection that a destination may have before it answers."""
+        """Return whether it has the one connection that a destination may have before it answers."""
         return not destination.suspension.is_proven and destination.active > 0
 
     def _has_room(self, kind: Standing) -> bool:
@@ -118,7 +118,9 @@ class Probation:
             other[destination] = None
 
     def next(self, may_go: Callable[[Destination], bool]) -> Destination | None:
-        """A destination that was put aside, would be admitted now, and may go; it is no longer aside."""
+        """Return a destination that was put aside, would be admitted now, and may go; it is no
+        longer aside.
+        """
         for _ in self._rows:
             kind, row = self._rows[self._at]
             self._at = (self._at + 1) % len(self._rows)

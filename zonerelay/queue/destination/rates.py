@@ -72,7 +72,7 @@ class Pacer:
         return self.pending >= self._most_pending
 
     def is_over(self, now: float) -> bool:
-        """Whether nothing is lost by starting afresh."""
+        """Return whether nothing is lost by starting afresh."""
         return not self.pending and self.due <= now
 
     def start(self, now: float) -> None:

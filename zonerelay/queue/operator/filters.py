@@ -57,7 +57,9 @@ class Matcher:
             self.recipient = self._matches_recipient
 
     def matches(self, delivery: Delivery) -> bool:
-        """Whether a delivery matches, apart from its state and its sender, which only the message has."""
+        """Return whether a delivery matches, apart from its state and its sender, which only the
+        message has.
+        """
         wanted = self._wanted
         return (
             (wanted.zone is None or (delivery.queue.is_mail and delivery.zone == wanted.zone))

@@ -66,7 +66,7 @@ class State(NamedTuple):
         return cls(delivery.queue, delivery.held, delivery.next_attempt, delivery.attempts, delivery.act)
 
     def restored(self, delivery: Delivery) -> Delivery:
-        """The delivery in this state again; its attempts are what they are."""
+        """Return the delivery in this state again; its attempts are what they are."""
         return replace(
             delivery, queue=self.queue, held=self.held, next_attempt=self.next_attempt, act=self.act
         )
@@ -179,7 +179,7 @@ class Journal:
         return act
 
     async def acts(self) -> list[Act]:
-        """Those of the last 24 hours, the last one first."""
+        """Return those of the last 24 hours, the last one first."""
         return await OPERATORS.run(self._acts)
 
     async def entries(self, act_id: str) -> AsyncGenerator[list[Entry], None]:

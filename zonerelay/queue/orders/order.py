@@ -116,11 +116,11 @@ class Gate:
     destinations: tuple[Order, ...] = ()
 
     def keeps_domain(self, domain: str) -> Order | None:
-        """The order for which mail to a domain waits, before its destination is looked up."""
+        """Return the order for which mail to a domain waits, before its destination is looked up."""
         return next((order for order in self.domains if _is_like(order.domain, domain)), None)
 
     def keeps(self, name: str, label: str) -> Order | None:
-        """The order for which mail for a destination waits."""
+        """Return the order for which mail for a destination waits."""
         return next((each for each in self.destinations if each.is_about_destination(name, label)), None)
 
 
@@ -149,7 +149,7 @@ class OrderTable:
         )
 
     def about(self, mail: Subject) -> list[Order]:
-        """Those that keep such mail from being sent."""
+        """Return those that keep such mail from being sent."""
         return [order for order in self.orders if _matches(order, mail)]
 
     def keeping(self, mail: Subject) -> Order | None:
@@ -157,8 +157,8 @@ class OrderTable:
         return next((each for each in self.orders if not each.needs_envelope and _matches(each, mail)), None)
 
     def holding(self, mail: Subject, act: str) -> Order | None:
-        """The order under which a delivery that is about to be attempted has to be held. A hold rule lets
-        mail pass that an operator's `act` has released by itself.
+        """Return the order under which a delivery that is about to be attempted has to be held. A hold rule
+        lets mail pass that an operator's `act` has released by itself.
         """
         for order in self.about(mail):
             if order.effect != HOLD or act in ("", order.id):
@@ -168,7 +168,7 @@ class OrderTable:
     def refuses(
         self, sender: str, user: str, recipient: str | None = None, zone: str | None = None
     ) -> Order | None:
-        """The order for which a client is refused. Without a recipient: at MAIL."""
+        """Return the order for which a client is refused. Without a recipient: at MAIL."""
         for order in self.refusing:
             at_mail = order.zone is None and order.domain is None and order.recipient is None
             if not order.is_about_client(sender, user) or at_mail is not (recipient is None):

@@ -180,7 +180,7 @@ class Orders:
         return {order.id for order in self.table.orders}
 
     def keeping(self, zone: str, domain: str, hosts: str) -> Order | None:
-        """The order that keeps mail to a domain, whose `hosts` are "" while they are not known."""
+        """Return the order that keeps mail to a domain, whose `hosts` are "" while they are not known."""
         if not self.table.orders:
             return None
         return self.table.keeping(Subject(zone, f"@{domain}", "", "", domain, hosts))
@@ -201,17 +201,17 @@ class Orders:
         return self.table.holding(mail, delivery.act)
 
     def endless(self) -> int:
-        """How many orders are in force until they are resumed."""
+        """Return how many orders are in force until they are resumed."""
         return sum(order.until is None for order in self.table.orders)
 
     def in_force(self) -> dict[str, int]:
-        """How many orders there are by effect; one that refuses mail counts as that."""
+        """Return how many orders there are by effect; one that refuses mail counts as that."""
         effects = Counter("refuse" if each.refuse else each.effect for each in self.table.orders)
         return {effect: effects[effect] for effect in (SUSPEND, HOLD, "refuse")}
 
     def refuse(self, origin: Origin, sender: Mailbox, recipient: Mailbox | None, names_zone: bool) -> str:
-        """The id of the order for which a client is refused, "" if there is none. Without a recipient: at
-        MAIL. `names_zone`: its message may.
+        """Return the id of the order for which a client is refused, "" if there is none. Without a recipient:
+        at MAIL. `names_zone`: its message may.
         """
         table = self.table
         zone = None if recipient is None or names_zone else self._zone_of(origin, sender, recipient)

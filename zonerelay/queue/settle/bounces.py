@@ -121,7 +121,7 @@ class DsnMaker:
         return own_mail(envelope, text, self._choose_zone)
 
     async def _original(self, message: Message, *, whole: bool) -> tuple[bytes, bytes]:
-        """The header, and the message if it is wanted `whole` and can be returned."""
+        """Return the header, and the message if it is wanted `whole` and can be returned."""
         whole = whole and message.size <= self.bounce.return_size
         head = bytearray()
         try:
@@ -149,7 +149,7 @@ class DsnMaker:
 
 
 def own_mail(envelope: Envelope, octets: bytes, choose_zone: ChooseZone) -> Submit:
-    """A message of the relay's own, in the zones that the routes choose for it."""
+    """Return a message of the relay's own, in the zones that the routes choose for it."""
     headers = parse_header(octets.partition(_END_OF_HEADER)[0] + b"\r\n").fields
     zone_of = choose_zone(envelope, headers=headers, size=len(octets))
     choices = [(each.address, zone_of(each.address)) for each in envelope.recipients]

@@ -133,7 +133,7 @@ class DispositionPolicy:
         return self._is_late(delivery, now) or expires - now <= _TOO_CLOSE
 
     def expiry(self, envelope: Envelope, delivery: Delivery) -> float:
-        """The Unix time until which a delivery is tried."""
+        """Return the Unix time until which a delivery is tried."""
         return delivery.created + self._retry.lifetime(envelope, delivery.zone)
 
     async def _next_attempt(
@@ -217,7 +217,8 @@ def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
 
 
 def unreported(disposition: Disposition, now: float) -> Disposition:
-    """The disposition without its report, which cannot be made: a failure stays, a warning is owed next time.
+    """Return the disposition without its report, which cannot be made: a failure stays, a warning is owed
+    next time.
 
     A success leaves without its report: keeping it would deliver the message again.
     """
@@ -234,7 +235,7 @@ def _held(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
 
 
 def _expired(delivery: Delivery, outcome: Outcome) -> Outcome:
-    """The expiry of a delivery: it gives the peer's last reason, not that we did not ask again."""
+    """Return the expiry of a delivery: it gives the peer's last reason, not that we did not ask again."""
     last = delivery.last
     if outcome.counts or last is None:
         return replace(outcome, verdict=Verdict.EXPIRED)
@@ -250,7 +251,7 @@ def _expired(delivery: Delivery, outcome: Outcome) -> Outcome:
 
 
 def local_delay(age: float) -> float:
-    """Seconds until a delivery that failed for the relay's own trouble is tried again."""
+    """Return seconds until a delivery that failed for the relay's own trouble is tried again."""
     return min(max(age / 4, LOCAL_FIRST), LOCAL_DELAY)
 
 

@@ -87,7 +87,7 @@ class OutcomeLog:
         self._update_room()
 
     def keys(self) -> set[DeliveryKey]:
-        """Deliveries with an outcome that is not durable yet."""
+        """Return deliveries with an outcome that is not durable yet."""
         return {key for entry in self._entries for key in entry.delivery_keys()}
 
     def put(self, entry: AtomicWrite) -> None:
@@ -217,7 +217,7 @@ class OutcomeLog:
         return True
 
     async def _try_each(self) -> bool:
-        """True when any of the failed writes was written. A part with a sick one is tried one by one.
+        """Return whether any of the failed writes was written. A part with a sick one is tried one by one.
 
         A store that was just repaired may be good for some milliseconds: nothing waits for company here.
         """
@@ -247,7 +247,7 @@ class OutcomeLog:
 
 
 def _parts(entries: list[AtomicWrite]) -> list[list[AtomicWrite]]:
-    """Entries in parts of at most about `MAX_CHANGES` changes."""
+    """Return entries in parts of at most about `MAX_CHANGES` changes."""
     if sum(len(entry.changes) for entry in entries) <= MAX_CHANGES:
         return [entries]
     parts: list[list[AtomicWrite]] = [[]]

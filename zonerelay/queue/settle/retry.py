@@ -74,7 +74,7 @@ class RetryPolicy(Protocol):
     """The policy as the settler sees it."""
 
     def lifetime(self, envelope: Envelope, zone: str) -> float:
-        """Seconds after acceptance at which a message expires in a zone."""
+        """Return seconds after acceptance at which a message expires in a zone."""
 
     def shortest_lifetime(self, zone: str) -> float:
         """No message in the zone expires sooner."""
@@ -228,7 +228,7 @@ def build(
     events: Events,
     outbox: OutboxSettings | None = None,
 ) -> RetryPolicy:
-    """The configured policies. Raises ValueError in words when `backoff` cannot be loaded."""
+    """Return the configured policies. Raises ValueError in words when `backoff` cannot be loaded."""
     backoff: IsolatedBackoff | Backoff
     if settings.backoff:
         backoff = IsolatedBackoff(load_backoff(settings.backoff), FALLBACK_DELAY, events)
@@ -275,7 +275,7 @@ def _max_attempts(settings: RetrySettings) -> int | None:
 
 
 def scheduled(delays: tuple[float, ...]) -> Backoff:
-    """The n-th delay after the n-th attempt; the last one repeats."""
+    """Return the n-th delay after the n-th attempt; the last one repeats."""
 
     def backoff(envelope: Envelope, attempts: int) -> float:
         del envelope
@@ -297,7 +297,7 @@ def quadratic(envelope: Envelope, attempts: int) -> float:
 
 
 def load_backoff(spec: str) -> Backoff:
-    """The function that `module:function` names; ValueError says in words why there is none."""
+    """Return the function that `module:function` names; ValueError says in words why there is none."""
     module_name, colon, name = spec.partition(":")
     if not (module_name and colon and name):
         raise ValueError(f'write it as "module:function", not {spec!r}')

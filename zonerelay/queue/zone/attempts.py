@@ -122,7 +122,9 @@ class Attempts:
             raise
 
     async def make(self, work: Work) -> Sequence[Outcome]:
-        """The outcomes, in order, which have been posted; none when the batch never came to a courier."""
+        """Return the outcomes, in order, which have been posted; none when the batch never came to
+        a courier.
+        """
         try:
             if not self._settler.outcome_log.has_room:
                 await self._settler.outcome_log.room()

@@ -183,8 +183,9 @@ class PriorityWindow:
     # Shares
 
     def share(self, line: Backlog) -> int:
-        """How many of a line may wait. Of new mail half as many as there are places left: alone it may have a
-        third of them, and many lines leave some for one more (dynamic thresholds, Choudhury and Hahne 1998).
+        """Return how many of a line may wait. Of new mail half as many as there are places left: alone it may
+        have a third of them, and many lines leave some for one more (dynamic thresholds, Choudhury and Hahne
+        1998).
         """
         if self.waiting * 2 < self._size:
             return self._usual
@@ -225,7 +226,7 @@ class PriorityWindow:
             line.passed_over[domain] = None
 
     def skip_list(self) -> frozenset[str]:
-        """The domains that the next claim passes over."""
+        """Return the domains that the next claim passes over."""
         for line in self._long:
             if line.waiting >= self.share(line) and self.may_pass_over():
                 for domain in line.domains:
@@ -344,7 +345,7 @@ class QueueWindow:
             self._windows[plan.priority].claimed_all()
 
     def drain(self, line: Line) -> list[Delivery]:
-        """Everything that waits there, what is urgent first; it no longer waits."""
+        """Return everything that waits there, what is urgent first; it no longer waits."""
         deliveries: list[Delivery] = []
         for priority in sorted(line.backlogs, key=STRIDE.__getitem__):
             drained = line.drain(priority)

@@ -74,7 +74,7 @@ class AddressPatterns:
             self._table.add(pattern, number)
 
     def match(self, mailbox: str) -> bool:
-        """True when a pattern matches. `mailbox` as in an envelope, `""` for the null sender."""
+        """Return whether a pattern matches. `mailbox` as in an envelope, `""` for the null sender."""
         return bool(self.find(mailbox))
 
     def find(self, mailbox: str) -> str:

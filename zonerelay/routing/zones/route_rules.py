@@ -81,7 +81,7 @@ class Rule:
             raise ValueError(f"route[{number - 1}]: {error}") from error
 
     def takes(self, mail: RoutedMail) -> bool:
-        """True when every condition about the message holds; the recipient decides then."""
+        """Return whether every condition about the message holds; the recipient decides then."""
         for _, ask in self._about_mail:  # noqa: SIM110 - all() with a generator takes twice as long
             if not ask(mail):
                 return False

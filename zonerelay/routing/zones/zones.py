@@ -113,7 +113,9 @@ class Zones:
         return self._zones.get(name, self._default)
 
     def known_before(self, origin: Origin, sender: str, recipient: str) -> str | None:
-        """The zone of a recipient of mail that is not here yet; `None` where it depends on the message."""
+        """Return the zone of a recipient of mail that is not here yet; `None` where it depends on the
+        message.
+        """
         mail = RoutedMail(
             sender=sender,
             user=origin.user,

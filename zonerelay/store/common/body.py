@@ -75,7 +75,7 @@ class BodyCache:
             self._evict()
 
     def get(self, message_id: MessageId, count: int) -> Sequence[bytes] | None:
-        """All `count` chunks of the body."""
+        """Return all `count` chunks of the body."""
         body = self._bodies.get(message_id)
         return body if body is not None and len(body) == count else None
 
@@ -115,7 +115,7 @@ def check_own_message(change: Submit) -> None:
 
 
 def split(body: bytes) -> list[bytes]:
-    """A body as chunks; an empty body has none."""
+    """Return a body as chunks; an empty body has none."""
     return [body[start : start + CHUNK_SIZE] for start in range(0, len(body), CHUNK_SIZE)]
 
 

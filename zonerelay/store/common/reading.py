@@ -12,7 +12,9 @@ from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError
 async def read_each(
     read_message: Callable[[MessageId], Awaitable[Message]], ids: Sequence[MessageId]
 ) -> dict[MessageId, Message]:
-    """Those that exist and can be read, one after the other: for stores in which one read costs little."""
+    """Return those that exist and can be read, one after the other: for stores in which one read costs
+    little.
+    """
     found: dict[MessageId, Message] = {}
     for message_id in ids:
         try:

@@ -70,7 +70,7 @@ def unfield(raw: bytes) -> str:
 
 
 def after(prefix: bytes) -> bytes:
-    """The first key behind every key that starts with `prefix`, which ends in a space."""
+    """Return the first key behind every key that starts with `prefix`, which ends in a space."""
     return prefix[:-1] + b"!"
 
 
@@ -104,7 +104,9 @@ def metadata_key(message_id: MessageId) -> bytes:
 
 
 def open_count_key(message_id: MessageId) -> bytes:
-    """The key of the number of open deliveries; absent while that is one per recipient of the envelope."""
+    """Return the key of the number of open deliveries; absent while that is one per recipient of the
+    envelope.
+    """
     return b"meta open %b" % message_id.encode("ascii")
 
 
@@ -207,12 +209,12 @@ def domain_key(key: DeliveryKey, domain: str) -> bytes:
 
 @functools.lru_cache(maxsize=16)  # thousands of recipients of one message have the same
 def due_field(when: float) -> bytes:
-    """A due time that sorts as text and reads as Unix seconds."""
+    """Return a due time that sorts as text and reads as Unix seconds."""
     return b"%0*.7f" % (_TIME_WIDTH, min(max(when, 0.0), _MAX_TIME))
 
 
 def _shown(raw: bytes) -> str:
-    """A key in an error's text, without the recipient at its end."""
+    """Return a key in an error's text, without the recipient at its end."""
     text = raw[:200].decode("ascii", "backslashreplace")
     head, blank, _ = text.rpartition(" ")
     return f"{head} …" if blank else text
@@ -220,18 +222,18 @@ def _shown(raw: bytes) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def queue_in(raw: bytes) -> QueueName:
-    """The queue that a field of a key names. Raises ValueError."""
+    """Return the queue that a field of a key names. Raises ValueError."""
     return parse_queue(unfield(raw))
 
 
 @functools.lru_cache(maxsize=1024)
 def queue_after(word: bytes, raw: bytes) -> QueueName:
-    """The queue that the second field of a key names, behind its first. Raises ValueError."""
+    """Return the queue that the second field of a key names, behind its first. Raises ValueError."""
     return webhook_queue(unfield(raw)) if word == WEBHOOK_PREFIX[:-1] else queue_in(raw)
 
 
 def parse_delivery_key(raw: bytes) -> DeliveryKey:
-    """Any of the four keys of a delivery and its indexes."""
+    """Return any of the four keys of a delivery and its indexes."""
     try:
         parts = raw.split(b" ")
         return DeliveryKey(
@@ -242,7 +244,7 @@ def parse_delivery_key(raw: bytes) -> DeliveryKey:
 
 
 def parse_due(raw: bytes) -> float:
-    """The due time in a `deferred-zone` key."""
+    """Return the due time in a `deferred-zone` key."""
     try:
         return float(raw.split(b" ", 3)[2])
     except (ValueError, IndexError) as error:
@@ -274,7 +276,7 @@ def _unknown(record: DeliveryRecord, raw: bytes) -> bytes:
 
 
 def due_time(delivery: Delivery | None) -> float:
-    """The delivery's time in the `deferred-zone` index, 0.0 when it is not in it."""
+    """Return the delivery's time in the `deferred-zone` index, 0.0 when it is not in it."""
     return 0.0 if delivery is None or delivery.held else max(delivery.next_attempt, 0.0)
 
 
@@ -283,7 +285,7 @@ def decode_delivery(raw_key: bytes, raw: bytes) -> Delivery:
 
 
 def decode_record(key: DeliveryKey, raw: bytes) -> Delivery:
-    """The record of a delivery whose key is known."""
+    """Return the record of a delivery whose key is known."""
     try:
         record = _decode_record(raw)
         unknown = _unknown(record, raw)
@@ -311,7 +313,7 @@ def delivery_of(key: DeliveryKey, record: DeliveryRecord, unknown: bytes = b"") 
 
 
 def decode_status(raw_key: bytes, raw: bytes) -> DeliveryStatus:
-    """The record of a delivery, as far as it says what to do with it."""
+    """Return the record of a delivery, as far as it says what to do with it."""
     try:
         return _decode_status(raw)
     except (ValueError, msgspec.MsgspecError) as error:
@@ -326,7 +328,7 @@ def once_key(identity: str) -> bytes:
 
 
 def once_until_key(identity: str, until: float) -> bytes:
-    """The index by which keys are forgotten."""
+    """Return the index by which keys are forgotten."""
     return b"%b%b %b" % (ONCE_UNTIL_PREFIX, due_field(until), identity.encode("ascii"))
 
 

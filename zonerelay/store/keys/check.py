@@ -146,7 +146,7 @@ class _Comparison:
     # --- reading
 
     async def _pages(self, start: bytes, end: bytes) -> AsyncIterator[list[tuple[bytes, Value]]]:
-        """Rows of a range. A value that cannot be read is an error in its place."""
+        """Yield rows of a range. A value that cannot be read is an error in its place."""
         cursor: bytes | None = start
         while cursor is not None:
             found: list[tuple[bytes, Value]] = []
@@ -404,7 +404,7 @@ class _Comparison:
             await self.write(Write(changes, ranges, makes_room=True))
 
     async def _body(self, identity: MessageId) -> AsyncIterator[bytes]:
-        """What can be read of it."""
+        """Yield what can be read of it."""
         prefix = records.message_prefix(identity)
         async for page in self._pages(prefix + b"0", prefix + b":"):
             for key, value in page:
@@ -474,7 +474,7 @@ def _judge(identity: MessageId, found: _Examined, there: int) -> None:
 
 
 def _wrong_count(found: _Examined, there: int) -> str | None:
-    """What the count of open deliveries says, if that is wrong."""
+    """Return what the count of open deliveries says, if that is wrong."""
     wanted = there if found.message is None else len(found.message.envelope.recipients)
     if found.open is None:
         return None if there in (0, wanted) else "it is not there"
@@ -525,12 +525,14 @@ def _read(value: Value, instead: bytes | None = None) -> bytes:
 
 
 def _count(value: Value) -> int:
-    """A number of open deliveries; -1: it makes no sense."""
+    """Return a number of open deliveries; -1: it makes no sense."""
     return int(value) if isinstance(value, bytes) and value.isdigit() and len(value) < 16 else -1
 
 
 def _due(named: DeliveryKey, value: Value | None) -> bytes | None:
-    """The key of a delivery in the index of due times, b"" when it has none there; None: it has no sense."""
+    """Return the key of a delivery in the index of due times, b"" when it has none there; None: it has no
+    sense.
+    """
     if value is None:
         return None
     try:
@@ -563,7 +565,7 @@ def _shown(key: bytes) -> str:
 
 
 def _counted(numbers: Iterator[int]) -> Iterator[tuple[int, int]]:
-    """Each number with how often it comes."""
+    """Yield each number with how often it comes."""
     return ((number, sum(1 for _ in found)) for number, found in itertools.groupby(numbers))
 
 
@@ -576,7 +578,7 @@ class _Sorted:
         self._passed = passed
 
     def take(self, message: int) -> int | None:
-        """The number of a message that is behind the last one. Those between the two are `passed`."""
+        """Return the number of a message that is behind the last one. Those between the two are `passed`."""
         while self._next is not None and self._next[0] < message:
             self._passed.append(self._next[0])
             self._next = next(self._pairs, None)

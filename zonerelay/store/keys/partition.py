@@ -277,7 +277,9 @@ class Partition:
                 return
 
     async def _ask(self, error: StoreError) -> bool:
-        """Whether the batch in doubt was made durable. Raises StoreError when it cannot be found out now."""
+        """Return whether the batch in doubt was made durable. Raises StoreError when it cannot be found out
+        now.
+        """
         _log.warning("a batch was not confirmed (%s): finding out what became of it", error)
         until = self._clock.monotonic() + self._patience
         pause = FIRST_PAUSE
@@ -322,7 +324,7 @@ class Partition:
         return state
 
     async def _enter_again(self) -> bool:
-        """Whether the batch in doubt was made durable; after this none is in doubt."""
+        """Return whether the batch in doubt was made durable; after this none is in doubt."""
         async with self._turn:
             state = await self._enter()
             batch = self._in_doubt
@@ -335,7 +337,7 @@ class Partition:
             return state.last == batch.position
 
     def _new_mark(self) -> str:
-        """A text that also says when: an operator may have to tell two of them apart."""
+        """Return a text that also says when: an operator may have to tell two of them apart."""
         when = datetime.fromtimestamp(self._clock.now(), UTC).isoformat(timespec="microseconds")
         return f"{when} {self._seen.writer}"
 
@@ -347,7 +349,7 @@ class Partition:
     # --- the lease
 
     def is_held(self) -> bool:
-        """Whether no other writer can have taken the partition over."""
+        """Return whether no other writer can have taken the partition over."""
         return self._clock.boottime() < self._valid_until
 
     def check(self) -> None:

@@ -416,7 +416,7 @@ class PostgresKeys:
                 raise await self._refused(link.fetch, self._epoch)
 
     async def _refused(self, fetch: Fetch, epoch: int) -> StoreError:
-        """What it means that no row of the partition has this epoch, and the number before."""
+        """Return what it means that no row of the partition has this epoch, and the number before."""
         state = await self._look(fetch)
         if state is not None and state.epoch > epoch:
             return FencedError(f"node {self._node} has epoch {state.epoch}, the writer {epoch}")
@@ -427,7 +427,7 @@ class PostgresKeys:
 
     @contextlib.asynccontextmanager
     async def _use(self, connection: _Connection) -> AsyncIterator[Link]:
-        """A connection on which no older state is read or written."""
+        """Yield a connection on which no older state is read or written."""
         async with connection.use() as link:
             if self._epoch and self._checked.get(connection) is not link:
                 epoch, last = self._epoch, self._last  # before the server is asked: a batch may be under way

@@ -243,7 +243,9 @@ class RedisEngine:
 
 
 def _connection(server: Server, *, is_writer: bool) -> Connection:
-    """A connection to a server that may keep a queue. That of a writer has all rights, and confirms."""
+    """Return a connection to a server that may keep a queue. That of a writer has all rights, and
+    confirms.
+    """
     settings = server.settings
 
     async def prepare(wire: Wire) -> None:
@@ -423,7 +425,7 @@ class RedisKeys:
         return (await durability.ask(await self._reader.wire())).free_memory
 
     async def _use(self, connection: Connection) -> Wire:
-        """A connection on which no older state is read or written."""
+        """Return a connection on which no older state is read or written."""
         wire = await connection.wire()
         if self._epoch and self._checked.get(connection) is not wire:
             epoch, last = self._epoch, self._last  # before the server is asked: a batch may be under way

@@ -30,7 +30,7 @@ _IN_MEMORY = 1024 * 1024
 
 
 def recipient_in(raw: bytes) -> str:
-    """The recipient in a key that may make no sense."""
+    """Return the recipient in a key that may make no sense."""
     return records.unfield(raw) if raw.isascii() else raw.decode("utf-8", "replace")
 
 
@@ -178,5 +178,5 @@ class RecordRepair:
 
 
 def kept_beside(spool: Path) -> Path:
-    """The file of old records of a repair that begins now."""
+    """Return the file of old records of a repair that begins now."""
     return spool.with_name(f"{spool.name}.before-repair-{time.strftime('%Y%m%dT%H%M%S')}.jsonl")

@@ -73,7 +73,9 @@ class ZoneClaims:
         return sorted(self._still_claimed(found).values(), key=_by_message)
 
     def _still_claimed(self, found: Taken) -> Taken:
-        """Their present states: while others were read, an operator may have changed or freed these."""
+        """Return their present states: while others were read, an operator may have changed or
+        freed these.
+        """
         claims = self._in_flight.claims
         return {key: claims[key] or delivery for key, delivery in found.items() if key in claims}
 
@@ -91,7 +93,7 @@ class ZoneClaims:
                 self.window.put_back(key, delivery)
 
     async def next_due(self) -> float | None:
-        """The Unix time at which the first unclaimed deferred delivery comes due."""
+        """Return the Unix time at which the first unclaimed deferred delivery comes due."""
         window = self.window
         async with self._lock:
             while window.due_range.low is not None and not window.due_range.exact:

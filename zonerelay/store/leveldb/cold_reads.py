@@ -83,7 +83,7 @@ class ColdReads:
 async def read_chunks(
     reader: ReaderThreads[LevelDb], message_id: MessageId, chunks: int
 ) -> AsyncGenerator[bytes, None]:
-    """The chunks 1 to `chunks` in order."""
+    """Yield the chunks 1 to `chunks` in order."""
     ahead: asyncio.Task[list[bytes]] | None = None
     try:
         for first in range(1, chunks + 1, READ_CHUNKS):

@@ -99,7 +99,7 @@ def repair_database(path: Path) -> str:
 
 
 def damaged_tables(path: Path) -> list[int]:
-    """The numbers of the tables in which `repair_database` has just met damage, as its log says."""
+    """Return the numbers of the tables in which `repair_database` has just met damage, as its log says."""
     log = (path / "LOG").read_bytes()
     return sorted(set(map(int, re.findall(rb"Table #(\d+): \d+ entries (?!OK)", log))))
 
@@ -141,7 +141,7 @@ class Database:
     # --- writing
 
     def batch(self, batches: Batches) -> AtomicBatch:
-        """Everything as one batch to be committed; nothing is written yet."""
+        """Return everything as one batch to be committed; nothing is written yet."""
         try:
             batch = self._handle().write_batch(sync=True)
             put, delete = batch.put, batch.delete
@@ -175,14 +175,14 @@ class Database:
             self._handle().compact_range(start=start, stop=stop)
 
     def size(self, start: bytes, stop: bytes) -> int:
-        """Octets on disk between two keys, about."""
+        """Return octets on disk between two keys, about."""
         with self._translated():
             return self._handle().approximate_size(start, stop)
 
     # --- reading
 
     def snapshot(self) -> View:
-        """A view that later writes do not change. Close it."""
+        """Return a view that later writes do not change. Close it."""
         with self._translated():
             return self._handle().snapshot()
 
@@ -191,7 +191,9 @@ class Database:
             return (view or self._handle()).get(key, verify_checksums=True)
 
     def get_many(self, keys: Sequence[bytes], view: View | None = None) -> list[bytes | None]:
-        """The values of keys that are expected to be there. Raises StoreCorruptError if one is damaged."""
+        """Return the values of keys that are expected to be there. Raises StoreCorruptError if one is
+        damaged.
+        """
         found: list[bytes | None] = []
         for value in self.get_each(keys, view):
             if isinstance(value, StoreCorruptError):
@@ -202,7 +204,7 @@ class Database:
     def get_each(
         self, keys: Sequence[bytes], view: View | None = None
     ) -> list[bytes | StoreCorruptError | None]:
-        """The values of keys that are expected to be there, by one cursor.
+        """Return the values of keys that are expected to be there, by one cursor.
 
         LevelDB counts each Get that looks into two files against the first of them, and rewrites up to 33 MB
         for a hundred or two of those (seek compaction). A cursor is not counted. But it walks over all
@@ -235,7 +237,7 @@ class Database:
         return {f"{int(line.partition(b':')[0]):06d}.ldb" for line in lines if line.startswith(b" ")}
 
     def moved_at_once(self) -> int:
-        """Octets that a compaction may write before it removes any table. Raises StoreError.
+        """Return octets that a compaction may write before it removes any table. Raises StoreError.
 
         Every table of level 0 has keys from all over the spool, so a compaction takes all of them, and all of
         level 1. Half as much again is for what comes meanwhile.
@@ -264,7 +266,9 @@ class Database:
     def sampled(
         self, start: bytes, stop: bytes, gap: Callable[[], int], *, limit: int, view: View
     ) -> Iterator[Row]:
-        """The first row from `start` on, and each time the one `gap()` rows behind it, at most `limit`."""
+        """Yield the first row from `start` on, and each time the one `gap()` rows behind it, at
+        most `limit`.
+        """
         with self._walk(view) as walk:
             cursor, move = walk.cursor, walk.move
             valid, following = cursor.valid, cursor.next
@@ -279,7 +283,7 @@ class Database:
                     move(following)
 
     def first_keys(self, start: bytes, stop: bytes, jump: Jump, *, strict: bool = False) -> Iterator[bytes]:
-        """Keys from `start` to `stop`; after each, seek to `jump(key)`: walks prefixes, not rows.
+        """Yield keys from `start` to `stop`; after each, seek to `jump(key)`: walks prefixes, not rows.
 
         `strict` raises StoreCorruptError where keys may be missing, for conclusions from what is not there.
         """
@@ -294,7 +298,7 @@ class Database:
                 move(cursor.seek, jump(key))
 
     def last_key(self, start: bytes, stop: bytes) -> bytes | None:
-        """The highest key in the range that can be read."""
+        """Return the highest key in the range that can be read."""
         with self._walk() as walk:
             cursor, move = walk.cursor, walk.move
             move(cursor.seek, stop)
@@ -337,7 +341,7 @@ class Database:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> StoreError:
-        """The StoreError for an error of plyvel; damage is reported to `on_damage`."""
+        """Return the StoreError for an error of plyvel; damage is reported to `on_damage`."""
         text = f"LevelDB: {words(error)}"
         if _is_damage(error):
             return self._damaged(text)
@@ -378,7 +382,7 @@ FAILURES = (LevelDbError, OSError, RuntimeError)
 
 
 def _by_cursor(source: View | plyvel.DB, keys: Sequence[bytes]) -> list[bytes | StoreCorruptError | None]:
-    """The values up to the first key that is missing or cannot be read."""
+    """Return the values up to the first key that is missing or cannot be read."""
     found: list[bytes | StoreCorruptError | None] = []
     try:
         with source.raw_iterator(verify_checksums=True) as cursor:

@@ -96,7 +96,7 @@ class InFlight:
         return key in self.claims or key in self.writing
 
     def state(self, key: DeliveryKey, found: Found) -> Delivery | None:
-        """The delivery as the next write will meet it, `None` if it no longer exists."""
+        """Return the delivery as the next write will meet it, `None` if it no longer exists."""
         if key in self.writing:
             return self.writing[key]
         return self.claims.get(key) or found.deliveries.get(key)
@@ -130,7 +130,7 @@ class InFlight:
     # --- cold reads
 
     def unknown(self, keys: Iterable[DeliveryKey], found: Found) -> list[DeliveryKey]:
-        """Those of which the state or the message is not at hand and must be read."""
+        """Return those of which the state or the message is not at hand and must be read."""
         return [
             key
             for key in keys
@@ -157,7 +157,7 @@ class InFlight:
         return self._moment
 
     def is_stale(self, message_id: MessageId, since: int) -> bool:
-        """Whether the message may have changed since that moment, while a `reading` was open."""
+        """Return whether the message may have changed since that moment, while a `reading` was open."""
         return since < self._oldest_moment or self._changed.get(message_id, -1) >= since
 
     # --- writes under way

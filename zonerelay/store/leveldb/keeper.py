@@ -112,7 +112,7 @@ def whole(first: MessageId, last: MessageId) -> tuple[bytes, bytes]:
 
 
 def slices(first: MessageId, last: MessageId, count: int) -> list[tuple[bytes, bytes]]:
-    """The keys of messages from the first to the last in parts, then the small records of all."""
+    """Return the keys of messages from the first to the last in parts, then the small records of all."""
     low, high = int(first, 16), int(last, 16)
     step = max(1, -(-(high - low + 1) // count))
     starts = [records.message_prefix(MessageId(f"{number:016x}")) for number in range(low, high + 1, step)]
@@ -125,7 +125,7 @@ class Place(Protocol):
     """What an engine has opened."""
 
     def free_space(self) -> int:
-        """Octets that this process may still write there. Raises StoreError."""
+        """Return octets that this process may still write there. Raises StoreError."""
 
 
 Opened = TypeVar("Opened", bound=Place)
@@ -185,7 +185,7 @@ class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
 
     @abc.abstractmethod
     def _probe_op(self) -> Operation:
-        """The smallest change that shows that the engine can write."""
+        """Return the smallest change that shows that the engine can write."""
 
     @abc.abstractmethod
     def _begin_repair(self, error: StoreError) -> Callable[[], Coroutine[None, None, Repaired]]:
@@ -200,7 +200,7 @@ class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
         """Closes what the engine has opened and ends its threads."""
 
     def _first_pause(self) -> float:
-        """Seconds until the first attempt at a repair."""
+        """Return seconds until the first attempt at a repair."""
         return health.FIRST_PAUSE
 
     # --- writing
@@ -219,7 +219,7 @@ class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
         self._note_space(await self._read_space())
 
     async def _read_space(self) -> int:
-        """Octets that are free, the ballast included. Raises StoreError."""
+        """Return octets that are free, the ballast included. Raises StoreError."""
         return await self.reader.read(self._count_space)
 
     def _count_space(self, opened: Opened) -> int:

@@ -29,7 +29,7 @@ class FreshOrder:
         self._new: list[DeliveryKey] = []
 
     def __len__(self) -> int:
-        """Keys that are gone included."""
+        """Return keys that are gone included."""
         return len(self._old) + len(self._new)
 
     def push(self, key: DeliveryKey) -> None:
@@ -44,7 +44,7 @@ class FreshOrder:
         return new if old is None or (new is not None and new < old) else old
 
     def first_since(self, since: MessageId) -> DeliveryKey | None:
-        """The first of a message that is not older than this one."""
+        """Return the first of a message that is not older than this one."""
         if since != self._since:
             self._since = since
             self.refill([*self._old, *self._new])
@@ -89,7 +89,7 @@ class ReadyOrder:
         self._turn_of_due = False
 
     def __len__(self) -> int:
-        """Keys that are gone included."""
+        """Return keys that are gone included."""
         return len(self.fresh) + len(self._due)
 
     def push(self, key: DeliveryKey, next_attempt: float) -> None:
@@ -106,7 +106,7 @@ class ReadyOrder:
         heapq.heapify(self._due)
 
     def first_due(self) -> Due | None:
-        """The deferred delivery with the earliest time."""
+        """Return the deferred delivery with the earliest time."""
         heap = self._due
         while heap:
             if self._when_of(heap[0][1]) == heap[0][0]:

@@ -237,7 +237,7 @@ class ZoneWindow:
         self.due_range.read_up_to(keys[-1][0] + b" " if keys else None, exact=False)
 
     def due_in_memory(self) -> float | None:
-        """The time at which the first unclaimed deferred delivery in memory comes due."""
+        """Return the time at which the first unclaimed deferred delivery in memory comes due."""
         first = self._order.first_due()
         return None if first is None else first[0]
 
@@ -307,7 +307,7 @@ class ZoneWindow:
             self.new_range.note(row)
 
     def _range_from(self, start: bytes) -> DiskRange:
-        """The range from the key on that memory does not hold."""
+        """Return the range from the key on that memory does not hold."""
         if self.new_range is None or start < self._new_start:
             low = self.fresh_range.low
             low = None if low is None else max(start, low)
@@ -329,7 +329,7 @@ class ZoneWindow:
         return None if known is None else known.next_attempt
 
     def _peek_fresh(self) -> DeliveryKey | None:
-        """The next fresh delivery, `None` when there is none or an older one may be on disk."""
+        """Return the next fresh delivery, `None` when there is none or an older one may be on disk."""
         first, cursor = self._order.fresh.first(), self.fresh_range.low
         if cursor is None:
             self.new_range = None  # memory holds everything

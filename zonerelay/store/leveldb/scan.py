@@ -56,7 +56,7 @@ class Page(NamedTuple):
 
 
 def read_fresh(db: LevelDb, start: bytes, end: bytes, wanted: int) -> Page:
-    """Deliveries of a zone that were never deferred and are not held."""
+    """Return deliveries of a zone that were never deferred and are not held."""
     found: list[Delivery] = []
     for number, (key, value) in enumerate(db.rows(start, end, limit=PAGE_ROWS + 1)):
         if number == PAGE_ROWS or len(found) == wanted:
@@ -71,7 +71,9 @@ def read_fresh(db: LevelDb, start: bytes, end: bytes, wanted: int) -> Page:
 
 
 def read_index(db: LevelDb, start: bytes, bound: bytes, end: bytes, wanted: int) -> Page:
-    """The deliveries that index keys below `bound` point at; keys whose delivery is gone are only listed."""
+    """Return the deliveries that index keys below `bound` point at; keys whose delivery is gone are only
+    listed.
+    """
     keys: list[bytes] = []
     low = None
     for key, _ in db.rows(start, end, limit=wanted + 1):
@@ -88,7 +90,7 @@ def read_index(db: LevelDb, start: bytes, bound: bytes, end: bytes, wanted: int)
 
 
 def read_deliveries(db: LevelDb, keys: Sequence[DeliveryKey], view: View | None = None) -> list[Delivery]:
-    """Those of the deliveries that exist and can be read."""
+    """Return those of the deliveries that exist and can be read."""
     raw_keys = [records.delivery_key(key) for key in keys]
     return list(_decoded(db, zip(raw_keys, db.get_each(raw_keys, view), strict=True)))
 
@@ -147,7 +149,7 @@ def _sample_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: Ever
 
 
 def read_messages(db: LevelDb, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-    """Those that exist and can be read."""
+    """Return those that exist and can be read."""
     found: dict[MessageId, Message] = {}
     for message_id, raw in zip(ids, db.get_each(list(map(records.metadata_key, ids))), strict=True):
         if isinstance(raw, bytes):
@@ -159,7 +161,9 @@ def read_messages(db: LevelDb, ids: Sequence[MessageId]) -> dict[MessageId, Mess
 
 
 def read_message(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage]:
-    """A message's metadata and open-delivery count. Raises MessageNotFoundError or StoreCorruptError."""
+    """Return a message's metadata and open-delivery count. Raises MessageNotFoundError or
+    StoreCorruptError.
+    """
     (raw,) = db.get_many([records.metadata_key(message_id)])
     if raw is None:
         raise MessageNotFoundError(f"no message {message_id}")
@@ -181,7 +185,7 @@ def read_message(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessa
 
 
 def read_message_and_body(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
-    """A message and, when it is one chunk, its body, which a delivery reads next."""
+    """Return a message and, when it is one chunk, its body, which a delivery reads next."""
     message, count = read_message(db, message_id)
     if message.chunks != 1:
         return message, count, None
@@ -190,7 +194,9 @@ def read_message_and_body(db: LevelDb, message_id: MessageId) -> tuple[Message, 
 
 
 def read_states(db: LevelDb, keys: Sequence[DeliveryKey]) -> Found:
-    """The deliveries and open messages that a change of these keys needs. Unreadable messages are absent."""
+    """Return the deliveries and open messages that a change of these keys needs. Unreadable messages are
+    absent.
+    """
     found = Found()
     view = db.snapshot()
     try:
@@ -213,7 +219,7 @@ def queues(db: LevelDb) -> set[QueueName]:
 
 
 def left_over(db: LevelDb) -> str:
-    """A record that is no bookkeeping, readable or not, or a file that is not the database's own."""
+    """Return a record that is no bookkeeping, readable or not, or a file that is not the database's own."""
     hints, meta, counts = records.DOMAIN_PREFIX, b"meta ", b"meta open "
     starts = (b"", records.after(hints), counts, records.after(meta))
     for start, stop in zip(starts, (hints, meta, records.after(counts), None), strict=True):
@@ -241,8 +247,8 @@ def deliveries_of(
 
 
 def oldest(db: LevelDb, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:
-    """The key of the zone's first delivery at or behind `start`, and `created` of the first that has one
-    not after `now`: `None` when there is none among the first `OLDEST_ROWS`.
+    """Return the key of the zone's first delivery at or behind `start`, and `created` of the first that has
+    one not after `now`: `None` when there is none among the first `OLDEST_ROWS`.
     """
     first = None
     for key, value in db.rows(start, end, limit=OLDEST_ROWS):
@@ -258,7 +264,7 @@ def oldest(db: LevelDb, start: bytes, end: bytes, now: float) -> tuple[bytes, fl
 
 
 def last_message_id(db: LevelDb) -> MessageId | None:
-    """The highest id that this spool has seen, aborted uploads included."""
+    """Return the highest id that this spool has seen, aborted uploads included."""
     ids = [_noted_last_id(db)]
     last = db.last_key(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX))
     if last is not None:
@@ -267,7 +273,9 @@ def last_message_id(db: LevelDb) -> MessageId | None:
 
 
 def _noted_last_id(db: LevelDb) -> str:
-    """The noted id; the clock of the last run replaces an unreadable one, so that no id comes twice."""
+    """Return the noted id; the clock of the last run replaces an unreadable one, so that no id
+    comes twice.
+    """
     try:
         raw = db.get(records.META_LAST_ID)
     except StoreCorruptError:
@@ -288,7 +296,7 @@ def _noted_last_id(db: LevelDb) -> str:
 
 
 def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[QueueName, QueueCounts], bytes | None]:
-    """Deliveries by queue and state in one page, and where the next page starts."""
+    """Return deliveries by queue and state in one page, and where the next page starts."""
     found: dict[QueueName, QueueCounts] = {}
     key, rows = b"", 0
     for key, value in db.rows(start, records.after(records.DELIVERY_PREFIX), limit=PAGE_ROWS, view=view):
@@ -303,7 +311,8 @@ def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[QueueName, Q
 
 
 def aborted_uploads(db: LevelDb, start: bytes, last: MessageId) -> tuple[list[bytes], bytes | None]:
-    """Message prefixes up to `last` that hold chunks but neither `#` nor `*`, and where the next page starts.
+    """Return message prefixes up to `last` that hold chunks but neither `#` nor `*`, and where the next page
+    starts.
 
     `#` and `*` sort before the chunks, so one seek per message tells. A message that is being removed
     meanwhile goes as a whole. Raises StoreCorruptError where a `#` may be in what is damaged.
@@ -349,7 +358,7 @@ def kept(db: LevelDb, identity: str) -> Kept | None:
 
 
 def kept_page(db: LevelDb, after: str) -> list[tuple[str, Kept]]:
-    """The keys behind an identity."""
+    """Return the keys behind an identity."""
     start = records.once_key(after) + b"\0" * bool(after)
     found: list[tuple[str, Kept]] = []
     for key, value in db.rows(start, records.after(records.ONCE_PREFIX), limit=PAGE_ROWS):
@@ -363,7 +372,9 @@ def kept_page(db: LevelDb, after: str) -> list[tuple[str, Kept]]:
 
 
 def expired(db: LevelDb, now: float, most: int) -> list[tuple[str, bytes, bool]]:
-    """The identities that have expired, each with its key in the index and whether it was used again."""
+    """Return the identities that have expired, each with its key in the index and whether it was
+    used again.
+    """
     found: list[tuple[str, bytes, bool]] = []
     stop = records.once_until_key("", now)
     for key, _ in db.rows(records.ONCE_UNTIL_PREFIX, stop, limit=most):

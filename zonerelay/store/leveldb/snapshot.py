@@ -70,8 +70,8 @@ def _take(spool: Path, into: Path) -> None:
 
 
 def _tables(into: Path, names: set[str]) -> list[str]:
-    """Those that the manifest names. A table that is still being written must not be linked: LevelDB would
-    give its number to a table of the snapshot, and write that into the spool's file.
+    """Return those that the manifest names. A table that is still being written must not be linked: LevelDB
+    would give its number to a table of the snapshot, and write that into the spool's file.
     """
     try:
         current = into / os.fsdecode((into / "CURRENT").read_bytes().strip())

@@ -98,7 +98,7 @@ class LevelDb(Database):
         self.note_synced()
 
     def open_error(self, error: Exception) -> StoreOpenError:
-        """The error whose text says what failed at opening and what the operator should do."""
+        """Return the error whose text says what failed at opening and what the operator should do."""
         path, text = self.path, words(error)
         if is_locked(error):
             return StoreOpenError(
@@ -261,13 +261,15 @@ class LevelDb(Database):
             _log.warning("the mark of the spool cannot be written, the one before stays good: %s", error)
 
     def free_space(self) -> int:
-        """Octets that this process may still write to the spool's file system."""
+        """Return octets that this process may still write to the spool's file system."""
         with self._translated():
             usage = os.statvfs(self.path)
         return usage.f_bavail * usage.f_frsize
 
     def foreign_files(self) -> list[str]:
-        """The names in the directory that belong to no file of a database in use. Raises StoreError."""
+        """Return the names in the directory that belong to no file of a database in use. Raises
+        StoreError.
+        """
         with self._translated():
             return sorted(each.name for each in self.path.iterdir() if not _OWN_FILE.fullmatch(each.name))
 

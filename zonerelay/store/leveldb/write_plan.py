@@ -66,7 +66,7 @@ class WritePlan:
         self.size += len(metadata) + _RECORD_SIZE * count
 
     def current(self, key: DeliveryKey) -> Delivery | None:
-        """The delivery as the plan leaves it so far, `None` when it does not exist (any more)."""
+        """Return the delivery as the plan leaves it so far, `None` when it does not exist (any more)."""
         before = self.transitions.get(key)
         return before[1] if before is not None else self._in_flight.state(key, self._found)
 

@@ -54,7 +54,9 @@ class NodeRegister:
         return self._node()
 
     async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
-        """What is known of the key. When that is nothing, it is pending for this message from here on."""
+        """Return what is known of the key. When that is nothing, it is pending for this message
+        from here on.
+        """
         key = once.identity.encode("ascii")
         node = self._node()
         value = msgspec.msgpack.encode(_Reserved(node, message_id, once.digest, once.until))

@@ -159,7 +159,7 @@ class NodeStore:
         raise StoreOpenError(f"all {MAX_WORKERS} partitions of the queue are in use") from refusal
 
     def _known_nodes(self) -> list[int]:
-        """The nodes that this machine has been, most recently used first."""
+        """Return the nodes that this machine has been, most recently used first."""
         found = self._directory.glob("*.seen") if self._directory.is_dir() else ()
         files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
         return [int(path.stem) for path in files if path.stem.isdigit()]
@@ -254,7 +254,7 @@ class NodeStore:
             self._around.on_news(queue)
 
     async def _reads_of(self, node: int) -> QueueReads:
-        """The reads of any node's partition."""
+        """Return the reads of any node's partition."""
         for held in self._held():
             if held.node == node:
                 return QueueReads(held.partition)
@@ -318,11 +318,11 @@ class NodeStore:
     # --- which partition
 
     def _held(self) -> list[HeldPartition]:
-        """The own partition first. A list: others are adopted and left while a caller waits."""
+        """Return the own partition first. A list: others are adopted and left while a caller waits."""
         return [self._own, *self._heirs.values()]
 
     async def _holder(self, key: DeliveryKey) -> HeldPartition:
-        """Where the delivery is claimed, or else stored, as what an operator bounces may be."""
+        """Return where the delivery is claimed, or else stored, as what an operator bounces may be."""
         for held in self._held():
             if held.queue.has_claim(key):
                 return held
@@ -343,7 +343,7 @@ class NodeStore:
                     del self._lost[key.message_id]
 
     async def _holder_of(self, message_id: MessageId) -> HeldPartition:
-        """Where the message is. Raises ClaimLostError."""
+        """Return where the message is. Raises ClaimLostError."""
         if message_id in self._lost:
             raise ClaimLostError("another node has this message now")
         if not self._heirs:
@@ -519,7 +519,7 @@ class NodeStore:
                 yield chunk
 
     async def _elsewhere(self, message_id: MessageId) -> tuple[QueueReads, Message]:
-        """The message in another node's partition. Raises MessageNotFoundError."""
+        """Return the message in another node's partition. Raises MessageNotFoundError."""
 
         async def found(reads: QueueReads) -> tuple[QueueReads, Message] | None:
             with contextlib.suppress(MessageNotFoundError):
@@ -591,7 +591,7 @@ class NodeStore:
     async def _walk(
         self, node: int, queue: QueueName | None, wanted: Wanted, after: DeliveryKey | None
     ) -> AsyncGenerator[Delivery, None]:
-        """The deliveries of one partition, which may be adopted, left or lost meanwhile."""
+        """Yield the deliveries of one partition, which may be adopted, left or lost meanwhile."""
         while True:
             reads = await self._lists_of(node)
             walk = reads.scan(queue, wanted=wanted, after=after)
@@ -608,7 +608,7 @@ class NodeStore:
                     await walk.aclose()
 
     async def _lists_of(self, node: int) -> LevelDbStore | QueueReads:
-        """What lists the deliveries of a partition at present."""
+        """Return what lists the deliveries of a partition at present."""
         for held in self._held():
             if held.node == node:
                 return held.queue

@@ -219,13 +219,13 @@ class Bucket:
     # --- how the bucket is configured
 
     async def is_versioned(self) -> bool:
-        """Whether versions are kept. False when the service does not say."""
+        """Return whether versions are kept. False when the service does not say."""
         with contextlib.suppress(StoreError):
             return (await self._ask("get_bucket_versioning")).get("Status") == "Enabled"
         return False
 
     async def retention(self) -> bool:
-        """Whether each new object is locked for a while. False when the service does not say."""
+        """Return whether each new object is locked for a while. False when the service does not say."""
         with contextlib.suppress(StoreError):
             answer = await self._ask("get_object_lock_configuration")
             return "Rule" in answer.get("ObjectLockConfiguration", {})

@@ -113,7 +113,7 @@ class DirectoryPlace:
         self._unsynced.update(self._path(name).parent for name, _ in values)
 
     def _writes(self, values: Sequence[Object], *, makes_room: bool) -> list[Callable[[], None]]:
-        """What several threads do to make the values' content durable."""
+        """Return what several threads do to make the values' content durable."""
 
         def write(some: Sequence[Object]) -> None:
             for name, pieces in some:

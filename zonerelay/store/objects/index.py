@@ -62,12 +62,12 @@ class Span(NamedTuple):
 
 
 def small(value: bytes) -> bytes:
-    """The stored form of a value that is in the index itself."""
+    """Return the stored form of a value that is in the index itself."""
     return SMALL + value
 
 
 def large(span: Span) -> bytes:
-    """The stored form of a value that is in an object."""
+    """Return the stored form of a value that is in an object."""
     return LARGE + _SPAN.pack(span.first, span.size, span.checksum) + span.name.encode()
 
 
@@ -78,7 +78,7 @@ def span_of(stored: bytes) -> Span | None:
 
 
 def name_of(stored: bytes) -> str:
-    """The name of the object that has the value, or ""."""
+    """Return the name of the object that has the value, or ""."""
     return stored[1 + _SPAN.size :].decode() if stored[:1] == LARGE else ""
 
 
@@ -191,7 +191,7 @@ class ObjectIndex(Database):
     # --- reading
 
     def page(self, wanted: KeyRange, rows: int, octets: int, values: bool) -> tuple[list[Row], bool]:
-        """Rows as they are stored, and whether the range has no more."""
+        """Return rows as they are stored, and whether the range has no more."""
         found: list[Row] = []
         for key, stored in self.rows(*wanted, limit=rows + 1):
             if len(found) == rows or octets <= 0:
@@ -201,7 +201,7 @@ class ObjectIndex(Database):
         return found, True
 
     def piece(self, start: bytes, size: int, view: View) -> list[Row]:
-        """Rows of about that many bytes, for a snapshot."""
+        """Return rows of about that many bytes, for a snapshot."""
         found: list[Row] = []
         for key, stored in self.rows(start, limit=2**62, view=view):
             found.append((key, stored))
@@ -211,12 +211,12 @@ class ObjectIndex(Database):
         return found
 
     def beginnings(self) -> list[int]:
-        """The slots of all entries that begin an epoch."""
+        """Return the slots of all entries that begin an epoch."""
         end = _BEGINNING[:-1] + bytes([_BEGINNING[-1] + 1])
         return [int(key[len(_BEGINNING) :]) for key, _ in self.rows(_BEGINNING, end, limit=2**62)]
 
     def names(self) -> list[str]:
-        """All objects that rows have their values in."""
+        """Return all objects that rows have their values in."""
         end = _NAME[:-1] + bytes([_NAME[-1] + 1])
         return [key[len(_NAME) :].decode() for key, _ in self.rows(_NAME, end, limit=2**62)]
 
@@ -225,5 +225,5 @@ class ObjectIndex(Database):
         return {key.split(b" ")[-2] for key, stored in rows if name_of(stored) in names and b" " in key}
 
     def are_named(self, names: Sequence[str]) -> list[bool]:
-        """Whether any row has its value in the object of that name."""
+        """Return whether any row has its value in the object of that name."""
         return [self.get(_NAME + name.encode()) is not None for name in names]

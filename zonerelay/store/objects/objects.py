@@ -213,7 +213,7 @@ class ObjectEngine:
         return ObjectKeys(self, node)
 
     def take_index(self, node: int) -> Path:
-        """A directory for an index of a node's partition. The first has the same at the next start."""
+        """Return a directory for an index of a node's partition. The first has the same at the next start."""
         number = 0
         while (path := self.index / (f"{node}.{number}" if number else f"{node}")) in self.indexes:
             number += 1
@@ -278,7 +278,7 @@ class ObjectEngine:
                 await self.place.remove([name for name in some if _stem(name) not in held])
 
     def is_over(self, node: int, beat: Beat | None) -> bool:
-        """Whether the lease of a node is over, as this process has seen its beats."""
+        """Return whether the lease of a node is over, as this process has seen its beats."""
         now = self.clock.boottime()
         seen, since = self._seen.get(node, (None, 0.0))
         if node not in self._seen or seen != beat:
@@ -360,7 +360,7 @@ class ObjectKeys:
             return await self._threads.read(function, *args)
 
     async def _whole(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[bytes | None]:
-        """The values of rows as they are stored."""
+        """Return the values of rows as they are stored."""
         found: list[bytes | None] = []
         for first in range(0, len(rows), AHEAD):
             runs = _runs(rows[first : first + AHEAD])
@@ -369,7 +369,7 @@ class ObjectKeys:
         return found
 
     async def _values(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[bytes | None]:
-        """The values of one row, or of several that lie one after the other in one object."""
+        """Return the values of one row, or of several that lie one after the other in one object."""
         spans = [span for _, stored in rows if stored is not None and (span := span_of(stored))]
         if not spans:
             return [None if stored is None else stored[1:] for _, stored in rows]
@@ -493,7 +493,7 @@ class ObjectKeys:
                 await self._apply_to_index(LogEntry(self._state.batch_epoch, self._state.batch), b"")
 
     async def _following(self, ahead: int) -> list[str]:
-        """The names that the next entries have, if there are any."""
+        """Return the names that the next entries have, if there are any."""
         slot, epoch = self._state.slot, self._state.epoch
         if self._place.is_conditional:
             return [self._slot(each) for each in range(slot + 1, slot + 1 + ahead)]
@@ -510,7 +510,9 @@ class ObjectKeys:
         return chain[:ahead] or [self._slot(slot + 1, epoch, epoch)]
 
     async def _entries(self, prefix: str) -> AsyncIterator[tuple[int, int, int]]:
-        """What the names of entries say where there are no conditions: slot, epoch, the epoch before."""
+        """Yield what the names of entries say where there are no conditions: slot, epoch, the epoch
+        before.
+        """
         async for names in self._place.names(prefix):
             for name in names:
                 slot, epoch, before = map(int, name.rpartition("/")[2].split("-"))
@@ -526,7 +528,7 @@ class ObjectKeys:
             return LogEntry(self._state.batch_epoch, self._state.batch)
 
     async def _missing(self) -> range:
-        """The slots up to the next entry that is there."""
+        """Return the slots up to the next entry that is there."""
         behind: list[int] = []
         async for names in self._place.names(f"{self._base}log/"):
             numbers = (int(_NUMBER.split(name.rpartition("/")[2])[0]) for name in names)
@@ -534,7 +536,7 @@ class ObjectKeys:
         return range(self._state.slot + 1, min(behind, default=0))
 
     async def _fits(self) -> bool:
-        """Whether the index was made from this log: its last entry is there, or a snapshot of it."""
+        """Return whether the index was made from this log: its last entry is there, or a snapshot of it."""
         name = self._slot(self._state.slot)
         if not self._place.is_conditional:
             async for parts in self._entries(f"{name}-{self._state.epoch:06d}-"):
@@ -543,7 +545,7 @@ class ObjectKeys:
         return data is not None and zlib.crc32(data) == self._state.checksum
 
     async def _last_snapshot(self, slot: int = 0) -> SnapshotEnd | None:
-        """The last snapshot that is listed, or that of `slot`, which is known to have been made."""
+        """Return the last snapshot that is listed, or that of `slot`, which is known to have been made."""
         async for names in self._place.names(f"{self._base}snapshot/"):
             slots = [int(name.split("/")[-2]) for name in names if name.endswith("/end")]
             slot = max((slot, *slots))
@@ -661,7 +663,7 @@ class ObjectKeys:
     def _split(
         self, given: Mapping[bytes, bytes | None], number: str
     ) -> tuple[dict[bytes, bytes | None], list[Object]]:
-        """The rows as the log has them, and the objects that they name."""
+        """Return the rows as the log has them, and the objects that they name."""
         rows: dict[bytes, bytes | None] = {}
         objects: list[tuple[str, list[bytes]]] = []
         is_apart, stem, size = self._engine.is_apart, b"", 0
@@ -763,11 +765,11 @@ class ObjectKeys:
         return state, beginnings
 
     async def stems_of(self, names: Collection[str]) -> set[bytes]:
-        """The last but one fields of the keys whose values are in these objects."""
+        """Return the last but one fields of the keys whose values are in these objects."""
         return await self._threads.read(ObjectIndex.stems_of, names) if names else set()
 
     async def value_names(self) -> list[str]:
-        """The names of all objects that have values, as the index knows them."""
+        """Return the names of all objects that have values, as the index knows them."""
         return await self._threads.read(ObjectIndex.names)
 
     async def _remove_before(self, slot: int, kept: frozenset[int]) -> None:
@@ -811,7 +813,9 @@ class ObjectKeys:
             await self._place.remove(names)
 
     def _slot(self, *parts: int) -> str:
-        """The name of an entry: its slot; where there are no conditions its epoch and that before, too."""
+        """Return the name of an entry: its slot; where there are no conditions its epoch and that before,
+        too.
+        """
         if self._place.is_conditional:
             return f"{self._base}log/{parts[0]:016d}"
         return f"{self._base}log/{parts[0]:016d}" + "".join(f"-{part:06d}" for part in parts[1:])
@@ -832,7 +836,7 @@ def checked_values(values: Sequence[bytes], spans: Sequence[Span], name: str) ->
 
 
 def _runs(rows: Sequence[tuple[bytes, bytes | None]]) -> list[list[tuple[bytes, bytes | None]]]:
-    """The rows in their order, together where their values lie one after the other in one object."""
+    """Return the rows in their order, together where their values lie one after the other in one object."""
     runs: list[list[tuple[bytes, bytes | None]]] = []
     follows: tuple[str, int] | None = None
     for key, stored in rows:
@@ -846,7 +850,7 @@ def _runs(rows: Sequence[tuple[bytes, bytes | None]]) -> list[list[tuple[bytes, 
 
 
 def epoch_of(name: str) -> int:
-    """The epoch in which a value was made, or -1 of a file that is none."""
+    """Return the epoch in which a value was made, or -1 of a file that is none."""
     number = name.rpartition(".")[2].partition("-")[0]
     return int(number) if number.isdigit() else -1
 
@@ -860,7 +864,7 @@ def _stem(name: str) -> str:
 
 
 def summed(data: bytes) -> bytes:
-    """The content of an object: a checksum, then the data."""
+    """Return the content of an object: a checksum, then the data."""
     return zlib.crc32(data).to_bytes(4, "big") + data
 
 

@@ -61,7 +61,9 @@ class S3Engine(ObjectEngine):
 
 
 def _free_directory(indexes: Path) -> tuple[Path, int]:
-    """A directory that this process has locked. An index that is there already saves reading the log."""
+    """Return a directory that this process has locked. An index that is there already saves reading
+    the log.
+    """
     try:
         for number in range(MAX_NODES):
             path = indexes / f"{number}"

@@ -115,7 +115,7 @@ class DatabaseSession(ABC):
         return is_new
 
     def writing_link(self) -> Link:
-        """The connection for outcomes. Raises StoreError while there is none."""
+        """Return the connection for outcomes. Raises StoreError while there is none."""
         return self._connected(self._writer)
 
     def _connected(self, link: Link | None) -> Link:

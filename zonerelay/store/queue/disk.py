@@ -42,7 +42,7 @@ LOOKS, LOOK_PAUSE = 50, 0.02
 
 
 def is_apart(key: bytes, value: bytes) -> bool:
-    """Whether a value is in a file of its own: all bodies are, so that people can read them."""
+    """Return whether a value is in a file of its own: all bodies are, so that people can read them."""
     return is_large(key, value) or _BODY.fullmatch(key) is not None
 
 
@@ -54,8 +54,8 @@ def disk_engine(
     reserve: int = 0,
     forgive: Callable[[str, str], None] | None = None,
 ) -> ObjectEngine:
-    """The engine of a queue's one partition, 0. With an `index` of its own it only reads, and a relay may be
-    running.
+    """Return the engine of a queue's one partition, 0. With an `index` of its own it only reads, and a relay
+    may be running.
     """
     env, meta, scratch = disk_directories(spool)
     place = DirectoryPlace(meta, values=env, reserve=reserve, is_reader=index is not None)
@@ -195,7 +195,7 @@ class Directories:
 
 
 def foreign_in(env: Path, meta: Path, scratch: Path) -> list[str]:
-    """Files that an empty queue does not have."""
+    """Return files that an empty queue does not have."""
     known = {LOCK, BALLAST, "mark", "nodes", "beats"}
     with translated():
         return sorted(

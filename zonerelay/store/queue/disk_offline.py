@@ -39,7 +39,7 @@ NOTHING = Contents(0, 0, 0)
 
 
 def _was_started(spool: SpoolSettings) -> bool:
-    """Whether there is a queue. Raises StoreOpenError when it is one of another release."""
+    """Return whether there is a queue. Raises StoreOpenError when it is one of another release."""
     for path in disk_directories(spool):
         with contextlib.suppress(FileNotFoundError):
             judge_mark(path, (path / LOCK).read_bytes())

@@ -41,7 +41,7 @@ class QueueReads:
         self._on_unreadable = on_unreadable
 
     async def _rows(self, start: bytes, end: bytes, limit: int, *, values: bool = True) -> list[Row]:
-        """The first rows of a range."""
+        """Return the first rows of a range."""
         found: list[Row] = []
         async for rows in pages(self.keys, start, end, rows=limit, values=values):
             found += rows
@@ -52,7 +52,7 @@ class QueueReads:
     # --- deliveries
 
     async def fresh(self, start: bytes, end: bytes, wanted: int) -> Page:
-        """Deliveries of a zone that were never deferred and are not held."""
+        """Return deliveries of a zone that were never deferred and are not held."""
         found: list[Delivery] = []
         for number, (key, value) in enumerate(await self._rows(start, end, PAGE_ROWS + 1)):
             if number == PAGE_ROWS or len(found) == wanted:
@@ -66,7 +66,7 @@ class QueueReads:
         return Page(found, None, [])
 
     async def index(self, start: bytes, bound: bytes, end: bytes, wanted: int) -> Page:
-        """The deliveries that index keys below `bound` point at; keys whose delivery is gone are only
+        """Return the deliveries that index keys below `bound` point at; keys whose delivery is gone are only
         listed.
         """
         keys: list[bytes] = []
@@ -79,7 +79,7 @@ class QueueReads:
         return Page(await self.deliveries([key for _, key in self._parsed(keys)]), low, keys)
 
     async def deliveries(self, keys: Sequence[DeliveryKey]) -> list[Delivery]:
-        """Those of the deliveries that exist and can be read."""
+        """Return those of the deliveries that exist and can be read."""
         raw = [records.delivery_key(key) for key in keys]
         found = await self.keys.get(raw)
         return list(
@@ -99,7 +99,7 @@ class QueueReads:
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
-        """Deliveries in the order of their keys, as `QueueOperations.scan` says."""
+        """Yield deliveries in the order of their keys, as `QueueOperations.scan` says."""
         prefix = records.DELIVERY_PREFIX if queue is None else records.queue_prefix(queue)
         start: bytes | None = prefix if after is None else records.delivery_key(after) + b"\0"
         while start is not None:
@@ -128,7 +128,7 @@ class QueueReads:
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def oldest(self, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:
-        """The key of the first delivery, and `created` of the first that has one not after `now`."""
+        """Return the key of the first delivery, and `created` of the first that has one not after `now`."""
         first, left = None, OLDEST_ROWS
         async for rows in pages(self.keys, start, end, rows=OLDEST_PAGE):
             for key, value in rows[:left]:
@@ -146,7 +146,7 @@ class QueueReads:
         return None if first is None else (first, None)
 
     async def count_page(self, start: bytes) -> tuple[dict[QueueName, QueueCounts], bytes | None]:
-        """Deliveries by queue and state in one page, and where the next page starts."""
+        """Return deliveries by queue and state in one page, and where the next page starts."""
         counted: dict[QueueName, QueueCounts] = {}
         found, cursor = await self.keys.page(start, records.after(records.DELIVERY_PREFIX))
         for key, value in found:
@@ -161,7 +161,7 @@ class QueueReads:
     # --- messages
 
     async def messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-        """Those that exist and can be read."""
+        """Return those that exist and can be read."""
         found: dict[MessageId, Message] = {}
         raw = await self.keys.get(list(map(records.metadata_key, ids)))
         for message_id, value in zip(ids, raw, strict=True):
@@ -173,7 +173,9 @@ class QueueReads:
         return found
 
     async def message(self, message_id: MessageId) -> tuple[Message, OpenMessage]:
-        """A message's metadata and open-delivery count. Raises MessageNotFoundError or StoreCorruptError."""
+        """Return a message's metadata and open-delivery count. Raises MessageNotFoundError or
+        StoreCorruptError.
+        """
         raw, count = await self.keys.get(
             [records.metadata_key(message_id), records.open_count_key(message_id)]
         )
@@ -195,7 +197,7 @@ class QueueReads:
             return message, OpenMessage(message, recipients, count_stored=True)
 
     async def message_and_body(self, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
-        """A message and, when it is one chunk, its body, which a delivery reads next."""
+        """Return a message and, when it is one chunk, its body, which a delivery reads next."""
         message, count = await self.message(message_id)
         if message.chunks != 1:
             return message, count, None
@@ -206,7 +208,7 @@ class QueueReads:
         return message, count, body
 
     async def states(self, keys: Sequence[DeliveryKey]) -> Found:
-        """The deliveries and open messages that a change of these keys needs."""
+        """Return the deliveries and open messages that a change of these keys needs."""
         found = Found()
         found.deliveries = {delivery.key: delivery for delivery in await self.deliveries(keys)}
         for message_id in {key.message_id for key in keys}:
@@ -237,7 +239,7 @@ class QueueReads:
         return found
 
     async def last_message_id(self) -> MessageId | None:
-        """The highest id that this queue has seen, aborted uploads included."""
+        """Return the highest id that this queue has seen, aborted uploads included."""
         (noted,) = await self.keys.get([records.META_LAST_ID])
         last = await self.keys.last_key(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX))
         texts = [(noted or b"").decode("ascii", "replace")]
@@ -246,7 +248,7 @@ class QueueReads:
         return max((MessageId(text) for text in texts if is_message_id(text)), default=None)
 
     async def aborted_uploads(self, last: MessageId) -> list[bytes]:
-        """Message prefixes up to `last` that hold chunks but neither `#` nor `*`, one seek for each
+        """Return message prefixes up to `last` that hold chunks but neither `#` nor `*`, one seek for each
         message.
         """
         aborted: list[bytes] = []
@@ -259,7 +261,7 @@ class QueueReads:
         return aborted
 
     async def left_over(self) -> str:
-        """A record that is no bookkeeping, readable or not."""
+        """Return a record that is no bookkeeping, readable or not."""
         hints, meta, counts = records.DOMAIN_PREFIX, b"meta ", b"meta open "
         starts = (b"\x01", records.after(hints), counts, records.after(meta))
         for start, stop in zip(starts, (hints, meta, records.after(counts), b"\xff"), strict=True):
@@ -274,7 +276,7 @@ class QueueReads:
         return None if raw is None else records.decode_kept(raw)
 
     async def kept_page(self, identity: str) -> list[tuple[str, Kept]]:
-        """The keys behind an identity."""
+        """Return the keys behind an identity."""
         start = after(records.once_key(identity)) if identity else records.ONCE_PREFIX
         found: list[tuple[str, Kept]] = []
         for key, value in await self._rows(start, records.after(records.ONCE_PREFIX), PAGE_ROWS):
@@ -286,7 +288,9 @@ class QueueReads:
         return found
 
     async def expired(self, now: float, most: int) -> list[tuple[str, bytes, bool]]:
-        """The identities that have expired, each with its key in the index and whether it was used again."""
+        """Return the identities that have expired, each with its key in the index and whether it was used
+        again.
+        """
         found: list[tuple[str, bytes, bool]] = []
         stop = records.once_until_key("", now)
         for key, _ in await self._rows(records.ONCE_UNTIL_PREFIX, stop, most):

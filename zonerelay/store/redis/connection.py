@@ -327,7 +327,7 @@ async def _hang_up(connection: driver.AbstractConnection, writer: asyncio.Stream
 
 @contextlib.asynccontextmanager
 async def _connected(server: Server) -> AsyncIterator[driver.AbstractConnection]:
-    """A new connection, which ends when the block fails. Raises StoreError."""
+    """Yield a new connection, which ends when the block fails. Raises StoreError."""
     connection, writer = await server.connection(), None
     disconnect = connection.disconnect
 

@@ -124,7 +124,7 @@ class Relay(Protocol):
     def sockets(self) -> Mapping[int, Path]: ...
 
     def unreachable(self) -> Mapping[int, str]:
-        """The workers that cannot be asked now, each with the reason."""
+        """Return the workers that cannot be asked now, each with the reason."""
 
     def status(self) -> RelayStatus: ...
 

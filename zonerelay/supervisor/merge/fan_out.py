@@ -108,7 +108,7 @@ class LiveStream:
         self._read.discard(worker)
 
     def _over(self, line: TranscriptLine) -> str:
-        """The reason for which the transcript of all workers ends here, if it does."""
+        """Return the reason for which the transcript of all workers ends here, if it does."""
         request = self._request
         assert isinstance(request, Transcript)
         self._octets += len(line.text) + 1
@@ -285,7 +285,7 @@ class FanOut:
         return self._readers(asked) if operation.merge.of_queue else list(asked.workers())
 
     def _readers(self, asked: WorkerAnswers) -> list[int]:
-        """The workers that are asked for the contents of the queue."""
+        """Return the workers that are asked for the contents of the queue."""
         workers = list(asked.workers())
         return workers[:1] if self._relay.shared else workers
 

@@ -48,8 +48,8 @@ def _rank(value: Enum) -> int:
 def merged(
     rows: Sequence[S], whole: S, *, add: str = "", most: str = "", least: str = "", **more: object
 ) -> S:
-    """The `whole` with fields of all rows, named in words: added up, or the most or the least of them. Where
-    no row knows a field, it is that of the whole.
+    """Return the `whole` with fields of all rows, named in words: added up, or the most or the least of them.
+    Where no row knows a field, it is that of the whole.
     """
     rules: tuple[tuple[Callable[[list[Any]], object], str], ...] = ((sum, add), (max, most), (min, least))
     for rule, names in rules:
@@ -85,7 +85,7 @@ def merge_explained(found: Sequence[Explanation]) -> Explanation:
 
 
 def _alike(rows: Iterable[S], *names: str) -> list[list[S]]:
-    """The rows in groups that have the same in these fields."""
+    """Return the rows in groups that have the same in these fields."""
     groups: dict[tuple[object, ...], list[S]] = {}
     for row in rows:
         groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
@@ -142,7 +142,7 @@ def merge_orders(parts: Iterable[Sequence[OrderRow]]) -> tuple[OrderRow, ...]:
 
 
 def _usual(parts: Mapping[int, str]) -> str:
-    """The text that most workers give, once; the other texts with the number of their worker."""
+    """Return the text that most workers give, once; the other texts with the number of their worker."""
     said = [text for text in parts.values() if text]
     usual = max(said, key=said.count, default="")
     others = [f"worker {worker}: {text}" for worker, text in parts.items() if text and text != usual]

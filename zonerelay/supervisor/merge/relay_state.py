@@ -43,11 +43,11 @@ class RelayState:
         return [member for _, member in sorted(self._workers.members.items())]
 
     def sockets(self) -> dict[int, Path]:
-        """The control sockets of the workers that answer, by index."""
+        """Return the control sockets of the workers that answer, by index."""
         return {m.index: control_socket_path(self.settings, m.index) for m in self.members() if m.answers}
 
     def running(self) -> dict[int, Path]:
-        """The control sockets of the workers that take connections, by index."""
+        """Return the control sockets of the workers that take connections, by index."""
         return {
             m.index: control_socket_path(self.settings, m.index)
             for m in self.members()
@@ -55,7 +55,7 @@ class RelayState:
         }
 
     def submission(self) -> tuple[Path, ...]:
-        """The sockets on which workers take mail from the HTTP server."""
+        """Return the sockets on which workers take mail from the HTTP server."""
         return tuple(submission_socket_path(self.settings, worker) for worker in self.running())
 
     def unreachable(self) -> dict[int, str]:

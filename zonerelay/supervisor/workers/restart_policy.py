@@ -74,7 +74,7 @@ class RestartPolicy:
         return self._wanted
 
     def is_well(self, now: float) -> bool:
-        """Whether the worker runs, and was not restarted a moment ago: its death would be news."""
+        """Return whether the worker runs, and was not restarted a moment ago: its death would be news."""
         return self.phase is Phase.RUNNING and (self.deaths == 0 or now - self._ready > WELL_AFTER)
 
     # What is due

@@ -81,7 +81,9 @@ class RollingRestart:
 
 
 def _can_be_spared(worker: int, policies: Mapping[int, RestartPolicy]) -> bool:
-    """Whether another worker takes the clients, or none will soon: then they wait in the queue there."""
+    """Return whether another worker takes the clients, or none will soon: then they wait in the
+    queue there.
+    """
     others = [policy for other, policy in policies.items() if other != worker]
     return any(policy.phase is Phase.RUNNING for policy in others) or all(
         policy.deaths >= HOPELESS for policy in others

@@ -22,7 +22,7 @@ _READERS = {
 
 
 def reading(system: str, place: str, now: float) -> AbstractAsyncContextManager[Source]:
-    """The queue of another system. Entering raises TransferError and OSError."""
+    """Return the queue of another system. Entering raises TransferError and OSError."""
     module, reader = _READERS[system]
     try:
         found = getattr(importlib.import_module(f"{__name__}.{module}"), reader)

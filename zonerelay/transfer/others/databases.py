@@ -57,12 +57,12 @@ class Databases:
         return reply if isinstance(reply, int) else 0
 
     async def texts(self, *command: Argument) -> list[bytes | None]:
-        """A list of strings, those that are not there as `None`."""
+        """Return a list of strings, those that are not there as `None`."""
         reply = as_list(await self._ask(*command))
         return [each if isinstance(each, bytes) else None for each in reply]
 
     async def keys(self, prefix: bytes) -> AsyncIterator[bytes]:
-        """Those that begin with it."""
+        """Yield those that begin with it."""
         pattern = re.sub(rb"([*?\[\\])", rb"\\\1", prefix)
         cursor: Argument = "0"
         seen = set[bytes]()
@@ -81,7 +81,7 @@ class Databases:
         return await self._ask("TYPE", key) == b"hash"
 
     async def clients(self, databases: Collection[int]) -> list[dict[str, str]]:
-        """Those of the server that use one of the databases, this one left out."""
+        """Return those of the server that use one of the databases, this one left out."""
         told = await self._ask("CLIENT", "LIST")
         lines = told.decode("utf-8", "replace").splitlines() if isinstance(told, bytes) else []
         found = [dict(fact.partition("=")[::2] for fact in line.split()) for line in lines]

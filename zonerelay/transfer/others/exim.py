@@ -86,7 +86,9 @@ class _Lines:
 
 
 def _tree(line: str, lines: _Lines) -> Iterator[str]:
-    """A binary tree of addresses, root first; each line says whether it has a left and a right branch."""
+    """Yield a binary tree of addresses, root first; each line says whether it has a left and a
+    right branch.
+    """
     if line == "XX":
         return
     branches = 1
@@ -151,7 +153,7 @@ def _name(address: str) -> str:
 
 
 def parse_log(text: str) -> dict[str, list[tuple[float, str]]]:
-    """The deferrals of each recipient: Unix seconds and the reason."""
+    """Return the deferrals of each recipient: Unix seconds and the reason."""
     found: dict[str, list[tuple[float, str]]] = {}
     for line in text.splitlines():
         if (match := _DEFERRED.fullmatch(line)) is not None:

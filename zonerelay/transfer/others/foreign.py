@@ -58,7 +58,7 @@ class Foreign:
 
 
 def adopted(foreign: Foreign, now: float) -> Iterator[Stored | Unusable]:
-    """The message, and what cannot be taken of it."""
+    """Yield the message, and what cannot be taken of it."""
     try:
         sender = _mailbox(foreign.sender, reverse_path)
     except CommandError as error:
@@ -130,13 +130,13 @@ def xtext(text: str) -> str:
 
 
 def orcpt_of(decoded: str) -> str:
-    """An ORCPT whose address is not in xtext; `""` for none."""
+    """Return an ORCPT whose address is not in xtext; `""` for none."""
     kind, semicolon, address = decoded.partition(";")
     return f"{kind};{xtext(address)}" if semicolon else ""
 
 
 def attempt_of(reason: str, at: float) -> Attempt | None:
-    """The last attempt, from the text that another system keeps of it; `None` without one.
+    """Return the last attempt, from the text that another system keeps of it; `None` without one.
 
     A reply is looked for in it. Without one, and for a permanent one, the text itself is a local reply: a
     delivery that is still open was not refused for good.

@@ -88,7 +88,7 @@ def octets(text: object) -> bytes:
 
 
 def header(message: object) -> bytes:
-    """The header of an `email.message.Message`, with an empty line behind it. Raises PickleError."""
+    """Return the header of an `email.message.Message`, with an empty line behind it. Raises PickleError."""
     fields = message.state.get("_headers") if isinstance(message, Inert) else None
     if not isinstance(fields, list):
         raise PickleError("it has no header")

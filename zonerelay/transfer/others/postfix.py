@@ -64,7 +64,7 @@ class Records:
 
 
 def parse_records(text: str) -> Records:
-    """What `postcat -e` prints, with the times in UTC. Raises ValueError when there is no sender."""
+    """Return what `postcat -e` prints, with the times in UTC. Raises ValueError when there is no sender."""
     records = Records()
     wishes: dict[str, str] = {}
     known = False

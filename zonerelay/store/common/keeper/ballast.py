@@ -39,7 +39,7 @@ class Ballast:
         self.held = self._found()
 
     def _found(self) -> int:
-        """The octets that the last run kept back."""
+        """Return the octets that the last run kept back."""
         with contextlib.suppress(OSError):
             return self._path.stat().st_blocks * 512
         return 0
@@ -87,7 +87,9 @@ class Ballast:
         return True
 
     def make_way(self, attempt: Callable[[], T]) -> T:
-        """The result of `attempt`, which is called once more without the room when the disk was full."""
+        """Return the result of `attempt`, which is called once more without the room when the disk
+        was full.
+        """
         try:
             return attempt()
         except StoreFullError:

@@ -37,7 +37,7 @@ class SpaceWatch:
             self._wanted.set()
 
     def note(self, free: int) -> bool:
-        """True when there is too little."""
+        """Return whether there is too little."""
         left = free - self._least
         self._health.set("space", Unhealthy.NO_SPACE if left < 0 else None)
         # Fast writers must not use up what is left before the next look.

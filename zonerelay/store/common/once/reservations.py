@@ -99,7 +99,7 @@ class Reservations:
         return asyncio.shield(stored)
 
     async def _reserve(self, once: Once, message_id: MessageId, deadline: float) -> Kept | None:
-        """What is kept of the key already."""
+        """Return what is kept of the key already."""
         if (register := self._register) is None:
             return await self._find(once.identity)
         while True:
@@ -215,7 +215,7 @@ class Reservations:
             _log.warning("expired idempotency keys could not be removed: %s", error)
 
     def _is_used(self, identity: str) -> bool:
-        """Whether the key may have been written since the last step began."""
+        """Return whether the key may have been written since the last step began."""
         return identity in self._busy or identity in self._used
 
     async def close(self) -> None:
@@ -226,7 +226,7 @@ class Reservations:
 
 
 def register_for(siblings: Siblings | None) -> KeyRegister | None:
-    """The register that the workers of a machine share, if there are several."""
+    """Return the register that the workers of a machine share, if there are several."""
     if siblings is None:
         return None
     from zonerelay.store.common.once.register import Register  # noqa: PLC0415 - a sole worker does without

@@ -15,14 +15,14 @@ ChangeOne = Callable[[Delivery], Delivery | None]
 
 
 def in_batches(keys: Iterable[DeliveryKey]) -> Iterator[list[DeliveryKey]]:
-    """Each key once, in the order given, `UPDATE_BATCH` at a time."""
+    """Yield each key once, in the order given, `UPDATE_BATCH` at a time."""
     wanted = list(dict.fromkeys(keys))
     for start in range(0, len(wanted), UPDATE_BATCH):
         yield wanted[start : start + UPDATE_BATCH]
 
 
 def changed(old: Delivery, change: ChangeOne) -> Delivery | None:
-    """The delivery's state after `change`. Raises StoreError when that belongs to another delivery."""
+    """Return the delivery's state after `change`. Raises StoreError when that belongs to another delivery."""
     new = change(old)
     if new is not None and new.key != old.key._replace(queue=new.queue):
         raise StoreError("a change may not turn a delivery into another one")

@@ -194,12 +194,12 @@ def is_database_file(name: str) -> bool:
 
 
 def own_names(directory: Path) -> set[str]:
-    """Files that LevelDB makes when it opens a database."""
+    """Return files that LevelDB makes when it opens a database."""
     return {entry.name for entry in directory.iterdir() if _NEW_NAME.fullmatch(entry.name)}
 
 
 def newest_log(directory: Path) -> tuple[int, int]:
-    """Number and size of the log that is written to; zeros when there is none. Raises OSError."""
+    """Return number and size of the log that is written to; zeros when there is none. Raises OSError."""
     for _ in range(3):  # a newer one may take its place at any time
         number = max(_numbers(_LOG, os.listdir(directory)), default=0)  # noqa: PTH208 - names alone
         with contextlib.suppress(FileNotFoundError):
@@ -277,7 +277,7 @@ REBUILD = f"; nothing was changed. {RESCUE}"
 
 
 def _table(directory: Path, names: set[str], table: Table) -> str:
-    """Its name. A table is never written again, so its size tells whether its end is there."""
+    """Return its name. A table is never written again, so its size tells whether its end is there."""
     name = f"{table.number:06d}.ldb"
     if name not in names and f"{table.number:06d}.sst" in names:
         name = f"{table.number:06d}.sst"
@@ -294,7 +294,7 @@ def _table(directory: Path, names: set[str], table: Table) -> str:
 
 
 def _logs(directory: Path, names: set[str], manifest: Manifest, mark: Mark | None) -> list[Path]:
-    """Those that LevelDB will read, in its order."""
+    """Return those that LevelDB will read, in its order."""
     present = _numbers(_LOG, names)
     needed = {number for number in (manifest.log, manifest.previous_log) if number}
     if mark is not None and mark.log >= manifest.log and mark.size:

@@ -161,7 +161,7 @@ def _piece(raw: bytes, offset: int, end: int, *, verify: bool) -> _Piece | None:
 
 
 def _next(raw: bytes, offset: int, end: int) -> int:
-    """The offset of the next fragment behind one that is damaged, in the block that ends at `end`."""
+    """Return the offset of the next fragment behind one that is damaged, in the block that ends at `end`."""
     _, length, _ = _HEADER.unpack_from(raw, offset)
     stop = offset + _HEADER.size + int(length)
     if stop == end or (stop + _HEADER.size <= end and _piece(raw, stop, end, verify=True)):
@@ -182,7 +182,7 @@ def _follows(log: Log, payload: bytes) -> bool:
 
 
 def write_log(records: Iterable[bytes]) -> bytes:
-    """A log of these records, as LevelDB would have written it."""
+    """Return a log of these records, as LevelDB would have written it."""
     out = bytearray()
     for record in records:
         start, first = 0, True
@@ -201,12 +201,12 @@ def write_log(records: Iterable[bytes]) -> bytes:
 
 
 def identities_in(octets: bytes) -> list[str]:
-    """The ids of messages that keys of the spool name in octets of any kind, each once."""
+    """Return the ids of messages that keys of the spool name in octets of any kind, each once."""
     return list(dict.fromkeys(found.decode("ascii") for found in _IDENTITY.findall(octets)))
 
 
 def named_in(octets: bytes) -> str:
-    """The same for a sentence: "" when there are none."""
+    """Return the same for a sentence: "" when there are none."""
     named = identities_in(octets)
     more = "" if len(named) <= 10 else f" and {len(named) - 10} more"
     return f"; they name the messages {', '.join(named[:10])}{more}" if named else ""
@@ -216,7 +216,7 @@ def named_in(octets: bytes) -> str:
 
 
 def sequence_of(batch: bytes) -> tuple[int, int]:
-    """The number of a batch's first write, and how many writes it has. Raises FormatError."""
+    """Return the number of a batch's first write, and how many writes it has. Raises FormatError."""
     if len(batch) < BATCH.size:
         raise FormatError("a batch is too short")
     sequence, count = BATCH.unpack_from(batch)
@@ -224,7 +224,7 @@ def sequence_of(batch: bytes) -> tuple[int, int]:
 
 
 def operations_of(batch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-    """Keys and new values; `None` deletes. Raises FormatError."""
+    """Yield keys and new values; `None` deletes. Raises FormatError."""
     sequence_of(batch)
     reader = Reader(batch, BATCH.size)
     while not reader.at_end:
@@ -360,7 +360,7 @@ def masked_crc(octets: bytes) -> int:
 
 
 def crc_steps(octets: bytes, start: int) -> Iterator[tuple[int, int]]:
-    """Each offset from `start` on, with the state of the checksum of what is from `start` up to it,
+    """Yield each offset from `start` on, with the state of the checksum of what is from `start` up to it,
     inclusive.
     """
     crc, table = 0xFFFFFFFF, _CRC
@@ -370,6 +370,6 @@ def crc_steps(octets: bytes, start: int) -> Iterator[tuple[int, int]]:
 
 
 def masked(crc: int) -> int:
-    """The state of a checksum as LevelDB writes it."""
+    """Return the state of a checksum as LevelDB writes it."""
     crc ^= 0xFFFFFFFF
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

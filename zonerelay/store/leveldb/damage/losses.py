@@ -41,7 +41,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     acknowledged: bool = False
 
     def told(self, directory: Path) -> str:
-        """The text that operators read."""
+        """Return the text that operators read."""
         text = self.what
         if self.messages:
             text += f"; they name {_plural(len(self.messages), 'message')}"

@@ -32,7 +32,7 @@ class KeyVersion(NamedTuple):
 
 
 def has_index(raw: bytes) -> bool:
-    """Whether LevelDB can find the blocks of the table."""
+    """Return whether LevelDB can find the blocks of the table."""
     if len(raw) < _FOOTER or raw[-8:] != _MAGIC:
         return False
     try:
@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 
 def data_blocks(raw: bytes) -> Iterator[Block]:
-    """Those from the first octet on, up to one that is damaged."""
+    """Yield those from the first octet on, up to one that is damaged."""
     at = 0
     while (end := _end_of_block(raw, at)) is not None:
         content = _block(raw, at, end - at)
@@ -66,7 +66,9 @@ def data_blocks(raw: bytes) -> Iterator[Block]:
 
 
 def damaged_blocks(raw: bytes) -> list[tuple[int, int]]:
-    """Where the data blocks of a table that has an index begin and end, those alone that are damaged."""
+    """Return where the data blocks of a table that has an index begin and end, those alone that are
+    damaged.
+    """
     found: list[tuple[int, int]] = []
     with contextlib.suppress(FormatError):
         footer = Reader(raw[-_FOOTER:])
@@ -80,7 +82,7 @@ def damaged_blocks(raw: bytes) -> list[tuple[int, int]]:
 
 
 def as_batch(version: KeyVersion) -> bytes:
-    """The version as a batch of a log, under the number that it had."""
+    """Return the version as a batch of a log, under the number that it had."""
     key, sequence, value = version
     head = BATCH.pack(sequence, 1) + bytes([0 if value is None else _PUT]) + _number(len(key)) + key
     return head if value is None else head + _number(len(value)) + value
@@ -96,7 +98,7 @@ def _number(value: int) -> bytes:
 
 
 def _end_of_block(raw: bytes, at: int) -> int | None:
-    """The offset of the trailer of the block that begins at `at`; None when the block is damaged."""
+    """Return the offset of the trailer of the block that begins at `at`; None when the block is damaged."""
     last = len(raw) - _TRAILER.size
     for end, crc in crc_steps(raw, at):
         if end > last:
@@ -107,7 +109,7 @@ def _end_of_block(raw: bytes, at: int) -> int | None:
 
 
 def _block(raw: bytes, at: int, size: int) -> bytes | None:
-    """The content of a block; None when it is damaged."""
+    """Return the content of a block; None when it is damaged."""
     end = at + size
     if end + _TRAILER.size > len(raw):
         return None
