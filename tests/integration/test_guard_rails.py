@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import smtplib
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import pytest
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
+from zonerelay.capture import store as capture_store
 from zonerelay.capture.store import open_capture
 from zonerelay.config import rails
 from zonerelay.config.credentials.file import change_user
@@ -26,6 +28,7 @@ from zonerelay.config.settings import (
     UnsafeListener,
     ZoneSettings,
 )
+from zonerelay.inbound.limits import usage_file
 
 LISTENER = ListenerSettings(
     address=f"{LOOPBACK}:0", auth=ListenerAuth.OPTIONAL, unsafe=(UnsafeListener.CLEARTEXT_AUTH,)
@@ -86,7 +89,9 @@ class House:
 
 
 @asynccontextmanager
-async def house_in(directory: Path, sink: Sink, *more: ZoneSettings) -> AsyncIterator[House]:
+async def house_in(
+    directory: Path, sink: Sink, *more: ZoneSettings, trouble_expected: bool = False
+) -> AsyncIterator[House]:
     credentials = directory / "credentials"
     if not credentials.exists():
         credentials.write_text(file_of(user("shop"), user("other")))
@@ -94,7 +99,8 @@ async def house_in(directory: Path, sink: Sink, *more: ZoneSettings) -> AsyncIte
     zones += more
     route = RouteSettings(recipient=("bulk.example",), zone="bulk")
     chosen = settings(directory, zone=zones, route=(route,), listener=LISTENER)
-    async with relay_with(replace(chosen, auth=AuthSettings(credentials=credentials))) as running:
+    chosen = replace(chosen, auth=AuthSettings(credentials=credentials))
+    async with relay_with(chosen, trouble_expected=trouble_expected) as running:
         yield House(running, credentials, sink)
 
 
@@ -184,6 +190,50 @@ async def test_quotas_count_over_restarts_and_say_when_to_come_back(tmp_path: Pa
         assert (await house.send()).startswith("452 4.7.1 Limit of 5 recipients per hour")
         house.set("recipients_per_hour=")
         assert (await house.send()).startswith("250")
+
+
+@pytest.mark.parametrize("how", ["damaged", "locked"])
+async def test_files_beside_the_spool_are_problems_until_they_can_be_used(
+    tmp_path: Path, sink: Sink, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    for module in (usage_file, capture_store):
+        monkeypatch.setattr(module, "BUSY", 0.1)
+    kept = ZoneSettings(name="kept", next_hop="capture:")
+    async with house_in(tmp_path, sink, kept, trouble_expected=True) as house:
+
+        async def problems() -> list[str]:
+            return [
+                each
+                for each in (await house.running.status()).problems
+                if "captured" in each or "usage" in each
+            ]
+
+        house.only("mode=listed", "recipients=example.net", "zones=default", "messages_per_hour=1000")
+        assert (await house.send()).startswith("250")
+        await house.running.until_empty()
+        assert await problems() == []
+        files = [tmp_path / "usage" / "usage.db", tmp_path / "captured" / "captured.db"]
+        others = [sqlite3.connect(file, isolation_level=None) for file in files]
+        if how == "locked":
+            for other in others:
+                other.execute("BEGIN IMMEDIATE")
+        else:
+            for each in [each for file in files for each in file.parent.iterdir()]:
+                each.write_bytes(b"no database " * 10_000)
+        assert (await house.send()).startswith("451")
+        found = await problems()
+        why = "it is damaged" if how == "damaged" else "another process has locked it"
+        assert len([each for each in found if why in each]) == len(
+            files if how == "damaged" else files[:1]
+        ), found
+        for other, file in zip(others, files, strict=True):
+            other.close()
+            if how == "damaged":
+                for each in file.parent.iterdir():
+                    each.unlink()
+        assert (await house.send()).startswith("250")
+        await house.running.until_empty()
+        assert await problems() == []
 
 
 async def test_mail_is_redirected_copied_and_captured(house: House) -> None:

@@ -97,6 +97,20 @@ def test_a_directory_that_may_not_be_written_is_told_once_and_tried_again(
     assert not kept.history.problems()
 
 
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_file_that_is_removed_while_the_relay_runs_is_begun_again(kept: Kept, how: str) -> None:
+    kept.put("first@example.com")
+    assert wait_until(lambda: kept.finds("first@example.com"), timeout=10)
+    for each in list(kept.file.parent.iterdir()):
+        each.unlink()
+    if how == "replaced":
+        kept.file.write_bytes(b"")
+    kept.put("second@example.com")
+    assert wait_until(lambda: kept.file.exists() and kept.finds("second@example.com"), timeout=10)
+    assert [str(kept.file) in text for text in kept.told] == [True]
+    assert not kept.history.problems()
+
+
 def test_a_file_of_a_later_release_is_set_aside(kept: Kept) -> None:
     database = files.open_for_writing(kept.file)
     database.execute("PRAGMA user_version = 9")

@@ -85,7 +85,7 @@ def test_what_cannot_be_kept_is_an_error_in_words(tmp_path: Path) -> None:
     broken = tmp_path / "broken" / "captured"
     broken.mkdir(parents=True)
     (broken / "captured.db").write_bytes(b"this is no database, and long enough to be looked at" * 100)
-    with pytest.raises(CaptureError, match="not a database"):
+    with pytest.raises(CaptureError, match="it is damaged"):
         opened(tmp_path / "broken", Times()).add("id", "", ["b@example.com"], mail("s"))
 
 

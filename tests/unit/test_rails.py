@@ -208,7 +208,7 @@ async def test_a_file_that_cannot_be_read_is_no_room(tmp_path: Path) -> None:
     (tmp_path / "usage").mkdir()
     (tmp_path / "usage" / "usage.db").write_text("no database" * 100)
     quotas = Quotas(lambda: UsageFile(tmp_path, ManualClock()), ManualClock(), lambda *_: None)
-    with pytest.raises(AuthorityError, match="not a database"):
+    with pytest.raises(AuthorityError, match="it is damaged; move it away"):
         await quotas.usage("shop")
     await quotas.close()
 

@@ -24,7 +24,7 @@ import msgspec
 from zonerelay.capture.parts import SNIPPET, Parts, take_apart
 from zonerelay.capture.search import condition
 from zonerelay.config.settings import Settings, space_guard
-from zonerelay.process.files import locked_directory
+from zonerelay.process.files import SideDatabase, in_words
 
 DIRECTORY = "captured"
 FILE = "captured.db"
@@ -130,7 +130,7 @@ class Capture:
         self._keep, self._max_size, self._guard = keep, max_size, guard
         self._now = now
         self._lock = threading.Lock()
-        self._database: sqlite3.Connection | None = None
+        self._database = SideDatabase(file, _open)
 
     def add(self, message_id: str, sender: str, recipients: Sequence[str], octets: bytes) -> None:
         """Keeps the message. When there is one with this id, its recipients become more. Raises
@@ -289,9 +289,7 @@ class Capture:
 
     def close(self) -> None:
         with self._lock:
-            if self._database is not None:
-                self._database.close()
-                self._database = None
+            self._database.close()
 
     # --- the file ---------------------------------------------------------------------------------------
 
@@ -318,15 +316,14 @@ class Capture:
     def _reading(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             try:
-                if self._database is None:
-                    with locked_directory(self._file.parent):
-                        self._database = _open(self._file)
-                yield self._database
+                yield self._database.opened()
             except sqlite3.Error as error:
                 full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
-                raise (CaptureFullError if full else CaptureError)(f"{self._file}: {error}") from error
+                raise (CaptureFullError if full else CaptureError)(
+                    f"{self._file}: {in_words(error)}"
+                ) from error
             except OSError as error:
-                raise CaptureError(f"{self._file}: {error.strerror}") from error
+                raise CaptureError(f"{self._file}: {in_words(error)}") from error
 
 
 @contextlib.contextmanager

@@ -96,6 +96,7 @@ class StatusBoard:
         self.captured: Totals | None = None
         """Captured mail, when it was last looked at; `None` where there is none."""
         self._capture: Capture | None = None
+        self._capture_problem = ""
 
     async def close(self) -> None:
         """Call before the store is closed."""
@@ -130,13 +131,18 @@ class StatusBoard:
 
     def _look_at_captured(self) -> Totals | None:
         if not (self._settings.spool.path.parent / CAPTURED).exists():
+            self._capture_problem = ""
             return None
         from zonerelay.capture.store import CaptureError, open_capture  # noqa: PLC0415 - see CAPTURED
 
         self._capture = self._capture or open_capture(self._settings, self._clock.now)
-        with contextlib.suppress(CaptureError):  # each message that cannot be kept tells of it
-            return self._capture.totals()
-        return self.captured
+        try:
+            found = self._capture.totals()
+        except CaptureError as error:
+            self._capture_problem = f"captured mail cannot be used: {error}"
+            return self.captured
+        self._capture_problem = ""
+        return found
 
     def queues(self) -> list[ZoneQueue]:
         """Returns the queues of every configured zone, and of every other zone that holds mail."""
@@ -188,7 +194,7 @@ class StatusBoard:
             zones=tuple(self._zone(queue) for queue in self.queues()),
             destinations=tuple(destinations),
             destinations_total=total,
-            problems=tuple(surface.problems),
+            problems=(*surface.problems, *filter(None, (self._capture_problem,))),
             source_penalties=self._sources.penalties(),
             limits=self._limits(),
             counted=self._store.is_counted(),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from zonerelay import durable
 from zonerelay.model.clock import Clock
+from zonerelay.process.files import SideDatabase, in_words
 from zonerelay.telemetry.logs.redact import Redactor
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class History:
         self._asking: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._database: sqlite3.Connection | None = None
+        self._database = SideDatabase(file, self._open)
         self._row = 0
         self._run = 0
         self._trim_at = 0.0
@@ -170,10 +171,11 @@ class History:
                     loop.call_soon_threadsafe(_answer, waiter)
         if self._queue:  # what came while the last was written
             self._write()
-        if self._database is not None:
+        if self._run:
             with contextlib.suppress(Exception):
                 stopped = (self._now(), self._run)
-                self._database.execute("UPDATE run SET ended = ?, stopped = 1 WHERE rowid = ?", stopped)
+                database = self._database.opened()
+                database.execute("UPDATE run SET ended = ?, stopped = 1 WHERE rowid = ?", stopped)
                 self._database.close()
 
     def _write(self) -> None:
@@ -184,10 +186,12 @@ class History:
             lost, self._lost = self._lost, None
         try:
             self._check_space()
-            self._commit(self._database or self._open(), events, lost)
+            if self._database.is_gone:
+                self._broken(f"{self._file} has been removed or replaced: a new one is begun")
+            self._commit(self._database.opened(), events, lost)
         except (sqlite3.OperationalError, OSError) as error:
             self._note_lost(lost)
-            self._fail(f"{self._file} is not written: {getattr(error, 'strerror', None) or error}")
+            self._fail(f"{self._file} is not written: {in_words(error)}")
             return
         except sqlite3.DatabaseError as error:
             self._note_lost(lost)
@@ -202,7 +206,7 @@ class History:
             lost = None
         for _ in events:
             self._queue.popleft()
-        if self.problem and self._database is not None:
+        if self.problem and self._run:
             self.problem = ""
             self._restored(lost[2] if lost else 0)
 
@@ -226,11 +230,11 @@ class History:
             oldest = database.execute("SELECT first FROM block ORDER BY row LIMIT 1").fetchone()
             self.since = oldest[0] if oldest else None
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self, file: Path) -> sqlite3.Connection:
         from zonerelay.history.database import CLEAR, next_row, open_for_writing  # noqa: PLC0415 - as above
 
-        database = open_for_writing(self._file)
-        off = off_mark(self._file)
+        database = open_for_writing(file)
+        off = off_mark(file)
         with database:
             database.execute("BEGIN IMMEDIATE")
             last = database.execute("SELECT ended, stopped FROM run ORDER BY rowid DESC LIMIT 1").fetchone()
@@ -245,7 +249,6 @@ class History:
             self._run = database.execute("INSERT INTO run VALUES (?, ?, ?, ?)", run).lastrowid or 0
             self._row = next_row(database)
         off.unlink(missing_ok=True)
-        self._database = database
         return database
 
     def _check_space(self) -> None:
@@ -263,16 +266,14 @@ class History:
 
     def _set_aside(self, error: Exception) -> None:
         """Write the events that wait to a new file, which says since when."""
-        if self._database is not None:
-            with contextlib.suppress(Exception):
-                self._database.close()
-        self._database = None
+        with contextlib.suppress(Exception):
+            self._database.close()
         aside = self._file.with_name(f"{self._file.name}.aside")
         try:
             durable.rename(self._file, aside)
             for end in ("-wal", "-shm"):
                 self._file.with_name(self._file.name + end).unlink(missing_ok=True)
-            database = self._open()
+            database = self._database.opened()
             why = f"what the file had cannot be read ({error}); it is now {aside.name}"
             database.execute("INSERT INTO gap VALUES (?, ?, ?)", (0.0, self._now(), why))
         except Exception as another:  # noqa: BLE001 - tried again

@@ -1,7 +1,5 @@
-"""Tells whether a file has changed, and lets processes change a directory one after the other.
-
-A process that opens a SQLite file takes the lock as well: SQLite does not wait for other processes while it
-sets the journal mode of a new file, it says at once that the database is locked.
+"""Tells whether a file has changed, and lets processes change a directory one after the other; databases of
+SQLite beside the spool.
 """
 
 from __future__ import annotations
@@ -9,10 +7,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zonerelay import durable
+
+if TYPE_CHECKING:
+    import sqlite3
 
 # What tells a file that has changed from one that has not, for files that are read again then.
 #
@@ -77,3 +79,38 @@ def locked_directory(directory: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+class SideDatabase:
+    """A database of SQLite beside the spool. It is opened when it is used, and again when its file has been
+    removed or replaced, for SQLite would go on with a file that nobody else sees. Blocks.
+    """
+
+    def __init__(
+        self, path: Path, connect: Callable[[Path], sqlite3.Connection], *, lock: bool = True
+    ) -> None:
+        self.path = path
+        self._connect = connect
+        self._lock = lock
+        self._database: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """The file that is open is not there any more."""
+        return self._database is not None and identity(self.path) != self._identity
+
+    def opened(self) -> sqlite3.Connection:
+        """Raises sqlite3.Error and OSError."""
+        if self.is_gone:
+            self.close()
+        if self._database is None:
+            # SQLite does not wait for other processes while it sets the journal mode of a new file.
+            with locked_directory(self.path.parent) if self._lock else contextlib.nullcontext():
+                self._database, self._identity = self._connect(self.path), identity(self.path)
+        return self._database
+
+    def close(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()

@@ -215,7 +215,11 @@ class Guard:
 
     @property
     def problem(self) -> str:
+        """What is wrong with the guard rails."""
         return self._watch.problem
+
+    def problems(self) -> Iterator[str]:
+        yield from filter(None, (self.problem, self._quotas.problem))
 
     async def rails_of(self, user: str) -> Rails | None:
         """`None`: they cannot be read."""

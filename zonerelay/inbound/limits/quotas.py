@@ -142,6 +142,8 @@ class Quotas:
         self._make_pages = pages
         self._clock = clock
         self._near = near
+        self.problem = ""
+        """In words, while usage cannot be counted."""
         self._pages: BookStore | None = None
         self._open = False
         self._opening = asyncio.Lock()
@@ -209,16 +211,19 @@ class Quotas:
             if self._pages is None:
                 self._pages = self._make_pages()
             if not self._open:
-                await self._pages.open(_hear_nothing)
+                await self._asked(self._pages.open(_hear_nothing))
                 self._open = True
             return self._pages
 
     async def _asked(self, question: Awaitable[T]) -> T:
         try:
-            return await question
-        except AuthorityError:
+            found = await question
+        except AuthorityError as error:
+            self.problem = f"usage is not counted, and users with quotas are refused temporarily: {error}"
             self._open = False
             raise
+        self.problem = ""
+        return found
 
 
 async def used_by(pages: BookStore, user: str, rails: Rails) -> list[Level]:

@@ -18,7 +18,7 @@ from zonerelay.history.database import open_for_reading
 from zonerelay.limits.shared import BookVersion
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.clock import Clock
-from zonerelay.process.files import locked_directory
+from zonerelay.process.files import SideDatabase, in_words, is_damage
 
 DIRECTORY = "usage"
 FILE = "usage.db"
@@ -46,14 +46,19 @@ class UsageFile:
         self._clock = clock
         self._read_only = read_only
         self._executor: ThreadPoolExecutor | None = None
-        self._database: sqlite3.Connection | None = None
+        connect = self._for_reading if read_only else _for_writing
+        self._database = SideDatabase(self._file, connect, lock=not read_only)
 
     async def open(self, hear: Callable[[str], None]) -> None:
         await self._run(self._begin)
 
     async def read(self, zone: str) -> BookVersion:
         def read() -> BookVersion:
-            found = self._opened().execute("SELECT page, stamp FROM usage WHERE name = ?", (zone,)).fetchone()
+            found = (
+                self._database.opened()
+                .execute("SELECT page, stamp FROM usage WHERE name = ?", (zone,))
+                .fetchone()
+            )
             data, stamp = found or (None, 0)
             return BookVersion(data, stamp, self._clock.now())
 
@@ -63,39 +68,24 @@ class UsageFile:
         self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
     ) -> bool:
         row = (zone, page.stamp, data, page.now + keep)
-        return await self._run(lambda: self._opened().execute(_REPLACE, row).rowcount == 1)
+        return await self._run(lambda: self._database.opened().execute(_REPLACE, row).rowcount == 1)
 
     async def ended(self) -> None:
         await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
         executor, self._executor = self._executor, None
-        database, self._database = self._database, None
         if executor is not None:
-            if database is not None:
-                executor.submit(database.close)  # in the thread that has opened it
+            executor.submit(self._database.close)  # in the thread that has opened it
             executor.shutdown()
 
     def _begin(self) -> None:
         """Forget users who have not sent for long: their names may be those of users who are no more."""
         if not self._read_only:
-            self._opened().execute("DELETE FROM usage WHERE until < ?", (self._clock.now(),))
+            self._database.opened().execute("DELETE FROM usage WHERE until < ?", (self._clock.now(),))
 
-    def _opened(self) -> sqlite3.Connection:
-        if self._database is None:
-            if self._read_only:
-                kept_from = not os.access(self._file.parent, os.W_OK)
-                self._database = open_for_reading(self._file, immutable=kept_from)
-                return self._database
-            with locked_directory(self._file.parent):
-                database = sqlite3.connect(
-                    self._file, timeout=BUSY, isolation_level=None, check_same_thread=False
-                )
-                database.execute("PRAGMA journal_mode = WAL")
-                database.execute("PRAGMA synchronous = NORMAL")
-                database.execute(_TABLE)
-            self._database = database
-        return self._database
+    def _for_reading(self, file: Path) -> sqlite3.Connection:
+        return open_for_reading(file, immutable=not os.access(file.parent, os.W_OK))
 
     async def _run(self, function: Callable[[], T]) -> T:
         if self._executor is None:
@@ -103,4 +93,13 @@ class UsageFile:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, function)
         except (sqlite3.Error, OSError) as error:
-            raise AuthorityError(f"{self._file}: {error}") from error
+            what_to_do = "; move it away, and usage is counted from zero" if is_damage(error) else ""
+            raise AuthorityError(f"{self._file}: {in_words(error)}{what_to_do}") from error
+
+
+def _for_writing(file: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(file, timeout=BUSY, isolation_level=None, check_same_thread=False)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = NORMAL")
+    database.execute(_TABLE)
+    return database

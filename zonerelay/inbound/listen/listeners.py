@@ -187,9 +187,7 @@ class Listeners:
         found = [each for kept in self._kept if kept.certificates for each in kept.certificates.problems]
         if self._users is not None and self._users.problem:
             found.append(self._users.problem)
-        if self._guard.problem:
-            found.append(self._guard.problem)
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys((*found, *self._guard.problems())))
 
     def _expiries(self) -> list[tuple[str, float]]:
         return [each for kept in self._kept if kept.certificates for each in kept.certificates.expiries()]

@@ -17,9 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
-from zonerelay import durable
 from zonerelay.model.message_id import MessageId
-from zonerelay.process.files import identity, in_words, is_damage, locked_directory
+from zonerelay.process.files import SideDatabase, in_words, is_damage
 from zonerelay.store.contract import BeingStoredError, Kept, Once, Reserved, StoreError, Unhealthy
 from zonerelay.store.surroundings import Siblings
 
@@ -53,9 +52,7 @@ class Register:
         self._directory = siblings.directory / siblings.run
         self._file = self._directory / "register.db"
         self.problem = ""
-        self._database: sqlite3.Connection | None = None
-        self._state: tuple[int, int] | None = None
-        """Device and inode of the open file."""
+        self._database = SideDatabase(self._file, self._connect)
         self._executor: ThreadPoolExecutor | None = None
         self._complete: sqlite3.Connection | None = None
         """The database in which all workers have published."""
@@ -85,9 +82,7 @@ class Register:
         self._closed = True
         if self._executor is not None:
             self._executor.shutdown()
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        self._database.close()
 
     async def is_published(self) -> bool:
         """Return whether every key of this worker's spool is in the register."""
@@ -96,7 +91,9 @@ class Register:
     async def mark_published(self) -> None:
         """Note that every key of this worker's spool is in the register."""
         await self._run(
-            lambda: self._opened().execute("INSERT OR IGNORE INTO published VALUES (?)", (self.worker,))
+            lambda: self._database.opened().execute(
+                "INSERT OR IGNORE INTO published VALUES (?)", (self.worker,)
+            )
         )
 
     async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
@@ -138,14 +135,14 @@ class Register:
 
     def _settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
         sql = "UPDATE kept SET pending = 0" if is_kept else "DELETE FROM kept"
-        self._opened().execute(
+        self._database.opened().execute(
             f"{sql} WHERE identity = ? AND message_id = ? AND pending",
             (identity, message_id),
         )
 
     def _pending(self) -> list[tuple[str, MessageId]]:
         return (
-            self._opened()
+            self._database.opened()
             .execute("SELECT identity, message_id FROM kept WHERE worker = ? AND pending", (self.worker,))
             .fetchall()
         )
@@ -161,17 +158,17 @@ class Register:
             )
 
     def _forget(self, now: float, most: int) -> None:
-        self._opened().execute(
+        self._database.opened().execute(
             "DELETE FROM kept WHERE identity IN"
             " (SELECT identity FROM kept WHERE until < ? AND NOT pending LIMIT ?)",
             (now, most),
         )
 
     def _published(self) -> set[int]:
-        return {worker for (worker,) in self._opened().execute("SELECT worker FROM published")}
+        return {worker for (worker,) in self._database.opened().execute("SELECT worker FROM published")}
 
     def _check_complete(self) -> None:
-        database = self._opened()
+        database = self._database.opened()
         if self._complete is database:
             return
         if missing := self._all - self._published():
@@ -180,13 +177,8 @@ class Register:
 
     def _begin_anew(self) -> None:
         """Remove the file and what it says of who has published; the other workers see that it is gone."""
-        self._forget_open_file()
+        self._database.close()
         forget_registers(self._directory)
-
-    def _forget_open_file(self) -> None:
-        if self._database is not None:
-            self._database.close()
-        self._database = self._complete = None
 
     def _take_over(self, database: sqlite3.Connection, old: Path) -> None:
         """Keep what the register of another run has of spools that are gone, and that nothing else knows."""
@@ -202,7 +194,7 @@ class Register:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[sqlite3.Connection]:
-        database = self._opened()
+        database = self._database.opened()
         database.execute("BEGIN IMMEDIATE")
         try:
             yield database
@@ -211,28 +203,20 @@ class Register:
             raise
         database.execute("COMMIT")
 
-    def _opened(self) -> sqlite3.Connection:
-        if self._database is not None and identity(self._file) != self._state:
-            self._forget_open_file()
-        if self._database is None:
-            import sqlite3  # noqa: PLC0415 - as above
+    def _connect(self, file: Path) -> sqlite3.Connection:
+        import sqlite3  # noqa: PLC0415 - as above
 
-            durable.make_directory(self._directory)
-            with locked_directory(self._directory):
-                database = sqlite3.connect(
-                    self._file, timeout=BUSY, isolation_level=None, check_same_thread=False
-                )
-                database.execute("PRAGMA journal_mode = WAL")
-                # Nothing in it has to outlive the machine.
-                database.execute("PRAGMA synchronous = OFF")
-                database.executescript(_TABLES)
-                for old in self._directory.parent.iterdir():
-                    if old != self._directory:
-                        with contextlib.suppress(sqlite3.Error):
-                            self._take_over(database, old / self._file.name)
-                        forget_registers(old)
-            self._database, self._state = database, identity(self._file)
-        return self._database
+        database = sqlite3.connect(file, timeout=BUSY, isolation_level=None, check_same_thread=False)
+        database.execute("PRAGMA journal_mode = WAL")
+        # Nothing in it has to outlive the machine.
+        database.execute("PRAGMA synchronous = OFF")
+        database.executescript(_TABLES)
+        for old in self._directory.parent.iterdir():
+            if old != self._directory:
+                with contextlib.suppress(sqlite3.Error):
+                    self._take_over(database, old / file.name)
+                forget_registers(old)
+        return database
 
 
 def forget_registers(directory: Path) -> None:
