@@ -163,6 +163,32 @@ async def test_the_trace_of_mail_that_waits_has_all_attempts_and_the_next(
     await off_loop(story)
 
 
+async def test_mail_has_its_addresses_while_the_queue_knows_them(
+    tmp_path: Path, sink: Sink, zonerelay: Shell
+) -> None:
+    def story() -> None:
+        with relay_to(sink, tmp_path) as relay:
+            submit(relay, "defer-451@example.com", "bob@example.com")
+            zonerelay.found(relay, "--outcome", "deferred")
+            zonerelay.found(relay, "--outcome", "delivered")
+            message_id = relay.events("accepted")[0]["id"]
+            rows = zonerelay(relay, "log", "find", "--json").of("found")
+            assert {row["sender"] for row in rows} == {"app@example.org"}
+            assert {row["recipient"] for row in rows} == {"defer-451@example.com", "bob@example.com"}
+            assert "bob@example.com" in zonerelay(relay, "log", "find", message_id).out
+            assert "bob@example.com" in zonerelay(relay, "log", "show", message_id).out
+            traced = zonerelay(relay, "queue", "trace", message_id, "--json").rows
+            assert {row["recipient"] for row in traced} >= {"defer-451@example.com", "bob@example.com"}
+            assert any("app@example.org" in row["text"] for row in traced)
+            assert "app@example.org" in zonerelay(relay, "report").out
+            zonerelay(relay, "queue", "drop", "--all", "--yes")
+            zonerelay.found(relay, "--outcome", "dropped")
+            assert "@example" not in zonerelay(relay, "log", "find").out
+            assert "@example" not in zonerelay(relay, "report").out
+
+    await off_loop(story)
+
+
 async def test_a_refused_recipient_is_found_by_address_sender_and_client(
     tmp_path: Path, sink: Sink, zonerelay: Shell
 ) -> None:

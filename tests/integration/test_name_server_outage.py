@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.dns import SERVFAIL, SILENCE, FakeDns, Trouble, Troubles, Zones
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
-from zonerelay.config.settings import ZoneSettings
+from tests.support.sink import Sink
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.routing.dns import name_servers, resolver
 from zonerelay.routing.dns.name_servers import FAILURES, PROBE
 
@@ -71,6 +72,24 @@ async def test_an_outage_is_told_and_so_is_its_end(tmp_path: Path, trouble: Trou
                 assert await outages(running) == []
                 assert reachable(running)
             assert len(running.log.named("name-servers-lost")) == 1
+
+
+async def test_mail_of_an_outage_leaves_soon_after_it(tmp_path: Path) -> None:
+    silent: Troubles = dict.fromkeys((*zones(), PROBE), SILENCE)
+    sink = Sink()
+    await sink.start()
+    zone = ZoneSettings(port=sink.port, allow_private_addresses=True)
+    retry = RetrySettings(schedule=(3600.0,))
+    async with (
+        FakeDns(zones(), silent) as dns,
+        relay_with(settings(tmp_path, zone=zone, dns=dns.address, retry=retry)) as running,
+    ):
+        await send(running)
+        await running.until_logged("deferred")
+        await running.until_logged("name-servers-lost")
+        dns.troubles.clear()
+        await running.until_logged("delivered")
+    await sink.close()
 
 
 async def test_a_domain_whose_servers_are_silent_is_no_outage(tmp_path: Path) -> None:

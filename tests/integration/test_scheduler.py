@@ -326,6 +326,23 @@ async def test_a_dead_destination_is_suspended_and_others_go_on(make: Make) -> N
     assert stored.next_attempt >= relay.clock.now() + 55
 
 
+@pytest.mark.parametrize("zone", [ZoneSettings(), ZoneSettings(next_hop="hop")], ids=["mx", "hop"])
+async def test_mail_that_is_put_off_again_and_again_is_told_once_with_the_cause(
+    make: Make, zone: ZoneSettings
+) -> None:
+    relay = make(zones=(zone,), retry=SOON)
+    relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
+    await relay.scheduler.start()
+    relay.accept("first@example.com")
+    await relay.until(lambda: bool(relay.sink.named("suspended")))
+    late = [relay.accept(f"late{n}@example.com").id for n in range(5)]
+    await relay.until(lambda: len(relay.sink.named("suspended")) == 5)
+    for each in late:
+        told = [line for line in relay.sink.named("deferred") if line["id"] == each and not line["attempt"]]
+        assert len(told) <= 1
+        assert all("connection refused" in str(line["reply"]) for line in told)
+
+
 async def test_one_probe_at_a_time_until_a_success(make: Make) -> None:
     relay = make(retry=SOON)
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)

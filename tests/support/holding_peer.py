@@ -27,6 +27,7 @@ class Hold(StrEnum):
     RCPT = "RCPT"
     DATA = "DATA"
     BODY = "body"
+    END = "end of the body"
     BDAT = "BDAT"
     NOTHING = "nothing"
 
@@ -139,7 +140,7 @@ class _Conversation:
             head = head or piece
             body = body[-4:] + piece
         await self._arrived(head)
-        await self._reply(Hold.NOTHING, b"250 2.0.0 Ok")
+        await self._reply(Hold.END, b"250 2.0.0 Ok")
 
     async def _arrived(self, content: bytes) -> None:
         found = _TOKEN.search(content)

@@ -115,6 +115,13 @@ def span(seconds: float) -> str:
     return f"{left}s"
 
 
+def exact_span(seconds: float) -> str:
+    """A short wait to the second: `45s`, `4m12s`; a longer one as `span` has it."""
+    left = max(int(seconds), 0)
+    minutes, rest = divmod(left, 60)
+    return f"{minutes}m{rest:02}s" if 0 < minutes < 60 else span(left)
+
+
 def rough_size(octets: int) -> str:
     """`812 B`, `4.1 KB`, `20 MB`: rounded, unlike the sizes in a configuration."""
     value = float(octets)

@@ -23,12 +23,13 @@ from zonerelay.control.explain import Explainer
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.runner import Answer
 from zonerelay.control.streams import Streams
-from zonerelay.model.delivery import Delivery, DeliveryState
+from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.operations import answers, requests
 from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.errors import NotFoundError, UnavailableError
+from zonerelay.queue.destination.suspension import suspended
 from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter, Tally
 from zonerelay.store.contract import MessageNotFoundError, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
@@ -129,6 +130,7 @@ class ControlHandler:
         bodies: Bodies,
         acts: OperatorActs,
         streams: Streams,
+        phase_of: Callable[[DeliveryKey], tuple[str, float] | None] = lambda key: None,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
         webhooks: Callable[[], Webhooks | None] = lambda: None,
@@ -137,6 +139,7 @@ class ControlHandler:
         self._history = history
         self._webhooks = webhooks
         self._acknowledge = acknowledge
+        self._phase_of = phase_of
         self._part = part
         self._bodies = bodies
         self._acts = acts
@@ -307,7 +310,22 @@ class ControlHandler:
     def _row(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> answers.DeliveryRow:
         row = delivery_row(delivery, message, state)
         order = self._orders.of(delivery, message)
-        return msgspec.structs.replace(row, order=order) if order else row
+        if order:
+            return msgspec.structs.replace(row, order=order)
+        if state is DeliveryState.ACTIVE:
+            phase = self._phase_of(delivery.key)
+            name, seconds = phase or ("", 0.0)
+            return msgspec.structs.replace(row, phase=name, phase_seconds=seconds)
+        found = None if delivery.held else self._operations.suspension_of(delivery)
+        if found is None:
+            return row
+        until, reply = found
+        # Mail that is left in the store until the next probe has no reply of its own, or an old one.
+        return msgspec.structs.replace(
+            row,
+            next_attempt=max(row.next_attempt, until),
+            reply=row.reply if delivery.attempts else str(suspended(reply)),
+        )
 
     async def _rows_of(self, message_id: str) -> tuple[Message, list[answers.DeliveryRow]]:
         shown = await self._operations.show(MessageId(message_id))

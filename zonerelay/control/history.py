@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -19,7 +19,7 @@ from zonerelay.config.settings import HistoryAddresses, Settings
 from zonerelay.history.reader import Entry, Gap, Histories, Query, Sent, TooLongError, entries_of, steps
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
-from zonerelay.operations.answers import TraceStep
+from zonerelay.operations.answers import MessageDetail, TraceStep
 from zonerelay.operations.errors import BusyError
 from zonerelay.operations.requests import HistoryFind
 from zonerelay.process.setup import redact_key_of
@@ -32,6 +32,8 @@ LONGEST = 15.0
 MAX_GAPS = 5
 """Told one by one."""
 MAX_KNOWN = 1000
+MAX_QUEUED = 50
+"""Messages that the queue is asked about for one search."""
 
 _PSEUDONYM = re.compile(r"u-[a-z2-7]{13}@d-[a-z2-7]{13}")
 
@@ -124,8 +126,15 @@ def search(settings: Settings, wanted: HistoryFind, now: float, *, longest: floa
         )
 
 
-def time_line(settings: Settings, message_id: str, now: float, *, longest: float | None = None) -> TimeLine:
-    """Raises TooLongError after `longest` seconds."""
+def time_line(
+    settings: Settings,
+    message_id: str,
+    now: float,
+    known: Sequence[str] = (),
+    *,
+    longest: float | None = None,
+) -> TimeLine:
+    """Raises TooLongError after `longest` seconds. The `known` addresses are shown."""
     with _histories(settings, now, longest) as histories:
         told = [
             TraceStep(at=each.at, event=each.event, recipient=each.recipient, text=each.text)
@@ -133,7 +142,8 @@ def time_line(settings: Settings, message_id: str, now: float, *, longest: float
         ]
         accepted = int(message_id[:11], 16) / 1000
         gaps, workers = tuple(histories.gaps(accepted, now)), tuple(histories.workers)
-        return TimeLine(steps=tuple(told), gaps=gaps, workers=workers)
+        names = pseudonyms(settings, known[:MAX_KNOWN])
+        return TimeLine(steps=tuple(_clear_steps(told, names)), gaps=gaps, workers=workers)
 
 
 def entries(
@@ -195,20 +205,47 @@ def whole_line(
     """Everything that is known of one message, the future at the end, which its queue knows; and the gaps.
     The `known` addresses, which the queue shows, are shown in what the history has, too.
     """
-    told = time_line(settings, message_id, now, longest=longest)
+    told = time_line(settings, message_id, now, known, longest=longest)
     if not any(each.event in ("accepted", "is-report") for each in told.steps):
         return list(queued), told.gaps  # the queue knows the acceptance and the last attempt
-    names = pseudonyms(settings, known[:MAX_KNOWN])
-    line = [
+    later = [each for each in queued if each.event not in ("accepted", "settled", "attempt")]
+    return [*told.steps, *later], told.gaps
+
+
+def queued(found: Iterable[Entry]) -> list[str]:
+    """Return the ids of the latest messages that may be in the queue, which knows their addresses."""
+    ids = [each.message_id for each in found if each.outcome in ("waiting", "deferred")]
+    return list(dict.fromkeys(ids))[-MAX_QUEUED:]
+
+
+def addresses_of(detail: MessageDetail) -> list[str]:
+    """Return the addresses of a message that is in the queue."""
+    return [each for each in (detail.sender, detail.user, *detail.recipients) if each]
+
+
+def named(found: Iterable[Entry], names: Mapping[str, str]) -> tuple[Entry, ...]:
+    """Return what was found with addresses by their pseudonyms (`pseudonyms`) in place of those."""
+
+    def clear(text: str) -> str:
+        return _PSEUDONYM.sub(lambda each: names.get(each[0], each[0]), text)
+
+    return tuple(
+        msgspec.structs.replace(
+            each, **{name: clear(getattr(each, name)) for name in ("sender", "recipient", "user", "reply")}
+        )
+        for each in found
+    )
+
+
+def _clear_steps(steps: Iterable[TraceStep], names: Mapping[str, str]) -> list[TraceStep]:
+    return [
         msgspec.structs.replace(
             each,
             recipient=names.get(each.recipient, each.recipient),
             text=_PSEUDONYM.sub(lambda found: names.get(found[0], found[0]), each.text),
         )
-        for each in told.steps
+        for each in steps
     ]
-    later = [each for each in queued if each.event not in ("accepted", "settled", "attempt")]
-    return line + later, told.gaps
 
 
 def pseudonyms(settings: Settings, addresses: Iterable[str]) -> dict[str, str]:

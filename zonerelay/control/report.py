@@ -7,7 +7,7 @@ whole is said in it, and so is a relay that does not answer.
 
 from __future__ import annotations
 
-import re
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,12 +17,14 @@ from datetime import datetime
 from zonerelay.config.settings import Settings
 from zonerelay.config.units import format_duration, format_size
 from zonerelay.control.client import ControlClient
+from zonerelay.control.history import pseudonyms
 from zonerelay.control.socket import control_socket_path
 from zonerelay.history.reader import Gap, Histories, Record
 from zonerelay.history.writer import DIRECTORY
-from zonerelay.operations.answers import RelayStatus
+from zonerelay.model.reply import same_reply
+from zonerelay.operations.answers import RelayStatus, Summary
 from zonerelay.operations.errors import ControlError
-from zonerelay.operations.requests import Status
+from zonerelay.operations.requests import QueueSummary, Status
 
 MOST = 10
 """Rows of one list."""
@@ -31,7 +33,9 @@ KINDS = 50_000
 WIDTH = 78
 SLICE = 500
 """Events after which another thread may run."""
-_ADDRESS = re.compile(r"<?[^\s<>@]+@[^\s<>@,;]+>?")
+
+
+SENDERS = "Accepted, by sender"
 
 
 @dataclass(slots=True)
@@ -50,7 +54,7 @@ class Figures:
                 totals["messages accepted"] += 1
                 totals["recipients accepted"] += int(text("recipients") or 0)
                 self.octets += int(text("size") or 0)
-                self._count("Accepted, by sender", text("sender"))
+                self._count(SENDERS, text("sender"))
             case "delivered":
                 totals["delivered"] += 1
                 self._count("Delivered, by destination", text("destination"))
@@ -58,7 +62,7 @@ class Figures:
             case "deferred" | "bounced" | "expired":
                 totals["attempts deferred" if record.name == "deferred" else record.name] += 1
                 self._count(f"{record.name.title()}, by destination", text("destination"))
-                self._count(f"{record.name.title()}, by reply", _ADDRESS.sub("<…>", text("reply")))
+                self._count(f"{record.name.title()}, by reply", same_reply(text("reply")))
             case "refused" | "login-failed":
                 totals["refused"] += 1
                 self._count("Refused, by reason", text("reason") or record.name)
@@ -85,14 +89,16 @@ _TOTALS = (
     "dropped by operators",
 )  # fmt: skip
 LISTS = (
-    "Delivered, by destination", "Accepted, by sender", "Deferred, by destination", "Deferred, by reply",
+    "Delivered, by destination", SENDERS, "Deferred, by destination", "Deferred, by reply",
     "Bounced, by destination", "Bounced, by reply", "Expired, by destination", "Expired, by reply",
     "Refused, by reason",
 )  # fmt: skip
 
 
-def report(settings: Settings, hostname: str, since: float, until: float) -> str:
-    """The report of the time between two Unix times. Blocks."""
+def report(settings: Settings, hostname: str, since: float, until: float, *, clear: bool = False) -> str:
+    """The report of the time between two Unix times. Blocks. `clear`: senders that the queue knows are shown
+    by their addresses.
+    """
     figures = Figures()
     with Histories(settings.spool.path.parent / DIRECTORY, None) as histories:
         for number, record in enumerate(histories.since(since, until)):
@@ -100,6 +106,9 @@ def report(settings: Settings, hostname: str, since: float, until: float) -> str
             if number % SLICE == 0:
                 time.sleep(0.0002)
         gaps = [gap for gap in histories.gaps(since, until) if not gap.unsearchable]
+    if clear and (senders := figures.lists.get(SENDERS)):
+        names = pseudonyms(settings, _senders_in_queue(settings))
+        figures.lists[SENDERS] = Counter({names.get(each, each): senders[each] for each in senders})
     lines = [f"{hostname}: mail from {_when(since)} to {_when(until)}", ""]
     if not settings.history.enabled:
         lines += ["The history is off ([history] enabled = false): there is nothing to report.", ""]
@@ -144,6 +153,13 @@ def _slowest(slowest: Sequence[tuple[float, str, str]]) -> Iterable[str]:
             f"{format_duration(float(int(age))):>12}  {message}  {to}"[:WIDTH] for age, message, to in slow
         )
         yield ""
+
+
+def _senders_in_queue(settings: Settings) -> list[str]:
+    with contextlib.suppress(ControlError):
+        relay = ControlClient(control_socket_path(settings))
+        return [row.key for row in relay.ask(QueueSummary(by="sender"), Summary).rows]
+    return []
 
 
 def _queue(settings: Settings) -> Iterable[str]:

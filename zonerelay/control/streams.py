@@ -31,7 +31,9 @@ MAX_MESSAGES = 10_000
 
 
 class Streams:
-    def __init__(self, events: Events, redactor: Redactor) -> None:
+    def __init__(self, events: Events, redactor: Redactor, join: Callable[[], None] = lambda: None) -> None:
+        """`join` lets a transcript that has begun record the transactions that are under way."""
+        self._join = join
         self._events = events
         self._redactor = redactor
         self._followers = 0
@@ -69,6 +71,7 @@ class Streams:
             raise BusyError(f"{MAX_TRANSCRIPTS} transcripts run already: end one of them")
         subject = request.client or request.domain or request.message_id
         self._events.transcript_begun(subject, request.seconds, answer.caller)
+        self._join()
         timer = asyncio.get_running_loop().call_later(request.seconds, stream.close, "its time is over")
         count = 0
         try:

@@ -6,8 +6,11 @@ numbers kept in step by hand drift apart (RFC 3463 2: the class must agree with 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+NO_NAMES = "4.3"
+"""Subject and detail of a deferral because a name cannot be looked up now (RFC 3463 3.5)."""
 TLS_REQUIRED = "7.30"
 """The detail of our own reply about a host whose TLS is less than the message demands (RFC 8689)."""
 
@@ -56,3 +59,13 @@ class Reply:
     def __str__(self) -> str:
         status = f"{self.status} " if self.detail else ""
         return f"{self.code} {status}{self.text}".replace("\n", " ")
+
+
+_DIFFERS = re.compile(r"<[^>]*>|\[[^]]*\]|\b[^\s@]+@[^\s@]+\b|\b(?=\w*\d)[\w.:-]{8,}\b")
+"""Addresses, and ids with a digit: what differs in replies that say the same."""
+MAX_SAME = 100
+
+
+def same_reply(reply: str) -> str:
+    """Return what is the same in replies that say the same."""
+    return _DIFFERS.sub("…", reply)[:MAX_SAME]

@@ -287,6 +287,9 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     priority: str = ""
     order: str = ""
     """The id of the order that it waits for."""
+    phase: str = ""
+    """What its attempt waits for; `phase_seconds`: how long that can still take, 0 if it is not known."""
+    phase_seconds: float = 0.0
     routed: str = ""
     new_zone: str = ""
     new_why: str = ""

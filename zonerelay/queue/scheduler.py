@@ -22,6 +22,7 @@ from functools import partial
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import Kind, QueueName, queue_of, queues_of
+from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.destinations import DestinationStatus
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.selection import ThrottleTimer
@@ -324,6 +325,11 @@ class Scheduler:
         """Where mail for a domain goes, if that is known without asking."""
         found = self._zones.get(zone)
         return None if found is None else found.plan.destination_of(domain)
+
+    def suspension_of(self, zone: str, domain: str) -> tuple[float, Reply] | None:
+        """Return until when the destination of mail for a domain is suspended, and the reason."""
+        found = self._zones.get(zone)
+        return None if found is None else found.plan.suspension_of(domain)
 
     def active_count(self, zone: str) -> int:
         """Deliveries of the zone that are being attempted; of all mailboxes' zones under their label."""

@@ -187,7 +187,7 @@ class Webhooks:
             about["sender"] = redact.mailbox(message.envelope.sender)
             about |= _labels(message, redact)
             if message.envelope.origin.user:
-                about["user"] = redact.mailbox(Mailbox(message.envelope.origin.user))
+                about["user"] = redact.user(message.envelope.origin.user)
         events = []
         for each in told:
             delivery, outcome, next_attempt, _ = each
@@ -374,6 +374,8 @@ def _hidden(redact: Redactor, key: str, value: str) -> str:
     """Return the pseudonym of a value, because the history may have addresses in clear."""
     if value == "<>" or value.startswith(("u-", "c-")):
         return value
+    if key == "user":
+        return redact.user(value)
     return redact.client(value) if key == "client" else redact.mailbox(Mailbox(value))
 
 

@@ -44,6 +44,7 @@ from zonerelay.model.queue_name import QueueName
 from zonerelay.operations.errors import ControlError
 from zonerelay.process.setup import Identity, StartError, history_redactor
 from zonerelay.process.threads import STATUS
+from zonerelay.queue.aio import Tasks
 from zonerelay.queue.operator.clock_watch import ClockWatch
 from zonerelay.queue.operator.journal import DIRECTORY, Journal
 from zonerelay.queue.operator.operations import Operations
@@ -416,6 +417,9 @@ async def _start(worker: Worker, stack: AsyncExitStack) -> None:
     clock_watch = ClockWatch(parts.operations, events=parts.context.events, clock=parts.context.clock)
     stack.push_async_callback(clock_watch.stop)
     clock_watch.start(worker.store.last_message_id())
+    outages = Tasks("queue.names", parts.context.events)
+    stack.push_async_callback(outages.cancel)
+    parts.sending.resolver.when_restored(lambda after: outages.start(parts.operations.ask_names_again(after)))
     await parts.queue.start(parts.scheduler, parts.sending.logins)
     if not identity.drains_spool:
         stack.push_async_callback(worker.close_listeners)

@@ -24,11 +24,22 @@ from zonerelay.admin.operators import Operators
 from zonerelay.config import toml_text
 from zonerelay.config.credentials.identities import Scope, Token
 from zonerelay.config.problems import Report
-from zonerelay.control.history import Found, TimeLine, ask, became, search, time_line
+from zonerelay.control.history import (
+    Found,
+    TimeLine,
+    addresses_of,
+    ask,
+    became,
+    named,
+    pseudonyms,
+    queued,
+    search,
+    time_line,
+)
 from zonerelay.operations import answers, catalogue, requests
 from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError
 from zonerelay.operations.operation import Operation, Shape
-from zonerelay.process.threads import OPERATORS
+from zonerelay.process.threads import LOOKUPS, OPERATORS
 from zonerelay.telemetry.logs.redact import SearchError
 
 JSON = "application/json"
@@ -306,19 +317,34 @@ async def _tell_history(call: Call, message_id: str) -> None:
 
 
 async def _find(call: Call, request: requests.HistoryFind) -> Found:
+    settings = call.operators.settings()
     try:
-        return await ask(search, call.operators.settings(), request, call.operators.clock.now())
+        answer = await ask(search, settings, request, call.operators.clock.now())
     except SearchError as error:
         raise InvalidError(str(error)) from error
+    if not call.token.may("operate"):
+        return answer
+    known: list[str] = []
+    for message_id in queued(answer.found):
+        known += await _addresses(call, message_id)
+    names = await LOOKUPS.run(pseudonyms, settings, known)
+    return msgspec.structs.replace(answer, found=named(answer.found, names))
+
+
+async def _addresses(call: Call, message_id: str) -> list[str]:
+    """Return the addresses of a message that is in the queue."""
+    with suppress(ControlError):
+        return addresses_of(await call.one(requests.QueueShow(message_id=message_id), answers.MessageDetail))
+    return []
 
 
 async def _time_line(call: Call, request: requests.HistoryShow) -> TimeLine:
     message_id, now = request.message_id, call.operators.clock.now()
-    with suppress(
-        ControlError
-    ):  # the relay writes the last events down before it says that it has no such mail
-        await call.one(requests.QueueShow(message_id=message_id), answers.MessageDetail)
-    return await ask(time_line, call.operators.settings(), message_id, now)
+    # The relay writes the last events down before it says that it has no such mail.
+    known = await _addresses(call, message_id)
+    return await ask(
+        time_line, call.operators.settings(), message_id, now, known if call.token.may("operate") else []
+    )
 
 
 async def _config(call: Call, request: requests.ConfigShow) -> dict[str, object]:

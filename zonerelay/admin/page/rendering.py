@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from zonerelay.admin.page import filter_text
 from zonerelay.admin.page.text import when
-from zonerelay.config.units import rough_size, span
+from zonerelay.config.units import exact_span, rough_size, span
 from zonerelay.telemetry.logs.redact import printable
 
 HOME = Path(__file__).parent
@@ -93,6 +93,7 @@ _FILTERS: dict[str, Callable[..., object]] = {
     "lines": _lines,
     "path": _path,
     "span": span,
+    "exact_span": exact_span,
     "until": lambda then, now: "now" if then <= now else f"in {span(then - now)}",
     "when": when,
     "iso": lambda then: datetime.fromtimestamp(then).astimezone().isoformat(timespec="milliseconds"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -24,15 +24,25 @@ class SearchError(Exception):
     """Nothing can be searched for so; the text is for the operator."""
 
 
-async def find(settings: Settings, now: float, given: Mapping[str, str]) -> dict[str, object]:
-    """What the template `history` shows. Raises SearchError."""
+async def find(
+    settings: Settings,
+    now: float,
+    given: Mapping[str, str],
+    addresses: Callable[[str], Awaitable[list[str]]],
+) -> dict[str, object]:
+    """What the template `history` shows; `addresses` returns those of a message in the queue. Raises
+    SearchError.
+    """
     value, outcome = given["value"], given["outcome"]
     try:
         since = now - parse_duration(given["since"]) if given["since"] else 0.0
         wanted = {"about": value or None, "outcome": outcome or None, "reply": given["reply"]}
         query = msgspec.convert({**wanted, "since": since, "limit": FOUND}, HistoryFind)
         answer = await history.ask(history.search, settings, query, now)
-        known = await LOOKUPS.run(history.pseudonyms, settings, [value] if value else [])
+        clear = [value] if value else []
+        for message_id in history.queued(answer.found):
+            clear += await addresses(message_id)
+        known = await LOOKUPS.run(history.pseudonyms, settings, clear)
     except (ValueError, RedactKeyError, NoFormError) as error:
         raise SearchError(str(error)) from error
     gaps = history.of_interest(answer, asked=bool(since))

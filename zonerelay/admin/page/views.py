@@ -4,7 +4,7 @@ the live tail. Views ask the relay and change nothing.
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from urllib.parse import urlencode
 
 import msgspec
@@ -17,6 +17,7 @@ from zonerelay.admin.page.text import when
 from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor
 from zonerelay.config import toml_text
 from zonerelay.config.problems import Report
+from zonerelay.control.history import addresses_of
 from zonerelay.history.reader import OUTCOMES
 from zonerelay.model.message_id import is_message_id
 from zonerelay.operations import answers, requests
@@ -117,7 +118,7 @@ async def message(visitor: Visitor) -> web.StreamResponse:
         queued, _ = await visitor.all(requests.QueueTrace(message_id=message_id), answers.TraceStep)
     except (NotFoundError, ControlError) as error:
         absent = str(error)
-    known = [] if detail is None else [detail.sender, *(row.recipient for row in detail.deliveries)]
+    known = [] if detail is None else addresses_of(detail)
     settings = visitor.operators.settings()
     steps, gaps = await search.time_line(settings, visitor.now, message_id, queued, known)
     return await visitor.page(
@@ -160,10 +161,18 @@ async def body(visitor: Visitor) -> web.StreamResponse:
 async def history(visitor: Visitor) -> web.StreamResponse:
     given = {name: visitor.given(name) for name in ("value", "since", "outcome", "reply")}
     common = {"given": given, "outcomes": OUTCOMES, "asked": any(given.values())}
+
+    async def addresses(message_id: str) -> list[str]:
+        with suppress(ControlError):
+            request = requests.QueueShow(message_id=message_id)
+            if visitor.operates:
+                return addresses_of(await visitor.one(request, answers.MessageDetail))
+        return []
+
     if not common["asked"]:
         return await visitor.page("history.html", problem="", **common)
     try:
-        answer = await search.find(visitor.operators.settings(), visitor.now, given)
+        answer = await search.find(visitor.operators.settings(), visitor.now, given, addresses)
     except search.SearchError as error:
         return await visitor.page("history.html", 400, problem=error, **common)
     return await visitor.page("history.html", problem="", **common, **answer)

@@ -24,14 +24,16 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.config.settings import resolve_hostname
 from zonerelay.control import history
+from zonerelay.control.client import ControlClient
 from zonerelay.control.report import report as figures
+from zonerelay.control.socket import control_socket_path
 from zonerelay.history.database import forget, open_for_writing
 from zonerelay.history.reader import Entry, Gap
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
-from zonerelay.operations.answers import TraceStep
-from zonerelay.operations.errors import NotFoundError
-from zonerelay.operations.requests import HistoryFind
+from zonerelay.operations.answers import MessageDetail, TraceStep
+from zonerelay.operations.errors import ControlError, NotFoundError
+from zonerelay.operations.requests import HistoryFind, QueueShow
 from zonerelay.process.setup import redact_key_of
 from zonerelay.telemetry.logs.redact import RedactKeyError, SearchError
 
@@ -55,13 +57,15 @@ def find(arguments: Namespace) -> int:
     answer = _told(lambda: history.search(settings, wanted, now))
     gaps = history.of_interest(answer, asked=arguments.since is not None)
     found, workers = answer.found, answer.workers
+    queued = addresses_in_queue(settings, history.queued(found))
     if arguments.json:
-        for each in (*found, *gaps):
+        names = _told(lambda: history.pseudonyms(settings, queued))
+        for each in (*history.named(found, names), *gaps):
             output.print_line(each)
     elif found:
         asked = filter(None, [arguments.about, arguments.sender, arguments.recipient])
         console = output.console()
-        known = _told(lambda: history.pseudonyms(settings, asked))
+        known = _told(lambda: history.pseudonyms(settings, [*asked, *queued]))
         console.print(_table(found, known, wide=console.width >= output.WIDE))
     if answer.more:
         output.chatter().print(
@@ -84,12 +88,24 @@ def find(arguments: Namespace) -> int:
 
 def show(arguments: Namespace) -> int:
     settings = load_for_reading(arguments.config)
-    told = _told(lambda: history.time_line(settings, arguments.message_id, time.time()))
+    known = addresses_in_queue(settings, [arguments.message_id])
+    told = _told(lambda: history.time_line(settings, arguments.message_id, time.time(), known))
     print_steps(told.steps, as_json=arguments.json)
     if not told.steps:
         _tell_nothing(settings, told.workers)
     _tell_gaps(told.gaps, len(told.workers) > 1)
     return OK if told.steps else FAILED
+
+
+def addresses_in_queue(settings: Settings, message_ids: Iterable[str]) -> list[str]:
+    """Return the addresses of those messages that a running relay has in its queue."""
+    found: list[str] = []
+    relay = ControlClient(control_socket_path(settings))
+    with contextlib.suppress(ControlError):
+        for each in message_ids:
+            with contextlib.suppress(NotFoundError):
+                found += history.addresses_of(relay.ask(QueueShow(message_id=each), MessageDetail))
+    return found
 
 
 @contextlib.contextmanager
@@ -106,11 +122,10 @@ def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
 
 def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]) -> list[TraceStep]:
     """The time line of a message; what its queue still says comes behind."""
-    known = [each.recipient for each in queued]
     with contextlib.suppress(CliError, RedactKeyError):
-        return history.whole_line(
-            load_for_reading(config, quietly=True), message_id, queued, known, time.time()
-        )[0]
+        settings = load_for_reading(config, quietly=True)
+        known = addresses_in_queue(settings, [message_id] if queued else [])
+        return history.whole_line(settings, message_id, queued, known, time.time())[0]
     return list(queued)
 
 
@@ -164,12 +179,9 @@ def report(arguments: Namespace) -> int:
     """`report`: what the daily report says, of the time until now."""
     settings = load_for_reading(arguments.config)
     now = time.time()
-    print(
-        text.clean_lines(
-            figures(settings, resolve_hostname(settings, socket.getfqdn), now - arguments.since, now)
-        ),
-        end="",
-    )
+    hostname = resolve_hostname(settings, socket.getfqdn)
+    told = figures(settings, hostname, now - arguments.since, now, clear=True)
+    print(text.clean_lines(told), end="")
     return OK
 
 

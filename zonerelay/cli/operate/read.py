@@ -18,6 +18,7 @@ from zonerelay.cli.operate.orders import order_line
 from zonerelay.cli.relay import connect, load_for_reading
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
+from zonerelay.config.units import exact_span
 from zonerelay.operations.answers import (
     Address,
     DeliveryRow,
@@ -127,10 +128,17 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
         "from": text.path(row.sender),
         "to": text.clean(row.recipient),
         "last reply": (row.order and f"waits for order {row.order}")
+        or _phase(row)
         or text.clean(row.reply)
         or _held_back(row, now),
     }
     return [cells[name] for name in columns]
+
+
+def _phase(row: DeliveryRow) -> str:
+    """Return what the attempt waits for, `""` when nothing is known of it."""
+    left = f"{exact_span(row.phase_seconds)} " if row.phase_seconds else ""
+    return f"waits {left}for {text.clean(row.phase)}" if row.phase else ""
 
 
 def _held_back(row: DeliveryRow, now: float) -> str:
@@ -194,6 +202,7 @@ def _delivery_facts(
     for order in orders:
         if order.id == row.order:
             yield "order", order_line(order, now)
+    yield "attempt", _phase(row)
     yield "release", _held_back(row, now)
     yield "zone", zone_of(row)
     if row.priority not in ("", "normal"):

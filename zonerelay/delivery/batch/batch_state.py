@@ -235,6 +235,10 @@ class BatchState:
         """The latest refusal that may be about its connection, while another connection has not answered."""
         self.asked_again = 0
         """Suspect refusals since the latest message that was taken."""
+        self.opening = ""
+        """The host and the address of the latest connection that was opened."""
+        self.exchange: tuple[Transaction, Session] | None = None
+        """The transaction that runs, and its connection."""
         self.unverified: tuple[str, HostTrouble] | None = None
         """The latest host whose TLS is not what the message demands, while other mail demands less."""
 

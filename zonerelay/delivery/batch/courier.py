@@ -46,6 +46,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from zonerelay.config.settings import DeliverySettings
+from zonerelay.config.units import exact_span
 from zonerelay.delivery.auth.logins import Logins, NoLogin
 from zonerelay.delivery.batch.batch_state import BatchState, NoTurnError
 from zonerelay.delivery.batch.extensions import REMEMBER_FOR, UsedExtensions
@@ -74,8 +75,9 @@ from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Renderer,
 from zonerelay.delivery.source import SourceSelection, from_elsewhere, sent_from
 from zonerelay.delivery.tls.plan import HostLookup, TlsPlan, TlsPlanner, TlsPolicy, named_after
 from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import TLS_REQUIRED, Reply
+from zonerelay.model.reply import NO_NAMES, TLS_REQUIRED, Reply
 from zonerelay.routing.destinations.route import Batch, MxHost
 from zonerelay.routing.dns.answers import Addresses
 from zonerelay.smtp.client.transaction import Phase, Transaction
@@ -129,6 +131,7 @@ class SmtpCourier:
             settings, self._tls, hostname=hostname, observe_tls=observe_tls, logins=logins
         )
         self._skipped = skipped
+        self._carried: set[BatchState] = set()
         self._seen_skipped = ExpiringSet(clock, REMEMBER_FOR)
         self._extensions = UsedExtensions(clock)
         self._limits = SessionLimits(clock)
@@ -149,6 +152,30 @@ class SmtpCourier:
             lines.append("it gets few parameters of MAIL and RCPT for a day: it refused some that it offers")
         return tuple(lines)
 
+    def phase_of(self, key: DeliveryKey) -> tuple[str, float] | None:
+        """Return what an attempt waits for, and for how many seconds at most (0 where that is not known)."""
+        for state in self._carried:
+            batch = state.batch
+            if key.message_id == batch.message.id and any(key == each.key for each in batch.deliveries):
+                if state.exchange is None:
+                    return (f"a connection to {state.opening}", 0.0) if state.opening else None
+                transaction, session = state.exchange
+                peer = f"{session.peer.host} [{session.peer.address}]"
+                return f"{transaction.phase} of {peer}", session.protocol.time_left
+        return None
+
+    def join(self) -> None:
+        """Let a transcript that has just begun record the transactions that are under way."""
+        for state in self._carried:
+            if state.exchange is None:
+                continue
+            transaction, session = state.exchange
+            protocol, peer, before = session.protocol, session.peer, session.protocol.record
+            protocol.record = record = self._record(state, peer.host, peer.address, before)
+            if record is not None and record is not before:
+                left = exact_span(protocol.time_left)
+                record.joined(f"waits {left} for {transaction.phase}", transaction.phase is Phase.BODY)
+
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """Returns one outcome per delivery, in order. Raises only CancelledError and ClaimLostError, and only
         while no peer has answered for a recipient.
@@ -158,6 +185,7 @@ class SmtpCourier:
         now = self._clock.now()
         state = BatchState(terms, batch, self._read_body, self._check_claim, now=now)
         progress = state.progress
+        self._carried.add(state)
         try:
             await self._carry(state)
         except StoreError as error:
@@ -180,6 +208,7 @@ class SmtpCourier:
             reply = Reply(451, "3.0", f"internal error: {type(error).__name__}")
             progress.settle_open(_local(reply))
         finally:
+            self._carried.discard(state)
             if not state.body.whole:
                 await state.body.close()
         outcomes = progress.outcomes(_NO_HOST)
@@ -279,6 +308,7 @@ class SmtpCourier:
     ) -> Session | HostTrouble:
         """Returns a new connection, which owns the slot from then on, or the reason why there is none."""
         terms = state.terms
+        state.opening = f"{host.name} [{display_address(ip, host.port)}]"
         slot.record = self._record(state, host.name, display_address(ip, host.port), None)
         try:
             try:
@@ -384,9 +414,9 @@ class SmtpCourier:
     async def _looked_up(self, host: MxHost, state: BatchState) -> Addresses:
         found = await self._addresses.addresses(host.name, ipv6=state.batch.zone.ipv6)
         if not found.ips:
-            reply = found.failure.reply if found.failure else Reply(451, "4.3", "no address")
+            reply = found.failure.reply if found.failure else Reply(451, NO_NAMES, "no address")
             # The failure is transient even if the name does not exist: the MX record may be corrected.
-            reply = Reply(451, reply.detail if reply.is_transient else "4.3", f"{host.name}: {reply.text}")
+            reply = Reply(451, reply.detail if reply.is_transient else NO_NAMES, f"{host.name}: {reply.text}")
             state.progress.host_failed(host.name, HostTrouble(reply, asked=False))
         return found
 
@@ -440,6 +470,7 @@ class SmtpCourier:
                     in_step = True
                     raise NoTurnError
                 session.transactions += 1
+                state.exchange = transaction, session
                 await run_transaction(transaction, protocol, state.body, self._timeouts)
                 state.record(transaction, session, suspect=self._is_suspect(transaction, session, state))
                 if state.terms.key.source is not None:
@@ -451,6 +482,7 @@ class SmtpCourier:
                     break
             in_step = transaction is None or not transaction.closing
         finally:
+            state.exchange = None
             if in_step:
                 self._pool.give_back(session, more=state.batch.more)
             else:

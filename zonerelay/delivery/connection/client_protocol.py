@@ -115,6 +115,11 @@ class ClientProtocol(asyncio.Protocol):
         """True when the peer has sent bytes that were not read yet."""
         return self._parser.has_input
 
+    @property
+    def time_left(self) -> float:
+        """Returns the seconds until the present wait ends."""
+        return max(self._deadline - self._loop.time(), 0.0)
+
     def write(self, data: bytes) -> None:
         if self._transport.is_closing():
             raise ConnectionLostError

@@ -164,6 +164,11 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
             self._ceiling, self._since_raise, self._raised = ceiling + 1, 0, True
 
 
+def suspended(reply: Reply | None) -> Reply:
+    """Return the reply for mail that is not tried because its hosts gave this one."""
+    return Reply(451, "4.1", f"delivery temporarily suspended: {reply}")
+
+
 def learn(
     suspension: Suspension,
     outcomes: Sequence[Outcome],

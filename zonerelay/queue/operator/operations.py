@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 import sys
 from bisect import bisect_left
 from collections import Counter
@@ -58,7 +57,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_row
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import QueueName, queue_of, queues_of
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import NO_NAMES, Reply, same_reply
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.operator.journal import Act, Entry, Journal, State
@@ -132,18 +131,14 @@ BOUNDS = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
 """Minutes; the last column is for what is older than all of them."""
 UNKNOWN = "(not known)"
 NO_ATTEMPT = "(no attempt yet)"
-MAX_REPLY = 100
 
 Key = Callable[[Delivery, Message | None], str]
-
-_DIFFERS = re.compile(r"<[^>]*>|\[[^]]*\]|\b[^\s@]+@[^\s@]+\b|\b(?=\w*\d)[\w.:-]{8,}\b")
-"""Addresses, and ids with a digit: what differs in replies that say the same."""
 
 
 def reply_key(delivery: Delivery, _message: Message | None = None) -> str:
     if delivery.last is None:
         return NO_ATTEMPT
-    return _DIFFERS.sub("…", str(delivery.last.reply))[:MAX_REPLY]
+    return same_reply(str(delivery.last.reply))
 
 
 KEYS: Mapping[str, Key] = {
@@ -536,6 +531,23 @@ class Operations:
     async def correct(self, change: Callable[[Delivery], Delivery]) -> int:
         """Apply a change to the deliveries that it alters, and are not held; returns how many those were."""
         return (await self._correct(ALL, lambda each: each if each.held else change(each))).changed
+
+    async def ask_names_again(self, after: float) -> None:
+        """Make mail due that waits because of an outage of the name servers, in `after` seconds."""
+        due = self._clock.now() + after
+
+        def sooner(delivery: Delivery) -> Delivery:
+            last = delivery.last
+            is_later = delivery.next_attempt > due and not delivery.act
+            is_meant = is_later and last is not None and last.local and last.reply.detail == NO_NAMES
+            return replace(delivery, next_attempt=due) if is_meant else delivery
+
+        await self.correct(sooner)
+        self._wake(self._store.counts())
+
+    def suspension_of(self, delivery: Delivery) -> tuple[float, Reply] | None:
+        """Return until when the destination of a delivery is suspended, and the reason."""
+        return self._scheduler.suspension_of(delivery.zone, delivery.domain)
 
     async def _correct(self, wanted: QueueFilter, change: Callable[[Delivery], Delivery]) -> Result:
         corrected = Result()

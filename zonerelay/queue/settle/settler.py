@@ -437,8 +437,9 @@ class Settler:
         changes += [submit for _, submit in reports]
         submits: Sequence[Submit] = ()
         if (teller := self._callbacks.teller()) is not None:
-            told = [(c.delivery, c.outcome, c.next_attempt, _is_held(c.change)) for c in dispositions]
-            submits = self._told(teller, message, told, destination, seconds)
+            news = filter(_is_news, dispositions)
+            told = [(c.delivery, c.outcome, c.next_attempt, _is_held(c.change)) for c in news]
+            submits = self._told(teller, message, told, destination, seconds) if told else ()
 
         def then() -> None:
             if durable is not None and not durable.done():
@@ -453,7 +454,7 @@ class Settler:
 
     def _tell(self, dispositions: Sequence[Disposition], destination: str, seconds: float | None) -> None:
         for c in dispositions:
-            if c.outcome.verdict is not Verdict.DELIVERED:
+            if c.outcome.verdict is not Verdict.DELIVERED and _is_news(c):
                 self._events.settled(
                     c.delivery,
                     c.outcome,
@@ -483,6 +484,15 @@ class Settler:
         self._events.dsn(kind, submit.message.id, about[0].message_id, [key.recipient for key in about])
         for delivery in submit.deliveries:
             self._notify(delivery.queue)
+
+
+def _is_news(c: Disposition) -> bool:
+    """Return false when a delivery is put off once more, without an attempt, for the reason that it has."""
+    outcome, last = c.outcome, c.delivery.last
+    is_put_off = (
+        outcome.verdict is Verdict.DEFERRED and not outcome.counts and outcome.scope is not Scope.LOCAL
+    )
+    return not is_put_off or last is None or last.reply != outcome.reply
 
 
 def _is_held(change: Finish | Postpone) -> bool:

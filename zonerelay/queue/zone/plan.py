@@ -52,6 +52,7 @@ from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import Priority
+from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.destinations import (
     LONG,
@@ -322,6 +323,14 @@ class ZonePlan:
         """Where mail for a domain goes, if that is known without asking."""
         line = self._lines.get(domain if self._by_domain else "")
         return line.key if isinstance(line, Destination) else None
+
+    def suspension_of(self, domain: str) -> tuple[float, Reply] | None:
+        """Return until when the destination of a domain is suspended, and the reason."""
+        line = self._lines.get(domain if self._by_domain else "")
+        if not isinstance(line, Destination) or not line.suspension.is_troubled:
+            return None
+        suspension = line.suspension
+        return None if suspension.reply is None else (suspension.until, suspension.reply)
 
     def drain(self) -> Iterator[list[Delivery]]:
         """Everything that waits or is to be handed back, a line at each step, for a stop."""

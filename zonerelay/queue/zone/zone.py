@@ -16,11 +16,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Alarm, Once, Tasks, Timers, in_slices
 from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Work
 from zonerelay.queue.destination.rates import Rates
-from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition
+from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition, suspended
 from zonerelay.queue.orders.order import OPEN
 from zonerelay.queue.settle.disposition import TROUBLE
 from zonerelay.queue.zone.attempts import Attempts
@@ -221,7 +220,7 @@ class Zone:
 
         outcome = Outcome(
             Verdict.DEFERRED,
-            Reply(451, "4.1", f"delivery temporarily suspended: {suspension.reply}"),
+            suspended(suspension.reply),
             Scope.HOST,
             local=True,
             counts=False,

@@ -30,7 +30,7 @@ from zonerelay.config.endpoints import NextHop, NextHopKind, parse_next_hop, spl
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import NO_NAMES, Reply
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.destination_table import (
     DestinationEntry,
@@ -181,7 +181,7 @@ class MxRouter:
             case DnsStatus.NODATA | DnsStatus.NXDOMAIN:
                 return await self._implicit(zone, name, answer, port, ttl)
             case DnsStatus.SERVFAIL | DnsStatus.TIMEOUT | DnsStatus.NO_TCP | DnsStatus.BAD as status:
-                outcome = _deferred("4.3", f"MX of {name}: {status}")
+                outcome = _deferred(NO_NAMES, f"MX of {name}: {status}")
         return self._no(zone, name, outcome, ttl)
 
     async def _from_records(
@@ -225,7 +225,7 @@ class MxRouter:
         # Answers that contradict each other are as doubtful as a failure.
         doubts = [each.status for each in found if each.status is not answer.status]
         if doubts:
-            return self._no(zone, name, _deferred("4.3", f"address of {name}: {doubts[0]}"), FAILURE_TTL)
+            return self._no(zone, name, _deferred(NO_NAMES, f"address of {name}: {doubts[0]}"), FAILURE_TTL)
         is_denied = answer.status is DnsStatus.NXDOMAIN
         text = f"the domain {name} does not exist" if is_denied else f"{name} has neither MX nor address"
         return self._no(zone, name, _bounced(550, "1.2", text), ttl)

@@ -69,6 +69,7 @@ class NameServerWatch:
         self.servers = servers
         self._ask = ask
         self._observer = observer
+        self.on_restored: Callable[[], None] | None = None
         self._failed: dict[str, None] = {}
         self._answers = 0
         self._reason: Outage | None = None
@@ -152,6 +153,8 @@ class NameServerWatch:
         self._reason = None
         if self._observer is not None:
             self._observer.restored(self.servers, asyncio.get_running_loop().time() - self._since)
+        if self.on_restored is not None:
+            self.on_restored()
         # When the task itself has heard the answer, its loop ends here.
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()

@@ -35,7 +35,7 @@ from zonerelay.config.endpoints import NameServer
 from zonerelay.config.settings import DnsSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import NO_NAMES, Reply
 from zonerelay.process.files import FileState, file_state
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, MxRecord, Record, TlsaRecord
 from zonerelay.routing.dns.name_servers import (
@@ -212,6 +212,12 @@ class Resolver:
         self._tlsa_cache: AnswerCache[TlsaRecord] = AnswerCache(settings.cache_size, clock)
         self._txt_cache: AnswerCache[str] = AnswerCache(settings.cache_size, clock)
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+
+    def when_restored(self, call: Callable[[float], None]) -> None:
+        """Call this when an outage of the name servers is over, with the seconds for which failures are still
+        remembered.
+        """
+        self._watch.on_restored = lambda: call(FAILURE_TTL)
 
     def _use(self, servers: list[NameServer]) -> NameServers:
         """Raises ValueError when resolv.conf names a server in an unknown form."""
@@ -392,7 +398,7 @@ def _addresses(name: str, ips: Sequence[str], answers: Sequence[DnsAnswer[str]])
     statuses = [answer.status for answer in answers] or [DnsStatus.NODATA]
     doubts = [status for status in statuses if not status.is_definite]
     why = (doubts or statuses)[0]
-    return Addresses((), _no_address(f"{name}: {why}", detail="4.3" if doubts else "4.4"))
+    return Addresses((), _no_address(f"{name}: {why}", detail=NO_NAMES if doubts else "4.4"))
 
 
 def _no_address(text: str, *, detail: str = "4.4") -> Outcome:

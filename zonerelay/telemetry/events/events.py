@@ -323,7 +323,7 @@ class Events:
             if mailbox is not None:
                 found["mailbox"] = redact.mailbox(mailbox)
             if origin.user:
-                found["user"] = redact.mailbox(Mailbox(origin.user))
+                found["user"] = redact.user(origin.user)
             if detail:
                 found["detail"] = redact.text(detail)
             return found
@@ -348,7 +348,7 @@ class Events:
         def fields(redact: Redactor) -> dict[str, Field]:
             found: dict[str, Field] = {"client": redact.client(client)}
             if user:
-                found["user"] = redact.mailbox(Mailbox(user))
+                found["user"] = redact.user(user)
             return found if result == "ok" else found | {"reason": result}
 
         if result == "ok":
@@ -367,12 +367,12 @@ class Events:
 
     def quota_near(self, user: str, limit: str, used: int, most: int) -> None:
         """Report that a quota of a user is nearly used up."""
-        shown = self._redact.mailbox(Mailbox(user))
+        shown = self._redact.user(user)
         self._emit("warning", "quota-near", {"user": shown, "quota": limit, "used": used, "most": most})
 
     def shown_user(self, user: str) -> str:
         """Return a user's name as the label of a metric, which never is an address."""
-        return self._redact.always().mailbox(Mailbox(user)) if "@" in user else user
+        return self._redact.always().user(user)
 
     def reply_lost(self, message_id: MessageId, origin: Origin) -> None:
         """Log that the client left before our 250; the message is durable, and may come a second time."""
@@ -707,7 +707,7 @@ def accepted_fields(message: Message, redact: Redactor, bare: dict[str, int]) ->
         "protocol": origin.protocol,
     }
     if origin.user:
-        fields["user"] = redact.mailbox(Mailbox(origin.user))
+        fields["user"] = redact.user(origin.user)
     return {**fields, **bare} if bare else fields
 
 

@@ -264,6 +264,11 @@ class Record:
                 said = "334 (challenge not shown)"
             self._put("sent" if self._side == "inbound" else "received", said)
 
+    def joined(self, phase: str, in_body: bool) -> None:
+        """The session has gone on for a while. `in_body`: what comes next is of a message."""
+        self._in_body = in_body
+        self.note(phase)
+
     def note(self, text: str) -> None:
         self._put("note", printable(text))
 

@@ -2,7 +2,7 @@
 
     alice@example.com        u-mfrggzdfmztwq@d-nbswy3dpeb3w6
     a client's IP address    c-orugs4zanfzsa
-    a login name             u-…
+    a login name             as it is, unless it is an address
 
 A pseudonym is a keyed BLAKE2 hash (65 bits in base 32): the same mailbox always has the same one, so
 log lines join, and a list of guesses is useless without the key. The `d-` part depends on the domain
@@ -97,6 +97,10 @@ class Redactor:
         if enabled:
             self.mailbox = lru_cache(CACHE_SIZE)(self._hash_mailbox)
             self.client = lru_cache(CACHE_SIZE)(self._hash_client)
+
+    def user(self, name: str) -> str:
+        """Return the name of a user who is known here, which is shown as it is unless it is an address."""
+        return self.mailbox(Mailbox(name)) if "@" in name else printable(name)
 
     def text(self, text: str, *, limit: int = TEXT_LIMIT) -> str:
         """Return a stranger's text, fit to be logged: no addresses, one line, printable, at most `limit`
