@@ -207,7 +207,7 @@ def run(names: Sequence[str], *, repeat: int, scale: float, directory: Path) -> 
 
 
 HEAD = """
-| engine | sessions | messages/s | CPU relay | CPU server | to 250, p50 / p99 | written per octet |
+| engine | sessions | messages/s | CPU relay | CPU server | to 250, p50 / p99 | written per byte |
 |---|---|---|---|---|---|---|
 """
 

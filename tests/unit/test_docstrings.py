@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[2] / "zonerelay"
 DATA = Path(__file__).parents[1] / "data"
 EXCEPTIONS = DATA / "docstring_exceptions.txt"
 VERBS = frozenset((DATA / "docstring_verbs.txt").read_text().split())
-RULES = ("class", "function", "word")
+RULES = ("class", "function", "raises", "word")
 
 _PRIVATE = re.compile(
     r"\b(anew|octets?|in words|keeps? (its|their) word|are told|is told|hand(s|ed)? in|in force|"
@@ -28,6 +28,7 @@ _PRIVATE = re.compile(
     r"ballast)\b",
     re.IGNORECASE,
 )
+_ONLY_RAISES = re.compile(r"Raises? (only )?\w+(, \w+)*(,? (and|or) \w+)?\.")
 _PROPERTIES = ("property", "cached_property", "setter", "overload")
 
 
@@ -50,7 +51,11 @@ def violations(path: Path) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.ClassDef):
             if text.startswith(("`", "One per", "Of ")):
                 yield "class", where
-        elif not isinstance(node, ast.Module) and not is_property(node) and not is_verb(text.split()[0]):
+        elif isinstance(node, ast.Module):
+            pass
+        elif _ONLY_RAISES.fullmatch(text):
+            yield "raises", where
+        elif not is_property(node) and not is_verb(text.split()[0]):
             yield "function", where
         for found in _PRIVATE.finditer(text):
             yield "word", f"{where} ({found[0]})"
@@ -91,6 +96,8 @@ def test_the_check_sees_what_it_is_for(tmp_path: Path, monkeypatch: pytest.Monke
     source = tmp_path / "module.py"
     source.write_text('class A:\n    """`x` of it."""\n\n    def f(self):\n        """The octets."""\n')
     assert [rule for rule, _ in violations(source)] == ["class", "function", "word"]
+    source.write_text('def f():\n    """Raises OSError."""\n')
+    assert [rule for rule, _ in violations(source)] == ["raises"]
     source.write_text('class A:\n    """A pool."""\n\n    def f(self):\n        """Tries it."""\n')
     assert list(violations(source)) == []
 

@@ -54,4 +54,4 @@ def test_numbers_and_names_are_those_of_the_code() -> None:
     assert "`suspend_max`, 10 minutes" in TEXT
     assert f"{', '.join(PASSWORD_MECHANISMS[:-1])} and {PASSWORD_MECHANISMS[-1]}" in TEXT
     assert token_directory(load_text("")).name == "refresh-tokens"
-    assert "`refresh-tokens/` beside the spool" in TEXT
+    assert "`refresh-tokens/` next to the spool" in TEXT

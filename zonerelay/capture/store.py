@@ -212,14 +212,14 @@ class Capture:
         return [_summary(row) for row in rows], matched, unread
 
     def totals(self) -> Totals:
-        """Raises CaptureError."""
+        """Return how much mail is kept and unread. Raises CaptureError."""
         with self._reading() as database:
             messages, octets = database.execute("SELECT messages, octets FROM total").fetchone()
             unread = database.execute("SELECT count(*) FROM mail WHERE NOT is_read").fetchone()[0]
         return Totals(messages, unread, octets)
 
     def tags(self) -> list[str]:
-        """Raises CaptureError."""
+        """Return all tags in use. Raises CaptureError."""
         with self._reading() as database:
             found = database.execute(
                 "SELECT DISTINCT value FROM mail, json_each(tags) ORDER BY value LIMIT 1000"

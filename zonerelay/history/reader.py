@@ -373,7 +373,7 @@ class Histories:
         return time.monotonic() > self.until
 
     def _in_time(self) -> None:
-        """Raises TooLongError."""
+        """Raise TooLongError if the search has taken too long."""
         if self._is_late():
             raise TooLongError
 

@@ -65,7 +65,7 @@ class BookStore(Protocol):
         """Returns when the connection has ended."""
 
     async def close(self) -> None:
-        """Raises nothing."""
+        """Release the connection. Raises nothing."""
 
 
 class SharedAuthority:

@@ -88,7 +88,7 @@ def access_of(outbox: OutboxSettings, environment: Mapping[str, str]) -> Access:
 
 
 def read_keys(outbox: OutboxSettings, environment: Mapping[str, str]) -> list[bytes]:
-    """Raises StoreOpenError."""
+    """Read the keys that decrypt passwords of mailboxes. Raises StoreOpenError."""
     keys = []
     for at, reference in enumerate(outbox.keys):
         try:

@@ -85,7 +85,7 @@ class _File(msgspec.Struct):
 
 
 def recipients_of(row: Mapping[str, object], default_author: str = "") -> Recipients:
-    """Raises BadRowError."""
+    """Return author and recipients of a row. Raises BadRowError."""
     author = address(_text(row.get("from_address")) or default_author, "from_address")
     to = _addresses(row, "to_addresses")
     cc = _addresses(row, "cc_addresses")
@@ -256,7 +256,7 @@ def _file(file: _File, where: str) -> File:
 
 
 def checked_file(file: File, where: str) -> File:
-    """Raises BadRowError."""
+    """Return the file if its type and name can be header fields. Raises BadRowError."""
     kind = file.content_type.lower()
     if not _CONTENT_TYPE.fullmatch(file.content_type) or kind.startswith(("multipart/", "message/")):
         raise BadRowError(f"{where}.content_type is no type of a file, as application/pdf")
@@ -268,7 +268,7 @@ def checked_file(file: File, where: str) -> File:
 
 
 def checked_subject(subject: str) -> str:
-    """Raises BadRowError."""
+    """Return the subject if it can be a header field. Raises BadRowError."""
     if _CONTROL.search(subject):
         raise BadRowError("subject has a line end or another control character in it")
     if len(subject) > MAX_SUBJECT:

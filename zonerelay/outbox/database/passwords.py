@@ -43,7 +43,7 @@ def seal(password: str, key: bytes, nonce: bytes, *, host: str, port: int, user:
 
 
 def unseal(sealed: str, keys: Sequence[bytes], *, host: str, port: int, user: str) -> str:
-    """Raises PasswordError."""
+    """Decrypt a password. Raises PasswordError."""
     if not sealed.startswith(PREFIX) or len(sealed) > MAX_SEALED:
         raise PasswordError("is not what zonerelay outbox encrypt-password writes")
     try:

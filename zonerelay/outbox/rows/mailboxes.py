@@ -90,7 +90,7 @@ class Mailbox:
         return CredentialSettings(name=self.zone, user=self.user, password=self.zone)
 
     def password(self, keys: Sequence[bytes]) -> str:
-        """Raises SecretError."""
+        """Decrypt the password. Raises SecretError."""
         try:
             return unseal(self.sealed, keys, host=self.host, port=self.port, user=self.user)
         except PasswordError as error:
@@ -182,7 +182,7 @@ class Mailboxes:
                 self._known.pop(zone, None)
 
     def password(self, zone: str) -> str:
-        """Raises SecretError."""
+        """Return the password of a mailbox. Raises SecretError."""
         mailbox = self._known.get(zone)
         if mailbox is None:
             raise SecretError("the mailbox is not in the table any more")

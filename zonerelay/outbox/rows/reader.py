@@ -110,7 +110,7 @@ class OutboxReader:
             await asyncio.sleep(COUNT_EVERY)
 
     async def count(self) -> None:
-        """Raises StoreError."""
+        """Count the rows by queue. Raises StoreError."""
         rows = await self._keeper.fetch(self._statements.counts, self._default)
         # Others are whatever an application has written, and no label of a metric. They fail when claimed.
         known = {zone: queue_of(zone) for zone in self._known_zones()} | {MAILBOXES.text: MAILBOXES}

@@ -230,7 +230,7 @@ class Row:
 
 
 def read_row(columns: Columns, default_zone: str, mailbox: TableMailbox | None) -> Row:
-    """Raises BadRowError."""
+    """Return the row with these columns. Raises BadRowError."""
     if not columns[_OK]:
         raise BadRowError(f"the addresses have more than {MAX_PEOPLE} octets")
     created = -1 if columns[5] is None else columns[5]

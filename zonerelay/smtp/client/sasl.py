@@ -110,7 +110,7 @@ class Mechanism:
     """The server's words about a refusal inside the exchange, for the operator."""
 
     def respond(self, challenge: bytes) -> bytes:
-        """Raises SaslError."""
+        """Refuse a further challenge. Raises SaslError."""
         raise SaslError("the server asks again after everything was said")
 
     def accepted(self) -> None:
