@@ -18,7 +18,7 @@ from typing import TypeVar
 from zonerelay.model.clock import Clock
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.keys import port
-from zonerelay.store.keys.port import PAGE_OCTETS, PAGE_ROWS, Batch, FencedError, KeyPage, Peer, State
+from zonerelay.store.keys.port import PAGE_ROWS, Batch, FencedError, KeyPage, Peer, State
 
 T = TypeVar("T")
 
@@ -114,30 +114,13 @@ class SqliteKeys:
 
         return await self.run(get)
 
-    async def page(
-        self,
-        start: bytes,
-        end: bytes,
-        *,
-        rows: int = PAGE_ROWS,
-        octets: int = PAGE_OCTETS,
-        values: bool = True,
-    ) -> KeyPage:
-        def page(db: sqlite3.Connection) -> KeyPage:
-            found: list[port.Row] = []
-            left = octets
-            for key, value in db.execute(
-                "SELECT key, CASE WHEN ? THEN value ELSE x'' END FROM entry"
-                " WHERE node = ? AND key >= ? AND key < ? ORDER BY key LIMIT ?",
-                (values, self._node, start, end, rows + 1),
-            ):
-                if len(found) == rows or left <= 0:
-                    return port.page_of(found, is_last=False)
-                found.append((key, value))
-                left -= len(key) + len(value)
-            return port.page_of(found, is_last=True)
-
-        return await self.run(page)
+    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
+        asked = (
+            "SELECT key, CASE WHEN ? THEN value ELSE x'' END FROM entry"
+            " WHERE node = ? AND key >= ? AND key < ? ORDER BY key LIMIT ?"
+        )
+        wanted = (values, self._node, start, end, rows + 1)
+        return await self.run(lambda db: port.page_of(db.execute(asked, wanted), rows))
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
         asked = "SELECT max(key) FROM entry WHERE node = ? AND key >= ? AND key < ?"

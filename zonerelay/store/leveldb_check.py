@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from zonerelay.store.check import Contents, Examination, Fault
 from zonerelay.store.contract import StoreCorruptError, StoreOpenError
 from zonerelay.store.keys.check import compare
-from zonerelay.store.keys.port import PAGE_OCTETS, PAGE_ROWS, KeyPage, Row, page_of
+from zonerelay.store.keys.port import PAGE_ROWS, KeyPage, page_of
 from zonerelay.store.leveldb.damage.directory import DamagedSpoolError
 from zonerelay.store.leveldb.damage.format import named_in
 from zonerelay.store.leveldb.damage.table import damaged_blocks, has_index
@@ -116,22 +116,9 @@ class OfflineReader:
             found.append(value)
         return found
 
-    async def page(
-        self,
-        start: bytes,
-        end: bytes,
-        *,
-        rows: int = PAGE_ROWS,
-        octets: int = PAGE_OCTETS,
-        values: bool = True,
-    ) -> KeyPage:
-        found: list[Row] = []
-        for key, value in self._db.rows(start, end, limit=rows + 1):
-            if len(found) == rows or octets <= 0:
-                return page_of(found, is_last=False)
-            found.append((key, value if values else b""))
-            octets -= len(key) + len(found[-1][1])
-        return page_of(found, is_last=True)
+    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
+        found = self._db.rows(start, end, limit=rows + 1)
+        return page_of(((key, value if values else b"") for key, value in found), rows)
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
         return self._db.last_key(start, end)

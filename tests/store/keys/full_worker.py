@@ -35,7 +35,7 @@ async def fill(partition: Partition) -> list[bytes]:
 
 
 async def all_keys(partition: Partition) -> list[bytes]:
-    return [key async for rows in pages(partition, b"k", b"l", values=False, octets=2**20) for key, _ in rows]
+    return [key async for rows in pages(partition, b"k", b"l", values=False) for key, _ in rows]
 
 
 async def remove(partition: Partition, key: bytes) -> None:

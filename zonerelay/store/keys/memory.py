@@ -15,7 +15,6 @@ from zonerelay.model.clock import Clock
 from zonerelay.store.contract import StoreError
 from zonerelay.store.keys.port import (
     NOTHING,
-    PAGE_OCTETS,
     PAGE_ROWS,
     Batch,
     FencedError,
@@ -23,7 +22,6 @@ from zonerelay.store.keys.port import (
     NodeTakenError,
     Peer,
     Position,
-    Row,
     State,
     page_of,
 )
@@ -93,23 +91,10 @@ class MemoryKeys:
         rows = self._rows()
         return [rows.get(key) for key in keys]
 
-    async def page(
-        self,
-        start: bytes,
-        end: bytes,
-        *,
-        rows: int = PAGE_ROWS,
-        octets: int = PAGE_OCTETS,
-        values: bool = True,
-    ) -> KeyPage:
+    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
         there = self._rows()
-        found: list[Row] = []
-        for key in there.irange(start, end, (True, False)):
-            if len(found) == rows or octets <= 0:
-                return page_of(found, is_last=False)
-            found.append((key, there[key] if values else b""))
-            octets -= len(key) + len(found[-1][1])
-        return page_of(found, is_last=True)
+        keys = there.irange(start, end, (True, False))
+        return page_of(((key, there[key] if values else b"") for key in keys), rows)
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
         return next(self._rows().irange(start, end, (True, False), reverse=True), None)

@@ -37,7 +37,6 @@ from zonerelay.store.contract import (
     Unhealthy,
 )
 from zonerelay.store.keys.port import (
-    PAGE_OCTETS,
     PAGE_ROWS,
     Batch,
     Engine,
@@ -165,17 +164,9 @@ class Partition:
 
     # --- reading
 
-    async def page(
-        self,
-        start: bytes,
-        end: bytes,
-        *,
-        rows: int = PAGE_ROWS,
-        octets: int = PAGE_OCTETS,
-        values: bool = True,
-    ) -> KeyPage:
+    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
         ask = self._keeper.page
-        return await self._asked(lambda: ask(start, end, rows=rows, octets=octets, values=values))
+        return await self._asked(lambda: ask(start, end, rows=rows, values=values))
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return await self._asked(lambda: self._keeper.get(keys))

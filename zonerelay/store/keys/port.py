@@ -33,7 +33,7 @@ What an older state is
 What is read
     A reader sees every batch that `apply` has returned for, or sees it in a later read when the reader
     belongs to another node. A page is one moment; two pages of one walk may be two moments. Memory is bounded
-    by `octets`.
+    by PAGE_OCTETS.
 
 Room
     StoreFullError means that there is no room. A batch in which every write `makes_room` (outcomes, removals)
@@ -198,17 +198,9 @@ class KeyReader(Protocol):
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of the keys; None where there is no such key."""
 
-    async def page(
-        self,
-        start: bytes,
-        end: bytes,
-        *,
-        rows: int = PAGE_ROWS,
-        octets: int = PAGE_OCTETS,
-        values: bool = True,
-    ) -> KeyPage:
-        """Return the first rows of the range: at most `rows`, and about `octets` of keys and values, but one
-        row at least. Without `values` they are empty.
+    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
+        """Return the first rows of the range: at most `rows`, and about PAGE_OCTETS of keys and values, but
+        one row at least. Without `values` they are empty.
         """
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
@@ -293,18 +285,12 @@ class SharedEngine(Engine, Protocol):
 
 
 async def pages(
-    reader: KeyReader,
-    start: bytes,
-    end: bytes,
-    *,
-    rows: int = PAGE_ROWS,
-    octets: int = PAGE_OCTETS,
-    values: bool = True,
+    reader: KeyReader, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True
 ) -> AsyncIterator[list[Row]]:
     """Walk a range page by page."""
     cursor: bytes | None = start
     while cursor is not None:
-        found, cursor = await reader.page(cursor, end, rows=rows, octets=octets, values=values)
+        found, cursor = await reader.page(cursor, end, rows=rows, values=values)
         if found:
             yield found
 
@@ -314,6 +300,13 @@ def after(key: bytes) -> bytes:
     return key + b"\0"
 
 
-def page_of(rows: list[Row], *, is_last: bool) -> KeyPage:
-    """Return a page of these rows. `is_last`: it is known that the range has no more."""
-    return KeyPage(rows, None if is_last or not rows else after(rows[-1][0]))
+def page_of(found: Iterable[Row], rows: int) -> KeyPage:
+    """Return a page of the rows that are found in a range, one more than `rows` if there are so many."""
+    taken: list[Row] = []
+    left = PAGE_OCTETS
+    for key, value in found:
+        if len(taken) == rows or left <= 0:
+            return KeyPage(taken, after(taken[-1][0]))
+        taken.append((key, value))
+        left -= len(key) + len(value)
+    return KeyPage(taken, None)

@@ -40,7 +40,7 @@ from zonerelay.store.keys.port import (
     Position,
     Row,
     State,
-    page_of,
+    after,
 )
 from zonerelay.store.postgres.driver import (
     COMMAND_TIMEOUT,
@@ -325,21 +325,13 @@ class PostgresKeys:
         found: dict[bytes, bytes] = dict(map(tuple, rows))
         return [found.get(key) for key in keys]
 
-    async def page(
-        self,
-        start: bytes,
-        end: bytes,
-        *,
-        rows: int = PAGE_ROWS,
-        octets: int = PAGE_OCTETS,
-        values: bool = True,
-    ) -> KeyPage:
+    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
         statement = self._sql["page" if values else "keys"]
         async with self._use(self._reader) as link:
-            found = await link.fetch(statement, self._node, start, end, rows + 1, octets)
+            found = await link.fetch(statement, self._node, start, end, rows + 1, PAGE_OCTETS)
         taken: list[Row] = [(row[0], row[1]) for row in found[:rows]]
-        is_cut = len(found) > rows or sum(len(key) + len(value) for key, value in taken) >= octets
-        return page_of(taken, is_last=not is_cut)
+        is_cut = len(found) > rows or sum(len(key) + len(value) for key, value in taken) >= PAGE_OCTETS
+        return KeyPage(taken, after(taken[-1][0]) if is_cut else None)
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
         async with self._use(self._reader) as link:

@@ -36,7 +36,7 @@ from zonerelay.store.keys.port import (
     Position,
     Row,
     State,
-    page_of,
+    after,
 )
 from zonerelay.store.redis import durability
 from zonerelay.store.redis.connection import (
@@ -321,22 +321,14 @@ class RedisKeys:
         ]
         return [_bytes_or_none(value) for part in await asyncio.gather(*parts) for value in as_list(part)]
 
-    async def page(
-        self,
-        start: bytes,
-        end: bytes,
-        *,
-        rows: int = PAGE_ROWS,
-        octets: int = PAGE_OCTETS,
-        values: bool = True,
-    ) -> KeyPage:
+    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
         wire = await self._use(self._reader)
         names = [self._keys, self._values]
-        asked = _SCRIPTS["page"].run(wire, names, start, end, rows, octets, int(values))
+        asked = _SCRIPTS["page"].run(wire, names, start, end, rows, PAGE_OCTETS, int(values))
         more, *found = as_list(await asked)
         flat = [each for each in found if isinstance(each, bytes)]
         taken: list[Row] = list(zip(flat[::2], flat[1::2], strict=True))
-        return page_of(taken, is_last=not more)
+        return KeyPage(taken, after(taken[-1][0]) if more else None)
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
         wire = await self._use(self._reader)

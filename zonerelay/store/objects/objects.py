@@ -49,7 +49,6 @@ from zonerelay.process.threads import STORE
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.keys.port import (
-    PAGE_OCTETS,
     PAGE_ROWS,
     Batch,
     FencedError,
@@ -59,7 +58,7 @@ from zonerelay.store.keys.port import (
     Peer,
     Position,
     State,
-    page_of,
+    after,
 )
 from zonerelay.store.objects.index import (
     Changes,
@@ -328,18 +327,10 @@ class ObjectKeys:
             found = await self._ask(ObjectIndex.get_many, keys)
         return await self._whole(list(zip(keys, found, strict=True)))
 
-    async def page(
-        self,
-        start: bytes,
-        end: bytes,
-        *,
-        rows: int = PAGE_ROWS,
-        octets: int = PAGE_OCTETS,
-        values: bool = True,
-    ) -> KeyPage:
+    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
         wanted = KeyRange(start, end)
-        found, is_last = await self._ask(ObjectIndex.page, wanted, rows, octets, values)
-        cursor = page_of(found, is_last=is_last).cursor
+        found, is_last = await self._ask(ObjectIndex.page, wanted, rows, values)
+        cursor = None if is_last else after(found[-1][0])
         if not values:
             return KeyPage(found, cursor)
         whole = await self._whole(found)
