@@ -34,6 +34,7 @@ from zonerelay.process.setup import (
     build_redactor,
     close_to_others,
     identity_of,
+    log_format,
     prepare_home,
     put_off_reload,
     raise_limits,
@@ -114,7 +115,7 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
     clock = SystemClock()
     redactor = build_redactor(settings)
     log = configure_logs(
-        settings.log.format,
+        log_format(settings),
         clock=clock,
         redact=redactor.text,
         worker=identity.index if identity.supervised else None,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import smtplib
+import subprocess
 from pathlib import Path
 
-from tests.support.ports import LOOPBACK, free_port, wait_until
-from tests.support.process import RelayProcess
+import pytest
+
+from tests.support.ports import LOOPBACK, free_port, greets, wait_until
+from tests.support.process import PROGRAM, RelayProcess
 
 LATER = {
     "argon2",  # with the first password
@@ -55,3 +61,24 @@ def test_a_plain_relay_loads_what_it_needs_and_nothing_else(tmp_path: Path) -> N
         assert relay.terminate() == 0
     finally:
         relay.kill()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_terminal_gets_text_with_clear_addresses(tmp_path: Path, workers: int) -> None:
+    relay = RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{free_port()}", top={"workers": workers})
+    terminal, end = pty.openpty()
+    command = [str(PROGRAM), "serve", "--config", str(relay.config)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=end) as process:
+        os.close(end)
+        try:
+            assert wait_until(lambda: greets(relay.smtp_port), timeout=20)
+            with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=20) as client:
+                client.sendmail("ann@example.org", ["bob@example.com"], "Subject: x\r\n\r\nx\r\n")
+            text = ""
+            while " accepted " not in text or not text.endswith("\n"):
+                text += os.read(terminal, 65536).decode()
+        finally:
+            process.terminate()
+    os.close(terminal)
+    assert "sender=ann@example.org" in text
+    assert "{" not in text

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from zonerelay import durable
-from zonerelay.config.settings import NOTE, HistoryAddresses, Settings, note_upgrade
+from zonerelay.config.settings import NOTE, HistoryAddresses, LogFormat, Settings, note_upgrade
 from zonerelay.process.sockets import Inherited
 from zonerelay.telemetry.logs.redact import KEY_SIZE, RedactKeyError, Redactor, load_or_create_key
 
@@ -151,8 +151,14 @@ def tune_for_mail() -> None:
 
 
 def build_redactor(settings: Settings) -> Redactor:
-    """Returns the redactor of the log."""
-    return _with_key(settings) if settings.log.redact else Redactor(b"", enabled=False)
+    """Return the redactor of the log. A person at a terminal reads addresses as they are."""
+    hides = settings.log.redact and not sys.stderr.isatty()
+    return _with_key(settings) if hides else Redactor(b"", enabled=False)
+
+
+def log_format(settings: Settings) -> LogFormat:
+    """Return the format of the log, which is text on a terminal."""
+    return LogFormat.TEXT if sys.stderr.isatty() else settings.log.format
 
 
 @cache

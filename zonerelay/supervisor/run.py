@@ -33,6 +33,7 @@ from zonerelay.process.setup import (
     allow_reload,
     build_redactor,
     close_to_others,
+    log_format,
     prepare_home,
     put_off_reload,
     raise_limits,
@@ -62,7 +63,7 @@ def supervise(config: Path, settings: Settings) -> int:
     home = prepare_home(settings)
     raise_limits()
     redactor = build_redactor(settings)  # made before the workers look for it
-    log = configure_logs(settings.log.format, clock=SystemClock(), redact=redactor.text)
+    log = configure_logs(log_format(settings), clock=SystemClock(), redact=redactor.text)
     patience = settings.shutdown_timeout + STOP_GRACE
     held = lock.take(
         home,

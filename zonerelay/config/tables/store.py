@@ -56,7 +56,9 @@ class LogSettings:
     """Log lines, on standard error (docs/operate/monitoring.md)."""
 
     format: LogFormat = choice(LogFormat.JSON)
-    """json: one object per line for collectors; text: key=value for people. On stderr."""
+    """json: one object per line for collectors; text: key=value for people. On stderr; a terminal gets text
+    with clear addresses.
+    """
     redact: bool = switch(True)
     """Replace addresses in log text by stable pseudonyms (a keyed hash), so that logs hold no personal data
     and can still be searched.
