@@ -61,6 +61,7 @@ import uvloop
 
 from tests.dialogs.staging import Step, client_context, load, staged
 from tests.support.inbound import House, RememberingStore, Stored, Talk, until
+from zonerelay.model.address import path
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
@@ -83,7 +84,9 @@ FACTS: dict[str, Callable[[Stored], str]] = {
     "priority": lambda stored: stored.message.envelope.priority,
     "trace": lambda stored: "; ".join(stored.message.trace[1:]),
     "fields": lambda stored: "; ".join(
-        ": ".join(field) for field in stored.message.headers if stored.message.id not in field[1]
+        ": ".join(field)
+        for field in stored.message.headers
+        if field[1] not in (f"<{stored.message.id}@relay.example.org>", path(stored.message.envelope.sender))
     ),
     "zone": lambda stored: " ".join(delivery.zone for delivery in stored.deliveries),
     "notify": lambda stored: " ".join(

@@ -150,7 +150,8 @@ async def test_stored_message_knows_all_about_itself() -> None:
         assert envelope.origin.client_address == "127.0.0.1"
         assert envelope.origin.helo == "client.example.org"
         own_id = ("Message-ID", f"<{message.id}@relay.example.org>")
-        assert message.headers == (("Subject", "x y"), ("Date", "now"), own_id)
+        author = ("From", "<a@example.org>")
+        assert message.headers == (("Subject", "x y"), ("Date", "now"), author, own_id)
         assert message.trace == (
             "listener=127.0.0.1:0",
             "zone=default no route: b@example.com, d@example.com",

@@ -11,7 +11,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageId
 
-COMPLETE = Header(names=frozenset({"date", "message-id"}))
+COMPLETE = Header(names=frozenset({"date", "from", "message-id"}))
 
 
 def envelope(
@@ -86,7 +86,7 @@ def test_utf8smtp_keeps_letters_and_nothing_else() -> None:
 def test_missing_date_and_message_id_are_added_below_received() -> None:
     text = fields(envelope(), Header())
     message = message_from_bytes(text + b"\r\n", policy=policy.SMTP)
-    assert message.keys() == ["Received", "Date", "Message-ID"]
+    assert message.keys() == ["Received", "Date", "From", "Message-ID"]
     assert message["Message-ID"] == "<18bc8f3a12340000@relay.example.org>"
     assert parsedate_to_datetime(str(message["Date"])).timestamp() == 1_700_000_000
 

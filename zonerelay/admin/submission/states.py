@@ -42,7 +42,7 @@ class MessageState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sought(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which messages: everything given must match. Times are Unix seconds; one recipient at least has `state`.
+    """Which messages: everything given must match. Times are Unix seconds; one recipient has `state`.
     `cursor` is `next` of the page before.
     """
 

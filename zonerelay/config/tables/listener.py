@@ -171,6 +171,10 @@ class ListenerSettings:
     has logged in; over HTTP, with X-Forwarded-For who the client is. Trust them as you trust the relay
     itself.
     """
+    lenient_paths: bool = switch(True)
+    """Read the addresses of clients that may relay as devices write them that nobody can change, in MAIL and
+    RCPT: <Backup <backup@example.org>>, < backup@example.org >, backup@example.org, <backup@example.org.>.
+    """
     check_sender_domain: bool = switch(False)
     """Ask DNS about the sender's domain at MAIL: 550 5.7.27 when it says that it takes no mail (null MX), 550
     5.1.8 when it does not exist, 451 4.4.3 when DNS does not answer.

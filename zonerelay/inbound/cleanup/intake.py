@@ -65,9 +65,10 @@ from zonerelay.message.header.headers import (
     HeaderScanner,
     HeaderTooLargeError,
     authors,
+    lacks_author,
     parse_header,
 )
-from zonerelay.model.address import Mailbox
+from zonerelay.model.address import Mailbox, path
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
@@ -611,12 +612,15 @@ class Intake:
         return self.envelope.id
 
     def _stored_fields(self) -> Fields:
-        """Return the fields of the message, with the Message-ID that it has got here."""
+        """Return the fields of the message, with the Message-ID and the author that it has got here."""
+        fields = self._header.fields
+        if lacks_author(self.envelope, self._header):
+            fields = (*fields, ("From", path(self.envelope.sender)))
         if "message-id" in self._header.names:
-            return self._header.fields
+            return fields
         added = (value for name, value in self.transaction.edits.add if name.lower() == "message-id")
         value = next(added, f"<{self.envelope.id}@{self._context.hostname}>")
-        return (*self._header.fields, ("Message-ID", value))
+        return (*fields, ("Message-ID", value))
 
     async def _refused_at_the_end(self) -> bool:
         envelope = self.envelope

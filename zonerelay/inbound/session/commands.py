@@ -55,7 +55,7 @@ from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.commands import HTTP_VERBS, LineFault, parse_command
 from zonerelay.smtp.server.line_ends import parse_bdat
-from zonerelay.smtp.server.params import parse_mail, parse_rcpt
+from zonerelay.smtp.server.params import by_the_grammar, parse_mail, parse_rcpt
 from zonerelay.smtp.server.paths import CommandError
 from zonerelay.smtp.server.proxy_protocol import parse_xclient
 from zonerelay.smtp.server.sasl import SaslExchange, parse_auth
@@ -80,7 +80,14 @@ def mail(conversation: Conversation, argument: str) -> ServerReply:
         return conversation.refuse(replies.NESTED_MAIL, "MAIL")
     if client_state.grants.must_log_in:
         return conversation.refuse(replies.AUTH_FIRST, "MAIL")
-    return envelope.begin(conversation, _parse_mail(argument, offered=client_state.grants.mail_parameters))
+    offered = client_state.grants.mail_parameters
+    try:
+        command = _parse_mail(argument, offered=offered)
+    except CommandError:
+        if not client_state.is_lenient:
+            raise
+        command = _parse_mail(by_the_grammar(argument), offered=offered)
+    return envelope.begin(conversation, command)
 
 
 def rcpt(conversation: Conversation, argument: str) -> ServerReply:
@@ -89,8 +96,14 @@ def rcpt(conversation: Conversation, argument: str) -> ServerReply:
         return conversation.refuse(replies.MAIL_FIRST, "RCPT")
     if transaction.chunked:
         return conversation.refuse(replies.IN_CHUNKS, "RCPT")
-    grants = conversation.client_state.grants
-    key, recipient = _parse_rcpt(argument, transaction.mail.smtputf8, grants.rcpt_parameters)
+    client_state, smtputf8 = conversation.client_state, transaction.mail.smtputf8
+    offered = client_state.grants.rcpt_parameters
+    try:
+        key, recipient = _parse_rcpt(argument, smtputf8, offered)
+    except CommandError:
+        if not client_state.is_lenient:
+            raise
+        key, recipient = _parse_rcpt(by_the_grammar(argument), smtputf8, offered)
     return envelope.add(conversation, transaction, key, recipient)
 
 

@@ -129,6 +129,11 @@ class ClientState:
         return _patterns(tuple(self.user.senders)).match(sender)
 
     @property
+    def is_lenient(self) -> bool:
+        """The client may relay, and writes paths as devices do."""
+        return self._settings.lenient_paths and self.grants.may_relay
+
+    @property
     def is_bound(self) -> bool:
         """The user may send from listed addresses only."""
         return self.user is not None and bool(self.user.senders)

@@ -361,9 +361,18 @@ def trace_fields(envelope: Envelope, header: Header, *, hostname: str, hide_clie
     fields = received(envelope, date, hostname=hostname, hide_client=hide_client)
     if "date" not in header.names:
         fields += f"Date: {date}\r\n"
+    if lacks_author(envelope, header):
+        fields += f"From: {path(envelope.sender)}\r\n"
     if "message-id" not in header.names:
         fields += f"Message-ID: <{envelope.id}@{hostname}>\r\n"
     return fields.encode() + header.lead
+
+
+def lacks_author(envelope: Envelope, header: Header) -> bool:
+    """Return whether From is missing in mail of a client that may relay, and the envelope has an author
+    (RFC 6409 8.1: such mail is completed, which a device cannot do).
+    """
+    return "from" not in header.names and bool(envelope.sender) and not envelope.origin.stranger
 
 
 def received(envelope: Envelope, date: str, *, hostname: str, hide_client: bool = False) -> str:

@@ -135,11 +135,17 @@ HTTP_VERBS = frozenset(
 TLS_HELLO = b"\x16\x03"
 
 
+_HELLO = frozenset({"EHLO", "HELO"})
+
+
 def parse_command(line: bytes) -> tuple[str, str]:
     """Return the verb in upper case and the argument without trailing spaces (RFC 5321 4.1.1)."""
     text = line.decode("utf-8", "replace")
     verb, _, argument = text.partition(" ")
     verb = verb.upper()
+    if verb in _HELLO:  # a name in another charset is no reason to refuse what a device sends
+        text = text.replace("\ufffd", "?")
+        argument = argument.replace("\ufffd", "?")
     if not text.isprintable() or "\ufffd" in text:
         raise CommandError(_unprintable(line, verb))
     if len(line) > COMMAND_LINE - 2 and len(line) > LIMITS.get(verb, COMMAND_LINE) - 2:

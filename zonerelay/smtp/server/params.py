@@ -23,7 +23,14 @@ from datetime import UTC, datetime, timedelta, timezone
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Body, Notify, Recipient, Ret
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.server.paths import CommandError, command_error, forward_path, require_ascii, reverse_path
+from zonerelay.smtp.server.paths import (
+    CommandError,
+    command_error,
+    forward_path,
+    read_leniently,
+    require_ascii,
+    reverse_path,
+)
 
 # Parses the DSN parameters (RFC 3461 4): RET, ENVID, NOTIFY, ORCPT.
 #
@@ -202,6 +209,12 @@ def parse_rcpt(
         notify=parse_notify(given["NOTIFY"]) if "NOTIFY" in given else Notify.UNSET,
         orcpt=parse_orcpt(given["ORCPT"]) if "ORCPT" in given else "",
     )
+
+
+def by_the_grammar(argument: str) -> str:
+    """Return the argument of MAIL or RCPT of a lenient client as others write it."""
+    keyword, colon, rest = argument.partition(":")
+    return f"{keyword}{colon}{read_leniently(rest.lstrip(' '))}"
 
 
 def _after_keyword(argument: str, keyword: str) -> str:

@@ -14,7 +14,8 @@ Refused although the grammar could be stretched to them:
 
 - source routes `<@a,@b:u@d>`: they ask a relay to find another way than the recipient's domain, which is how
   relays were borrowed (RFC 5321 3.6.1, F.2, lets a server refuse);
-- a final dot (`u@example.com.`): not in the grammar, and two spellings of one domain;
+- a final dot (`u@example.com.`): not in the grammar, and two spellings of one domain (but see
+  `read_leniently`, for clients that may relay);
 - an all-numeric last label (`u@192.0.2.1`): an address that lacks its brackets.
 
 Case is kept as sent. Non-ASCII needs SMTPUTF8 (RFC 6531); U-labels are checked for letters, marks and digits
@@ -65,6 +66,16 @@ class PathTooLongError(CommandError):
 
 def command_error(code: int, detail: str, text: str) -> CommandError:
     return CommandError(Reply(code, detail, text))
+
+
+_ODD = re.compile(r"[^<>]*(?:<[^<>]*)*<[ ]*([^<> ]+?)\.?[ ]*>+|([^<> ]+@[^<> ]+?)\.?(?= |\Z)")
+"""The address within brackets within brackets, with blanks, a display name or a final dot, or without any."""
+
+
+def read_leniently(text: str) -> str:
+    """Return the path, and what follows it, as devices write it that nobody can change, by the grammar."""
+    match = _ODD.match(text)
+    return text if match is None else f"<{match[1] or match[2]}>{text[match.end() :]}"
 
 
 def reverse_path(text: str) -> tuple[Mailbox, str]:
