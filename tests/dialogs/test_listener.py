@@ -165,7 +165,7 @@ async def test_stored_message_knows_all_about_itself() -> None:
         ]
         assert sorted(house.notified) == [queue_of("bulk"), queue_of("default")]
         names = [line.split(b":")[0] for line in stored.body.split(b"\r\n") if line[:1].isalpha()]
-        assert names == [b"Received", b"Message-ID", b"Subject", b"Date"]
+        assert names == [b"Received", b"From", b"Message-ID", b"Subject", b"Date"]
         assert stored.body.endswith(b"\r\n\r\n\xff\r\n.\r\n")
         assert message.size == len(stored.body)
 
