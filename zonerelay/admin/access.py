@@ -29,8 +29,8 @@ class DeniedError(Exception):
 
 
 class Access:
-    """`audit` writes a line of the log for the first failure of a client in each window, and for the one
-    that is too many.
+    """The access to HTTP. `audit` writes a line of the log for the first failure of a client in each window,
+    and for the one that is too many.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ Trouble = Callable[[str, BaseException], None]
 
 
 class ControlSocket:
-    """`operators` is called with the first connection."""
+    """A control socket. `operators` is called with the first connection."""
 
     def __init__(self, path: Path, operators: Callable[[], Operators], *, trouble: Trouble) -> None:
         self._path = path

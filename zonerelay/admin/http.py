@@ -38,9 +38,9 @@ class AdminError(Exception):
 
 
 class AdminServer:
-    """`metrics` gives the exposition; `before_metrics` is awaited first, to bring slow gauges up to date.
-    `readiness` gives the reasons against being ready. `operators` is called with the first connection;
-    without it monitoring alone is served.
+    """An admin server. `metrics` gives the exposition; `before_metrics` is awaited first, to bring slow
+    gauges up to date. `readiness` gives the reasons against being ready. `operators` is called with the first
+    connection; without it monitoring alone is served.
     """
 
     def __init__(

@@ -53,8 +53,8 @@ Connection = web.RequestHandler
 
 
 class HttpServer:
-    """`is_loopback`: only this machine reaches the address. `operators` is `None` where monitoring alone is
-    served. `proxies` are the networks of proxies that are believed.
+    """An HTTP server. `is_loopback`: only this machine reaches the address. `operators` is `None` where
+    monitoring alone is served. `proxies` are the networks of proxies that are believed.
     """
 
     def __init__(

@@ -149,7 +149,7 @@ class _Call:
 
 
 class Mailpit:
-    """`serve` answers any request below /api/v1/ and /view/."""
+    """Mailpit's API. `serve` answers any request below /api/v1/ and /view/."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators

@@ -15,8 +15,8 @@ PATHS = frozenset(("/metrics", "/healthz", "/livez", "/readyz"))
 
 @dataclass(frozen=True, slots=True)
 class Monitoring:
-    """`metrics` gives the exposition; `before_metrics` is awaited first, to bring slow gauges up to date.
-    `readiness` gives the reasons against being ready.
+    """The endpoints for monitoring. `metrics` gives the exposition; `before_metrics` is awaited first, to
+    bring slow gauges up to date. `readiness` gives the reasons against being ready.
     """
 
     metrics: Callable[[], bytes]

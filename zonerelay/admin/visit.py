@@ -14,11 +14,11 @@ VISIT: ContextVar[Visit] = ContextVar("visit")
 
 @dataclass(slots=True)
 class Visit:
-    """`client` is an address, behind a proxy the one that the proxy names. `secure`: over TLS, here or at the
-    proxy. `private`: no token and no session is in clear text on a network, because of TLS, a proxy, or a
-    client on this machine. A part sets `who`, a token's name, when it lets an identity in: the connection may
-    then serve other requests. `answered`: the answer is written. `peer` is the user of this machine who has
-    connected to the control socket.
+    """A visit. `client` is an address, behind a proxy the one that the proxy names. `secure`: over TLS, here
+    or at the proxy. `private`: no token and no session is in clear text on a network, because of TLS, a
+    proxy, or a client on this machine. A part sets `who`, a token's name, when it lets an identity in: the
+    connection may then serve other requests. `answered`: the answer is written. `peer` is the user of this
+    machine who has connected to the control socket.
     """
 
     client: str

@@ -168,7 +168,9 @@ def _tcp_address(text: str) -> str:
 
 @dataclass(slots=True)
 class Command:
-    """`run` is a function of a module below `zonerelay.cli`. `help` "": the command is an operation."""
+    """A command. `run` is a function of a module below `zonerelay.cli`. `help` "": the command is an
+    operation.
+    """
 
     words: str
     run: str

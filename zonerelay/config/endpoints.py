@@ -66,7 +66,7 @@ CAPTURE = "capture:"
 
 @dataclass(frozen=True, slots=True)
 class NextHop:
-    """`port` is `None` when it was not written: the zone's `port` applies."""
+    """A next hop. `port` is `None` when it was not written: the zone's `port` applies."""
 
     kind: NextHopKind
     host: str

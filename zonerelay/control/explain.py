@@ -89,7 +89,9 @@ from zonerelay.inbound.state.rewriting import Place, Rewriting
 
 
 class ChangePlans:
-    """`keys` and `srs` are those of now; `keys` may raise ValueError, with what is wrong."""
+    """The plans of changes to mail. `keys` and `srs` are those of now; `keys` may raise ValueError, with what
+    is wrong.
+    """
 
     def __init__(
         self, keys: Callable[[], DkimKeys | None], srs: Callable[[], Srs | None], clock: Clock
@@ -167,7 +169,7 @@ class Rewritten(NamedTuple):
 
 
 class RewritePlans:
-    """`rewriting` and `srs` are those of now."""
+    """The plans of rewriting. `rewriting` and `srs` are those of now."""
 
     def __init__(
         self, rewriting: Callable[[], Rewriting | None], srs: Callable[[], Srs | None], clock: Clock
@@ -214,7 +216,7 @@ class Guarded(NamedTuple):
 
 
 class GuardPlans:
-    """`rails` gives those of a user, `None` when they cannot be read."""
+    """The plans of user limits. `rails` gives those of a user, `None` when they cannot be read."""
 
     def __init__(self, rails: Callable[[str], Awaitable[Rails | None]], clock: Clock) -> None:
         self._rails = rails
@@ -273,7 +275,7 @@ class Untold:
 
 
 class SourcePlans:
-    """`hostname` is what the relay calls itself."""
+    """The plans of source addresses. `hostname` is what the relay calls itself."""
 
     def __init__(self, selection: SourceSelection, *, hostname: str) -> None:
         self._selection = selection
@@ -352,7 +354,7 @@ def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
 
 
 class Explainer:
-    """`hostname` is what the relay calls itself, `listeners` are those of now.
+    """An explainer. `hostname` is what the relay calls itself, `listeners` are those of now.
 
     `suspended` knows the scheduler's suspensions, `credential` names the log-in of a zone for a sender,
     `learned` says what the courier has learned of an address (`ip:port`).

@@ -53,8 +53,8 @@ from zonerelay.store.contract import Store
 
 
 class Bodies:
-    """`zone` returns the settings of a zone that is served; `read` is told of the message, the zone ("" for
-    the stored body) and the person.
+    """The bodies that operators read. `zone` returns the settings of a zone that is served; `read` is told of
+    the message, the zone ("" for the stored body) and the person.
     """
 
     def __init__(

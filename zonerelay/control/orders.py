@@ -38,7 +38,9 @@ LOOK = 1.0
 
 
 class OrderAnswers:
-    """`first_expiry` returns when mail that was accepted then would expire in a zone at the earliest."""
+    """The answers about orders. `first_expiry` returns when mail that was accepted then would expire in a
+    zone at the earliest.
+    """
 
     def __init__(
         self,

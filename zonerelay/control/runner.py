@@ -69,7 +69,7 @@ class Handler(Protocol):
 
 
 class Runner:
-    """`close` before the handler's parts are closed. At most `most` requests are answered at once."""
+    """A runner. `close` it before the handler. At most `most` requests are answered at once."""
 
     def __init__(self, handler: Handler, trouble: Trouble, *, most: int = MAX_RUNNING) -> None:
         self._handler = handler

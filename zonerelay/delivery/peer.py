@@ -65,7 +65,8 @@ class ExpiringSet:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionKey:
-    """`source` and `credential` are `None` in zones without any. `text` tells the keys of one zone apart.
+    """A connection key. `source` and `credential` are `None` in zones without any. `text` tells the keys of
+    one zone apart.
 
     `ipv4_only`: the batch does not use the source's IPv6 for now, so a connection over IPv6 does not match.
     `host` (`name:port`): the one of several equal next hops that the batch tries first. `verify`: the message

@@ -50,8 +50,8 @@ ABSENT_FOR = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """`hosts` have refused `source` with `reply`. `until` is Unix time; `ipv6`: the penalty is for IPv6
-    alone.
+    """A penalty. `hosts` have refused `source` with `reply`. `until` is Unix time; `ipv6`: the penalty is for
+    IPv6 alone.
     """
 
     source: str
@@ -224,7 +224,7 @@ class SourceStatus:
 
 
 class SourceSelection:
-    """One per worker, for all zones."""
+    """The source selection of a worker, for all zones."""
 
     def __init__(self, clock: Clock, observer: SourceObserver) -> None:
         self._clock = clock

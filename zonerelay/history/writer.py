@@ -61,8 +61,8 @@ class Dropped(Protocol):
 
 
 class History:
-    """One per worker; satisfies `events.HistorySink`. `file` is its database; `guard` is the free space in
-    bytes below which the relay takes no mail.
+    """The history of a worker; satisfies `events.HistorySink`. `file` is its database; `guard` is the free
+    space in bytes below which the relay takes no mail.
     """
 
     def __init__(

@@ -106,8 +106,8 @@ why it never will. Raises OSError when it may have it later, and NoListenerError
 
 
 class DropDirectory:
-    """One per relay. `start` once the listeners accept, `stop` before they close. `max_size` is of a message,
-    in octets.
+    """The drop directory of a relay. `start` once the listeners accept, `stop` before they close. `max_size`
+    is of a message, in octets.
     """
 
     def __init__(

@@ -39,7 +39,9 @@ LOOK = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ZoneStatus:
-    """`active` counts transactions, `waiting` deliveries in memory; the rest of the queue is in the store."""
+    """The zone status. `active` counts transactions, `waiting` deliveries in memory; the rest of the queue is
+    in the store.
+    """
 
     zone: str
     active: int

@@ -540,7 +540,7 @@ TIDIED = 500
 
 
 class Destinations:
-    """`lines` by domain (`""` in a zone that has one next hop), destinations by their key."""
+    """Destinations: `lines` by domain (`""` in a zone that has one next hop), destinations by their key."""
 
     def __init__(
         self, zone: ZoneSettings, retry: RetrySettings, rates: Rates, round_robin: RoundRobin

@@ -64,7 +64,7 @@ class StsMode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StsPolicy:
-    """`patterns` are in lower-case ASCII: `mx.example.com`, `*.example.com` (one label)."""
+    """A policy. `patterns` are in lower-case ASCII: `mx.example.com`, `*.example.com` (one label)."""
 
     mode: StsMode
     patterns: tuple[str, ...]
@@ -350,7 +350,7 @@ class _Failure(NamedTuple):
 
 
 class StsPolicies:
-    """One per worker. Without `files` no policy survives a restart."""
+    """The MTA-STS policies of a worker. Without `files` no policy survives a restart."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ _QUIET = frozenset({"starting", "ready", "stopping", "stopped"})
 
 
 class Journey:
-    """`now` is Unix time, for the clock column and for "again in 5 s"."""
+    """A journey. `now` is Unix time, for the clock column and for "again in 5 s"."""
 
     def __init__(self, console: Console, now: Callable[[], float]) -> None:
         self._console = console

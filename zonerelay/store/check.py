@@ -66,8 +66,8 @@ and are no damage.
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`where` names the key, file, row or object; `what` says in words what is wrong with it; `message_id` is
-    the message that it belongs to, "" when that is not known.
+    """A finding. `where` names the key, file, row or object; `what` says in words what is wrong with it;
+    `message_id` is the message that it belongs to, "" when that is not known.
     """
 
     fault: Fault
@@ -134,11 +134,11 @@ Salvage = Callable[[Salvaged], None]
 
 
 class Repaired(msgspec.Struct, frozen=True, kw_only=True):
-    """`before` counts the deliveries that anything in the spool still names, `after` those of the repaired
-    spool; `lost` names what could not be saved, a line each, and `more_lost` counts the lines beyond a
-    thousand; `repeats` names deliveries of the repaired spool that may have left the damaged one, a line for
-    each message; `noted` names damage that costs nothing; `salvaged` counts messages that were handed to the
-    salvage; `kept` is where the spool as it was is, "" when nothing was changed.
+    """The result of a repair. `before` counts the deliveries that anything in the spool still names, `after`
+    those of the repaired spool; `lost` names what could not be saved, a line each, and `more_lost` counts the
+    lines beyond a thousand; `repeats` names deliveries of the repaired spool that may have left the damaged
+    one, a line for each message; `noted` names damage that costs nothing; `salvaged` counts messages that
+    were handed to the salvage; `kept` is where the spool as it was is, "" when nothing was changed.
     """
 
     before: int

@@ -47,13 +47,13 @@ class Siblings:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """`on_health` hears of every change of `unhealthy()`; `on_damage` of each new kind of damage that the
-    store meets; `observe_commit` of the seconds of each durable
-    write; `on_news` and `on_lost` of what other relays do to a shared store. All are called on the event
-    loop that opened the store and must not raise. `environment` is where secrets may be. `siblings` is `None`
-    for a worker that is alone and on a shared store; there `register` has the idempotency keys of all nodes.
-    `withdraw` keeps the scheduler's hands off deliveries and returns those that may be changed now, until
-    `give_back`; without it what is claimed may not be changed.
+    """The surroundings. `on_health` hears of every change of `unhealthy()`; `on_damage` of each new kind of
+    damage that the store meets; `observe_commit` of the seconds of each durable write; `on_news` and
+    `on_lost` of what other relays do to a shared store. All are called on the event loop that opened the
+    store and must not raise. `environment` is where secrets may be. `siblings` is `None` for a worker that is
+    alone and on a shared store; there `register` has the idempotency keys of all nodes. `withdraw` keeps the
+    scheduler's hands off deliveries and returns those that may be changed now, until `give_back`; without it
+    what is claimed may not be changed.
     """
 
     clock: Clock

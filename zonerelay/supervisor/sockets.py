@@ -23,7 +23,7 @@ class BindError(Exception):
 
 
 class Sockets:
-    """`handed` are those that systemd has opened."""
+    """The sockets. `handed` are those that systemd has opened."""
 
     def __init__(self, handed: Inherited) -> None:
         self._handed = handed

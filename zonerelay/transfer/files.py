@@ -38,7 +38,9 @@ _QUEUE = re.compile(r"(?:webhook/)?[A-Za-z0-9._-]+(?:;[a-z]+)?")
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True):
-    """`format` is read first: a newer one is refused in words. `zonerelay` is the release that wrote it."""
+    """The description of an exported message. `format` is read first: a newer one is refused in words.
+    `zonerelay` is the release that wrote it.
+    """
 
     format: int
     zonerelay: str = __version__

@@ -19,7 +19,8 @@ class TransferError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """`key` names the message in its source for good: a second import recognises it by that.
+    """A stored message. `key` names the message in its source for good: a second import recognises it by
+    that.
 
     `body` starts from the first octet at each call. The message of another system (`is_ours` false) has no
     size, headers and traits yet: they are taken from the body, whose line ends may be any.
@@ -44,7 +45,7 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """`messages` and `octets` are what it holds at most, for the room and the progress bar."""
+    """A source. `messages` and `octets` are what it holds at most, for the room and the progress bar."""
 
     messages: int
     octets: int

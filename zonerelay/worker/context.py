@@ -15,8 +15,8 @@ from zonerelay.telemetry.logs.redact import Redactor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """`environment` may hold secrets (`config/credentials/secrets.py`); `policy_port` is the port of the
-    servers of MTA-STS policies.
+    """A worker context. `environment` may hold secrets (`config/credentials/secrets.py`); `policy_port` is
+    the port of the servers of MTA-STS policies.
     """
 
     hostname: str

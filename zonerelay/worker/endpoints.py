@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 class Endpoints:
-    """`open` once, `close` whether or not that went well. `settings` returns the active configuration,
-    `submit` takes mail that comes over HTTP.
+    """The endpoints. `open` once, `close` whether or not that went well. `settings` returns the active
+    configuration, `submit` takes mail that comes over HTTP.
     """
 
     def __init__(

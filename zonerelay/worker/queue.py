@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class MailQueue:
-    """`store` is all of it. Closing the store closes everything."""
+    """A mail queue. `store` is all of it. Closing the store closes everything."""
 
     def __init__(self, store: Store, spool: Store, outbox: Outbox | None = None) -> None:
         self.store = store

@@ -34,7 +34,7 @@ LONGEST = 7 * 24 * 3600.0
 
 
 class DailyReport:
-    """`configure` starts and stops it; `close` once."""
+    """A daily report. `configure` starts and stops it; `close` once."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _NAMED = {"zone": "name", "listener": "address"}
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """`dkim_keys` are `None` without any; `advice` is about them."""
+    """The tables. `dkim_keys` are `None` without any; `advice` is about them."""
 
     settings: Settings
     destinations: DestinationTable

@@ -60,7 +60,7 @@ def _trouble(store: Store) -> str:
 
 
 class Worker:
-    """`running` has what `stop`, to be called once, ends."""
+    """A worker. `running` has what `stop`, to be called once, ends."""
 
     running: AsyncExitStack
 

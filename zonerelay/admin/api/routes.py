@@ -36,8 +36,8 @@ _SEGMENT = {"message_id": "[0-9a-f]{16}"}
 
 
 class Api:
-    """`serve` answers any request below `/v1/`, by a table of verbs. `is_open`: the description, which names
-    the release, answers strangers, too.
+    """The API. `serve` answers any request below `/v1/`, by a table of verbs. `is_open`: the description,
+    which names the release, answers strangers, too.
     """
 
     def __init__(self, operators: Operators, verbs: Sequence[Verb], *, is_open: bool = True) -> None:

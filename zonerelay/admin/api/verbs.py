@@ -93,7 +93,7 @@ Run = Callable[[Call], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """`operation` is the one that it is made of, if it is."""
+    """A verb. `operation` is the one that it is made of, if it is."""
 
     method: str
     path: str

@@ -23,7 +23,7 @@ MAX_SESSIONS = 100
 
 @dataclass(slots=True)
 class Session:
-    """`number` names it in the list of sessions; `check` goes into every form."""
+    """A session. `number` names it in the list of sessions; `check` goes into every form."""
 
     number: int
     token: Token
@@ -42,7 +42,7 @@ class Session:
 
 
 class Sessions:
-    """`now` is a monotonic clock; `is_valid` says whether a token is still one."""
+    """The sessions. `now` is a monotonic clock; `is_valid` says whether a token is still one."""
 
     def __init__(self, now: Callable[[], float], is_valid: Callable[[Token], bool]) -> None:
         self._now = now

@@ -46,7 +46,7 @@ class PageError(Exception):
 
 
 class Visitor:
-    """`given` are the fields of the form, or those of the address."""
+    """A visitor. `given` are the fields of the form, or those of the address."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ Some = One | tuple[One, ...]
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`content` is base64. With a `content_id` the HTML shows it as `cid:…`."""
+    """An attachment. `content` is base64. With a `content_id` the HTML shows it as `cid:…`."""
 
     content: str
     filename: str = ""

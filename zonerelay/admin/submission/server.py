@@ -24,7 +24,7 @@ from zonerelay.routing.addresses import Networks
 
 
 class SubmissionServer:
-    """`rules` gives the settings of the listener as they are now."""
+    """A submission server. `rules` gives the settings of the listener as they are now."""
 
     def __init__(self, operators: Operators, rules: Callable[[], ListenerSettings]) -> None:
         self._operators = operators

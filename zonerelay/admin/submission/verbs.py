@@ -99,7 +99,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` is the relay's, `message_id` the field of the message."""
+    """An accepted message. `id` is the relay's, `message_id` the field of the message."""
 
     id: str
     message_id: str

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class OutboxStatus(msgspec.Struct):
-    """`oldest_seconds` of the rows that wait, `lag_seconds` of those that are due; `relays` are alive."""
+    """The status of the outbox. `oldest_seconds` of the rows that wait, `lag_seconds` of those that are due;
+    `relays` are alive.
+    """
 
     queued: int
     processing: int

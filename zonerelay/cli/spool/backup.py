@@ -60,8 +60,9 @@ _PAGE = 256 * 1024
 
 
 class BackupSheet(msgspec.Struct, kw_only=True):
-    """`backup.json`. `made` is the Unix time in seconds that the backup shows. `files` are SHA-256 by name;
-    `unusable` counts messages that could not be read, `missing` names files beside the spool that could not.
+    """The description of a backup: `backup.json`. `made` is the Unix time in seconds that the backup shows.
+    `files` are SHA-256 by name; `unusable` counts messages that could not be read, `missing` names files
+    beside the spool that could not.
     """
 
     format: int = FORMAT

@@ -43,7 +43,9 @@ _ZONE = "default"
 
 
 class RepairReport(msgspec.Struct, kw_only=True):
-    """`done` is false when only what would be done is said. Deliveries are counted over all spools."""
+    """A repair report. `done` is false when only what would be done is said. Deliveries are counted over all
+    spools.
+    """
 
     done: bool
     before: int

@@ -43,7 +43,8 @@ class IdentitiesError(Exception):
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`sha256` is that of the whole token, in hexadecimal. Times are Unix seconds; `expires` 0 is never.
+    """A token. `sha256` is that of the whole token, in hexadecimal. Times are Unix seconds; `expires` 0 is
+    never.
 
     `user` is the user of the credentials file who the holder acts as, "" for none.
     """

@@ -30,9 +30,9 @@ Form = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`read` is one of the readers below. `least` and `most` bound numbers, `form` says what a text must be,
-    `choices` which words there are; `optional` also takes 0 or "", meaning none. `several`: a list of such
-    values.
+    """An option. `read` is one of the readers below. `least` and `most` bound numbers, `form` says what a
+    text must be, `choices` which words there are; `optional` also takes 0 or "", meaning none. `several`: a
+    list of such values.
     """
 
     read: Callable[[object, Option], object]

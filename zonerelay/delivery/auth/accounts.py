@@ -147,7 +147,7 @@ _Look = tuple[int, ...]
 
 
 class Secrets:
-    """One per worker. References with `env:` and `credential:` point into `environment`."""
+    """The secrets of a worker. References with `env:` and `credential:` point into `environment`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment

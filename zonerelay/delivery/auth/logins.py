@@ -202,7 +202,7 @@ Senders = Mapping[str, AddressPatterns]
 
 
 class Logins:
-    """One per worker. Calls `resume(zone)` when the zone's mail may be tried again."""
+    """The logins of a worker. Calls `resume(zone)` when the zone's mail may be tried again."""
 
     def __init__(
         self,

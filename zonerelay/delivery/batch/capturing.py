@@ -31,7 +31,7 @@ _HOST = "capture"
 
 
 class Capturing:
-    """One per worker. Opens the store with the first batch, or with `start`."""
+    """The courier of a worker for captured mail. Opens the store with the first batch, or with `start`."""
 
     def __init__(
         self,

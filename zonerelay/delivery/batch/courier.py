@@ -95,7 +95,7 @@ MAX_LACKING = 20
 
 
 class SmtpCourier:
-    """One per worker. Owns every outgoing connection."""
+    """The SMTP courier of a worker. Owns every outgoing connection."""
 
     def __init__(
         self,

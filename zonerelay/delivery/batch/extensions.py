@@ -25,7 +25,7 @@ REMEMBER_FOR = 24 * 3600.0
 
 
 class UsedExtensions:
-    """One per worker."""
+    """The extensions of hosts, as a worker used them."""
 
     def __init__(self, clock: Clock) -> None:
         self._without_bdat = {trouble: ExpiringSet(clock, REMEMBER_FOR) for trouble in BdatTrouble}

@@ -71,7 +71,7 @@ class _Down:
 
 
 class DeadHosts:
-    """One per worker. False as a condition while no host is down."""
+    """The dead hosts of a worker. False as a condition while no host is down."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -122,7 +122,7 @@ def _pause(failures: int) -> float:
 
 
 class HostOrder:
-    """One per worker."""
+    """The order of hosts in a worker."""
 
     def __init__(self, clock: Clock, random: random_module.Random) -> None:
         self._random = random
@@ -223,7 +223,7 @@ class _Host:
 
 
 class SessionLimits:
-    """One per worker."""
+    """The session limits of a worker."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -126,7 +126,7 @@ async def _close(pieces: AsyncIterator[bytes]) -> None:
 
 
 class Signing:
-    """One per worker. `beside`: use a thread, which starts with the first slow signature."""
+    """The signing of mail in a worker. `beside`: use a thread, which starts with the first slow signature."""
 
     def __init__(self, *, beside: bool) -> None:
         self._beside = beside
@@ -293,7 +293,9 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rendition:
-    """`header` replaces the first `skipped` octets. Both are empty when the header stays unchanged."""
+    """A rendition. `header` replaces the first `skipped` octets. Both are empty when the header stays
+    unchanged.
+    """
 
     plan: _Plan
     header: bytes
@@ -317,7 +319,7 @@ class _Rendition:
 
 
 class Renderer:
-    """One per worker. `configure` may run at any time; a rendition in progress ends under the old
+    """The renderer of a worker. `configure` may run at any time; a rendition in progress ends under the old
     settings.
     """
 

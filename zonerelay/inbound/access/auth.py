@@ -64,8 +64,8 @@ class LoginKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """`user` is there when it is OK. `detail` is for the operator, never for the client. `refusal`: the
-    password is right, and the guard rails of the user say no.
+    """A login. `user` is there when it is OK. `detail` is for the operator, never for the client. `refusal`:
+    the password is right, and the guard rails of the user say no.
     """
 
     kind: LoginKind

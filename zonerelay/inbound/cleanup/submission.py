@@ -24,8 +24,8 @@ AfterVerdict = Callable[[Verdict], ServerReply]
 
 
 class Submission:
-    """`delay` is how many seconds the reply to an error waits. `edits` is what the policy wants of every
-    message of this client.
+    """A submission. `delay` is how many seconds the reply to an error waits. `edits` is what the policy wants
+    of every message of this client.
     """
 
     def __init__(self, context: ListenerContext, client_state: ClientState) -> None:

@@ -39,7 +39,9 @@ class _Failures:
 
 
 class Attempts:
-    """`max_failures` within `window` seconds lock a key until the oldest of them has aged out."""
+    """Failed attempts. `max_failures` within `window` seconds lock a key until the oldest of them has aged
+    out.
+    """
 
     def __init__(self, *, max_failures: int, window: float) -> None:
         # In the order of their last failures, so that the first is the one to forget.

@@ -45,7 +45,7 @@ class Reader(Protocol):
 
 
 class LargeBodies:
-    """One per listener. Synchronous; every reader that has asked must `leave`."""
+    """The large bodies of a listener. Synchronous; every reader that has asked must `leave`."""
 
     def __init__(self, at_once: int = AT_ONCE, patience: float = PATIENCE) -> None:
         self._at_once = at_once
@@ -121,7 +121,7 @@ class MemoryHolder(Protocol):
 
 
 class SessionMemory:
-    """`used` is in octets. Sessions change it themselves; `holders` are the open sessions."""
+    """A memory account; `used` is in bytes. Sessions change it themselves; `holders` are open sessions."""
 
     __slots__ = ("_limit", "_tight", "holders", "used")
 

@@ -132,8 +132,8 @@ class Usage:
 
 
 class Quotas:
-    """`pages` is made when the first user with quotas comes. `near` hears of each quota that is nearly used
-    up, with the user: once, until there is room again.
+    """The quotas. `pages` is made when the first user with quotas comes. `near` hears of each quota that is
+    nearly used up, with the user: once, until there is room again.
     """
 
     def __init__(

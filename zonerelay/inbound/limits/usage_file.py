@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class UsageFile:
-    """`BookStore` in a file. Its statements run in a thread of their own."""
+    """A usage file: `BookStore` in a file. Its statements run in a thread of their own."""
 
     def __init__(self, home: Path, clock: Clock, *, read_only: bool = False) -> None:
         self._file = home / DIRECTORY / FILE

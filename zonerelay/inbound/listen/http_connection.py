@@ -42,7 +42,7 @@ class ServesHttp(Protocol):
 
 
 class HttpConnection(asyncio.Protocol):
-    """`service` gives the HTTP server, or what it will be when it has been loaded."""
+    """An HTTP connection. `service` gives the HTTP server, or what it will be when it has been loaded."""
 
     def __init__(
         self,

@@ -87,7 +87,8 @@ def build_rules(settings: Settings) -> ListenerRules:
 
 
 class Listeners:
-    """`secret` keys what is remembered of passwords; `zones` names those that a policy may choose.
+    """The listeners. `secret` keys what is remembered of passwords; `zones` names those that a policy may
+    choose.
 
     `srs` gives what [srs] is now, `None` for nothing. `pages` makes the store in which the usage of users is
     counted. `open_http` loads the HTTP server of a listener.

@@ -116,8 +116,8 @@ AT_ONCE = 100
 
 
 class SiblingSockets:
-    """`session` makes the protocol of a connection, as for the worker's own socket. `spare` are sockets of
-    workers that no longer exist: their clients are accepted at once.
+    """The sibling sockets. `session` makes the protocol of a connection, as for the worker's own socket.
+    `spare` are sockets of workers that no longer exist: their clients are accepted at once.
     """
 
     def __init__(
@@ -183,7 +183,9 @@ MakeProtocol = Callable[[], asyncio.Protocol]
 
 
 class ListeningSocket:
-    """`inherited` are the sockets that this process was handed; `protocol` makes that of a new connection."""
+    """A listening socket. `inherited` are the sockets that this process was handed; `protocol` makes that of
+    a new connection.
+    """
 
     def __init__(self, inherited: Inherited, protocol: MakeProtocol) -> None:
         self._inherited = inherited

@@ -149,7 +149,8 @@ EVENTS: tuple[type[Event], ...] = (Connect, Helo, Auth, Mail, Rcpt, Headers, End
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`reply` refuses. Otherwise `zone` and the fields to `add` and `remove` hold for the message.
+    """A decision. `reply` refuses. Otherwise `zone` and the fields to `add` and `remove` hold for the
+    message.
 
     Zones can be chosen at mail, headers and end_of_data (for all recipients) and at rcpt (for that one);
     header fields from connect to headers. Raises ValueError or TypeError when it makes no sense.
@@ -304,7 +305,7 @@ class Rset(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noop(Event):
-    """`argument` is `""` without one."""
+    """A NOOP command. `argument` is `""` without one."""
 
     step: ClassVar[str] = "handle_NOOP"
     argument: str

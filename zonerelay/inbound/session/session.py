@@ -51,9 +51,9 @@ from zonerelay.telemetry.events.transcript import Record
 
 
 class Body:
-    """`intake` is the message being read or stored, `parked` one between two of its chunks (BDAT): there is
-    one of them at most. Of a refused chunk `discarding` octets are still to be dropped, and then `owed` is
-    answered.
+    """A body. `intake` is the message being read or stored, `parked` one between two of its chunks (BDAT):
+    there is one of them at most. Of a refused chunk `discarding` octets are still to be dropped, and then
+    `owed` is answered.
     """
 
     __slots__ = ("behind_others", "discarding", "intake", "owed", "parked")

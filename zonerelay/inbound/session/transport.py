@@ -148,7 +148,7 @@ LINGER = 10.0  # seconds for a client to take the last reply before it is cut of
 
 
 class TransportFault(Exception):
-    """`tls` says whether it was TLS or the PROXY header that went wrong."""
+    """A transport fault. `tls` says whether it was TLS or the PROXY header that went wrong."""
 
     def __init__(self, text: str, *, tls: bool) -> None:
         super().__init__(text)

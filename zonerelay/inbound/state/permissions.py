@@ -58,8 +58,8 @@ def apply_mode(transaction: Transaction) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grants:
-    """`must_log_in`: nothing else helps. `offer` is what EHLO lists, `mail_parameters` what MAIL takes,
-    `rcpt_parameters` what RCPT takes.
+    """What a client may do. `must_log_in`: nothing else helps. `offer` is what EHLO lists, `mail_parameters`
+    what MAIL takes, `rcpt_parameters` what RCPT takes.
     """
 
     may_relay: bool

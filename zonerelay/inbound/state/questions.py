@@ -55,7 +55,9 @@ Question = LogIn | Named | Allow | Event
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`login` answers a LogIn, `allowance` an Allow; `reason` is the reason of a refusal."""
+    """The answer to a question. `login` answers a LogIn, `allowance` an Allow; `reason` is the reason of a
+    refusal.
+    """
 
     decision: Decision = ACCEPT
     login: Login | None = None

@@ -90,7 +90,7 @@ _PLACES: dict[RewriteWhere, tuple[Place, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """`local` is empty when what is before the @ stays. `number` counts the rules from 1."""
+    """A rule. `local` is empty when what is before the @ stays. `number` counts the rules from 1."""
 
     number: int
     local: str

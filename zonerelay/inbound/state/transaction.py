@@ -52,7 +52,7 @@ class HeaderRules(Protocol):
 
 
 class Transaction:
-    """`release` is the Unix time before which the message must not be sent, 0.0 for at once.
+    """A transaction. `release` is the Unix time before which the message must not be sent, 0.0 for at once.
 
     `cost` is what the recipients stand for in the memory of all sessions, `octets` what BDAT has announced.
     `idempotency_key` is one that the client named outside the message, "" when it may be in the header.

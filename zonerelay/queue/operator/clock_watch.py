@@ -25,7 +25,7 @@ INTERVAL = 30.0
 
 
 class ClockWatch:
-    """One per worker; `start` once, `stop` before the store is closed."""
+    """The clock watch of a worker; `start` once, `stop` before the store is closed."""
 
     def __init__(self, operations: Operations, *, events: Events, clock: Clock) -> None:
         self._operations = operations

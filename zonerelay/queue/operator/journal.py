@@ -81,9 +81,9 @@ class Entry(NamedTuple):
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """`what` is the filter in words. `problem`: why the act cannot be undone, "" if it can. `undoes` is the
-    act that this one has undone, `undone_by` the one that has undone this. `finished` false: it runs, or a
-    crash has ended it.
+    """An act. `what` is the filter in words. `problem`: why the act cannot be undone, "" if it can. `undoes`
+    is the act that this one has undone, `undone_by` the one that has undone this. `finished` false: it runs,
+    or a crash has ended it.
     """
 
     id: str
@@ -102,7 +102,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal:
-    """One per worker. `directory` is made with the first act."""
+    """The journal of a worker. `directory` is made with the first act."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory = directory

@@ -61,8 +61,8 @@ class OrderFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
-    """`hosts` are those that `destination` stands for, as far as they were known when the order was given.
-    `ended`: it is over since then.
+    """An order. `hosts` are those that `destination` stands for, as far as they were known when the order was
+    given. `ended`: it is over since then.
     """
 
     hosts: tuple[str, ...] = ()

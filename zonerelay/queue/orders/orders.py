@@ -127,9 +127,9 @@ def _later(mine: Order, other: Order) -> Order:
 
 
 class Orders:
-    """One per worker. `changed` is called when other orders are in force. `release` releases what orders
-    that are over have held, and returns how many deliveries those were; it raises StoreError. The settler
-    asks `paused` and `keep_unattempted`.
+    """The orders of a worker. `changed` is called when other orders are in force. `release` releases what
+    orders that are over have held, and returns how many deliveries those were; it raises StoreError. The
+    settler asks `paused` and `keep_unattempted`.
     """
 
     def __init__(

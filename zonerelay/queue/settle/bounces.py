@@ -37,7 +37,7 @@ class ReportError(Exception):
 
 
 class DsnMaker:
-    """One per settler."""
+    """The DSN maker of a settler."""
 
     def __init__(
         self,

@@ -66,7 +66,7 @@ UNREADABLE = Outcome(
 
 @dataclass(frozen=True, slots=True)
 class Disposition:
-    """`delivery` as it was, `outcome` as it is recorded (an expiry was a deferral before).
+    """A disposition. `delivery` as it was, `outcome` as it is recorded (an expiry was a deferral before).
 
     `report` is what is owed to the sender; `silence` says why a failure, or a success that the sender
     asked to hear of, is not reported.

@@ -59,7 +59,7 @@ class AtomicWrite:
 
 
 class OutcomeLog:
-    """One per settler."""
+    """The outcome log of a settler."""
 
     def __init__(self, store: QueueStore, events: Events, slices: Slices) -> None:
         self._store = store

@@ -91,7 +91,7 @@ class NetworkShelf:
 
 
 class RuleIndex:
-    """`shelves` are the conditions that rules can be filed under, empty."""
+    """A rule index. `shelves` are the conditions that rules can be filed under, empty."""
 
     def __init__(self, shelves: Mapping[str, Shelf], rules: Sequence[Conditions]) -> None:
         self._others: list[int] = []

@@ -76,7 +76,7 @@ NOTHING = Found()
 
 
 class InFlight:
-    """One per spool; changed only on the event loop."""
+    """The deliveries in flight of a spool; changed only on the event loop."""
 
     def __init__(self) -> None:
         # The durable state of what is claimed; None: it has to be read (after the spool failed).

@@ -25,7 +25,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Alerts:
-    """One per engine. It listens from the first `wait` on."""
+    """The alerts of an engine. It listens from the first `wait` on."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket

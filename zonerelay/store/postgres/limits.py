@@ -40,7 +40,7 @@ SELECT (SELECT count(*) FROM done),
 
 
 class PostgresShelf:
-    """`BookStore` over one database."""
+    """Limits in PostgreSQL: `BookStore` over one database."""
 
     name = "the spool's database"
 

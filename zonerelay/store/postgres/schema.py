@@ -20,7 +20,7 @@ TRIES = 10
 
 
 class Migration(NamedTuple):
-    """`oldest`: the version that a relay must know at least to work with what this step makes."""
+    """A migration. `oldest`: the version that a relay must know to work with what this step makes."""
 
     statements: str
     oldest: int

@@ -42,7 +42,9 @@ the server's clock was set back, and would keep a dead relay's mail for as long 
 
 
 class DatabaseSession(ABC):
-    """`links` are for reads and claims; `_control` carries the lease, `_writer` the outcomes."""
+    """A database session. `links` are for reads and claims; `_control` carries the lease, `_writer` the
+    outcomes.
+    """
 
     def __init__(self, access: Access, clock: Clock) -> None:
         self.links = Links(access)

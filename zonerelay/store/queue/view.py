@@ -20,7 +20,7 @@ from zonerelay.store.queue.reads import QueueReads
 
 
 class EngineView:
-    """`QueueView` over all partitions of an engine."""
+    """A view: `QueueView` over all partitions of an engine."""
 
     def __init__(self, keepers: Sequence[Keeper]) -> None:
         self._readers = [QueueReads(each) for each in keepers]

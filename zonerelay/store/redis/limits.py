@@ -40,7 +40,7 @@ return 1
 
 
 class RedisShelf:
-    """`BookStore` over one server."""
+    """Limits in Redis: `BookStore` over one server."""
 
     name = "the spool's Redis server"
 

@@ -24,7 +24,7 @@ Ended = Callable[["Child", int], None]
 
 
 class Child:
-    """`heard` gets each packet, `ended` the exit status (negative: a signal), once."""
+    """A child. `heard` gets each packet, `ended` the exit status (negative: a signal), once."""
 
     def __init__(self, heard: Heard, ended: Ended) -> None:
         self._heard = heard

@@ -20,7 +20,9 @@ HOPELESS = 3
 
 
 class RollingRestart:
-    """`failed` is the worker that did not come up, `replaced` lists those that did, `done` tells the end."""
+    """A rolling restart. `failed` is the worker that did not come up, `replaced` lists those that did, `done`
+    tells the end.
+    """
 
     def __init__(self, workers: Mapping[int, RestartPolicy]) -> None:
         self._starts = {worker: policy.starts for worker, policy in sorted(workers.items())}

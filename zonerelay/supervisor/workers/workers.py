@@ -29,8 +29,8 @@ MAX_WORDS = 500
 
 @dataclass(slots=True)
 class SupervisedWorker:
-    """`drains_spool`: it listens nowhere and ends when its spool is empty. `edition`: that of its
-    configuration. `verdict`: what it said of a reload.
+    """A supervised worker. `drains_spool`: it listens nowhere and ends when its spool is empty. `edition`:
+    that of its configuration. `verdict`: what it said of a reload.
     """
 
     index: int

@@ -21,7 +21,7 @@ _PAGE = 1000
 
 
 class Databases:
-    """`first` is the number in the URL, `url` is for people."""
+    """The databases. `first` is the number in the URL, `url` is for people."""
 
     def __init__(self, wire: Wire, url: str) -> None:
         self._wire = wire

@@ -40,8 +40,8 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """`key` names the message for good, `created` is Unix seconds, 0 when it is not known; `ret` and `envid`
-    are as in RFC 3461. `weight`: octets in memory.
+    """A message of another system. `key` names the message for good, `created` is Unix seconds, 0 when it is
+    not known; `ret` and `envid` are as in RFC 3461. `weight`: octets in memory.
     """
 
     key: str

@@ -53,7 +53,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class _Mail(msgspec.Struct, frozen=True):
-    """`time` is milliseconds. `sender` is false for the null sender."""
+    """A message. `time` is milliseconds. `sender` is false for the null sender."""
 
     sender: str | bool = msgspec.field(default="", name="from")
     headers: tuple[_Line, ...] = ()

@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS published (worker INTEGER PRIMARY KEY);
 
 
 class Register:
-    """One per worker."""
+    """The register of a worker."""
 
     publishes = True
 

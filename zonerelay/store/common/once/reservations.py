@@ -45,9 +45,10 @@ Page = Collection[tuple[str, Kept]]
 
 
 class Reservations:
-    """One per spool; belongs to the event loop that opened it. `find` and `page` raise StoreError while the
-    spool cannot be read: `page(after)` has the keys behind an identity, none at the end. `forget(now, most,
-    is_used)` removes expired ones, except those that are used again; `usable` is the store's.
+    """The reservations of a spool; belongs to the event loop that opened it. `find` and `page` raise
+    StoreError while the spool cannot be read: `page(after)` has the keys behind an identity, none at the end.
+    `forget(now, most, is_used)` removes expired ones, except those that are used again; `usable` is the
+    store's.
     """
 
     def __init__(

@@ -92,8 +92,8 @@ class FoundLog:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`is_new`: there is no database, or the beginnings of one that never held anything. `suspects` are logs
-    that are to be read with checksums.
+    """The state of a directory. `is_new`: there is no database, or the beginnings of one that never held
+    anything. `suspects` are logs that are to be read with checksums.
     """
 
     is_new: bool

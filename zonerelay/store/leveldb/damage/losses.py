@@ -28,8 +28,8 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`messages` are named in the damaged octets; of those, `missing` are not in the spool, once that was
-    looked up. `kept` is the copy's name in `lost`.
+    """A loss. `messages` are named in the damaged octets; of those, `missing` are not in the spool, once that
+    was looked up. `kept` is the copy's name in `lost`.
     """
 
     id: str
