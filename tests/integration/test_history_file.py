@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -14,13 +15,21 @@ from tests.support.inbound import EventLog, events_into
 from tests.support.ports import wait_until
 from zonerelay.control import history as control_history
 from zonerelay.history import database as files
-from zonerelay.history import writer
-from zonerelay.history.reader import Histories, Query, TooLongError
+from zonerelay.history import reader, writer
+from zonerelay.history.reader import Histories, Query, TooLongError, steps
 from zonerelay.history.writer import History
 from zonerelay.inbound.access.guard import CredentialsWatch
+from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.queue_name import queue_of
+from zonerelay.model.reply import Reply
 from zonerelay.operations.errors import BusyError
+from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Form, Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 DAY = 86_400.0
 REDACTOR = Redactor(b"", enabled=False)
@@ -166,6 +175,64 @@ def test_a_number_of_the_index_that_two_values_share_finds_only_the_right_one(tm
         assert histories.find(Query(any=Form(frozenset({"other@example.com"}))), 10) == ([], False)
         assert len(histories.find(Query(any=Form(frozenset({"u0@example.com"}))), 10)[0]) == 1
     database.close()
+
+
+def test_recipients_with_the_same_result_share_an_event_and_are_found_and_forgotten_one_by_one(
+    kept: Kept,
+) -> None:
+    names = [Mailbox(f"u{number}@example.com") for number in range(5)]
+    told = Events(EventLog(), Metrics(), REDACTOR, SystemClock(), kept.history)
+    reply = Reply(250, "2.0.0", "ok")
+    outcomes = [Outcome(Verdict.DELIVERED, reply, host="mx.example.com") for _ in names]
+    outcomes[2] = Outcome(Verdict.DELIVERED, reply, host="other.example.com")
+    deliveries = [
+        Delivery(queue=queue_of("default"), message_id=MessageId("1" * 16), recipient=each, created=1.0)
+        for each in names
+    ]
+    told.attempted([(*each, None) for each in zip(deliveries, outcomes, strict=True)], destination="d")
+    assert wait_until(lambda: kept.finds(names[4]), timeout=10)
+    with sqlite3.connect(kept.file) as database:
+        assert sum(len(files.decode(text)) for (text,) in database.execute("SELECT events FROM block")) == 3
+    with Histories(kept.file.parent, None) as histories:
+        found = {each.recipient: each.host for each in histories.find(Query(outcome="delivered"), 10)[0]}
+        assert found == {each: outcome.host for each, outcome in zip(names, outcomes, strict=True)}
+        assert [each.recipient for each in steps(histories.records("1" * 16), "1" * 16)] == names
+    with contextlib.closing(files.open_for_writing(kept.file)) as database:
+        assert files.forget(database, [names[1]], "forgotten") == 1
+    assert not kept.finds(names[1])
+    assert kept.finds(names[0])
+
+
+@pytest.mark.parametrize("many", [True, False], ids=["read for the outcome", "by the index"])
+def test_a_search_asks_no_part_of_the_index_that_is_older_than_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, many: bool
+) -> None:
+    monkeypatch.setattr(reader, "_MANY", 3 if many else 1000)
+    database = files.open_for_writing(tmp_path / "history" / "00.db")
+    row, asked = 1, 0
+    for at in range(0, 100 * 3600, 3600):
+        message_id = f"{at * 1000:011x}00000"
+        common: dict[str, files.Field] = {"id": message_id, "recipient": "u@example.com"}
+        outcome = "bounced" if at % 7200 else "delivered"
+        some: list[files.Event] = [
+            (at + 0.0, "accepted", {"id": message_id, "sender": "s@example.org", "to": "u@example.com"}),
+            (at + 1.0, "deferred", common),
+            (at + 1800.0, outcome, common),
+        ]
+        row = files.insert(database, (row // files.PART + 1) * files.PART, some)  # a part of its own
+    database.close()
+
+    def count(statement: str) -> None:
+        nonlocal asked
+        asked += "FROM term" in statement
+
+    with Histories(tmp_path / "history", None, 9e9) as histories:
+        histories.files[0].database.set_trace_callback(count)
+        query = Query(sender=Form(frozenset({"s@example.org"})), outcome="bounced")
+        found, more = histories.find(query, 5)
+        assert [(each.outcome, each.attempts) for each in found] == [("bounced", 0)] * 5
+        assert more
+        assert asked < 200
 
 
 def test_a_search_that_takes_too_long_is_ended_and_no_fault_of_the_file(kept: Kept) -> None:

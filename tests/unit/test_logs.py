@@ -257,7 +257,7 @@ def test_events_tell_the_life_of_a_message_without_naming_anybody(lines: Lines) 
         queue=queue_of("default"), message_id=envelope.id, recipient=bob, created=envelope.created
     )
     refused = Outcome(Verdict.BOUNCED, Reply(550, "1.1", "<bob@example.org> unknown"), host="mx.example.org")
-    events.settled(delivery, refused, destination="d", seconds=0.5)
+    events.attempted([(delivery, refused, None)], destination="d", seconds=0.5)
     events.refused(envelope.origin, "RCPT", Reply(550, "7.1", "no"), "relay-denied", mailbox=bob)
     events.operated("drop", 3, detail="recipient=bob@example.org")
     text = lines.text()

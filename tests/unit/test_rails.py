@@ -46,9 +46,13 @@ EVERY = (
 def test_every_guard_rail_comes_back_from_the_file() -> None:
     there = changed(NONE, list(EVERY))
     assert [key for key in rails.OPTIONS if getattr(there, key) == getattr(NONE, key)] == ["second_hash"]
-    text = rails.format_file(rails.RailsFile({'a"b\\@x.example': there, "none": NONE}, {}), "credentials")
+    text = rails.RailsFile("credentials.rails.toml").changed("a@x.example", there)
+    assert rails.parse(text, "file").own("a@x.example") == there
+    text = rails.parse(text, "file").changed('a"b\\@x.example', there)
     found = rails.parse(text, "file")
-    assert (dict(found.rails), dict(found.problems)) == ({'a"b\\@x.example': there}, {})
+    assert [found.own(each) for each in found.users()] == [there, there]
+    assert found.lines, "a name with an escape is read as a whole"
+    assert rails.parse(found.changed("a@x.example", NONE), "file").users() == ['a"b\\@x.example']
     back = [f"{each.partition('=')[0]}=" for each in EVERY]
     assert changed(there, back) == NONE
 
@@ -72,29 +76,46 @@ def test_what_makes_no_sense_is_refused_in_words(assignment: str, said: str) -> 
         changed(NONE, [assignment])
 
 
-def test_a_wrong_table_is_its_users_alone_and_no_change_loses_it(tmp_path: Path) -> None:
+WRONG = '[user.shop]\nmods = "copy"\n[user.other]\ndisabled = true\n'
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["a file that is read as a whole", "by user"])
+def test_a_wrong_table_is_its_users_alone_and_no_change_loses_it(tmp_path: Path, *, whole: bool) -> None:
     credentials = tmp_path / "credentials"
     credentials.write_text(file_of(user("shop"), user("other")))
     file = rails.file_beside(credentials)
-    file.write_text('[user.shop]\nmods = "copy"\n[user.other]\ndisabled = true\n')
+    file.write_text(WRONG + ('[user."a\\\\b"]\ndisabled = true\n' if whole else ""))
     found = rails.read(file)
-    assert found.rails == {"other": Rails(disabled=True)}
-    assert "did you mean mode? (line 2)" in found.problems["shop"]
-    before = file.read_text()
-    for name in ("shop", "other"):
+    assert found.own("other") == Rails(disabled=True)
+    with pytest.raises(CredentialsError, match=r"did you mean mode\? \(line 2\)"):
+        found.of("shop")
+
+    def change(name: str) -> None:
         beside = rails.change_beside(credentials, name, lambda _, there: changed(there, ["zones=bulk"]))
+        change_user(credentials, name, lambda there: there, beside)
+
+    before = file.read_text()
+    for name in ("shop", "other") if whole else ("shop",):
         with pytest.raises(CredentialsError, match="did you mean mode"):
-            change_user(credentials, name, lambda there: there, beside)
+            change(name)
     assert file.read_text() == before
-    change_user(credentials, "shop", lambda _: None, rails.change_beside(credentials, "shop"))
-    assert rails.read(file) == rails.RailsFile({"other": Rails(disabled=True)}, {})
-    file.write_text("[user.shop")
+    if not whole:
+        change("other")
+        assert file.read_text().startswith(WRONG.partition("[user.other")[0])
+        assert rails.read(file).own("other").zones == ("bulk",)
+        change_user(credentials, "shop", lambda _: None, rails.change_beside(credentials, "shop"))
+        assert rails.read(file).users() == ["other"]
+
+
+def test_a_file_without_tables_of_users_is_refused() -> None:
     with pytest.raises(CredentialsError, match="is not TOML"):
-        rails.read(file)
-    for text in ("x = 1", "user = 1", "[[user]]"):
-        file.write_text(text)
+        rails.parse("[user.shop", "file")
+    for text in ("x = 1", "user = 1", "[[user]]", "x = 1\n[user.shop]\n"):
         with pytest.raises(CredentialsError, match="expected tables such as"):
-            rails.read(file)
+            rails.parse(text, "file")
+    for text in ("[user.a]\n[user.a]\n", "[user.a]\n[user.'a']\n"):
+        with pytest.raises(CredentialsError, match="is not TOML"):
+            rails.parse(text, "file")
 
 
 def test_the_default_holds_for_what_a_user_s_own_table_does_not_say(tmp_path: Path) -> None:
@@ -132,7 +153,7 @@ def test_a_new_user_has_no_guard_rails_of_an_older_one(tmp_path: Path) -> None:
     file = rails.file_beside(credentials)
     file.write_text("[user.shop]\ndisabled = true\n")
     change_user(credentials, "shop", lambda _: user("shop"), rails.change_beside(credentials, "shop"))
-    assert rails.read(file).rails == {}
+    assert rails.read(file).users() == []
 
 
 def test_recipients_and_captured_mail() -> None:

@@ -11,7 +11,10 @@
 
 The file of `/etc/zonerelay/credentials` is `/etc/zonerelay/credentials.rails.toml`; without it no user has
 guard rails. `zonerelay user set` writes it (`edit`). A user whose table cannot be read may do nothing until
-it is right; when the file is no TOML, that holds for every user.
+it is right; when the tables cannot be told apart, that holds for every user.
+
+There may be 100,000 tables: each is read when it is asked for, and written without the others. A file in
+another form of TOML (`user.shop = {…}`, strings of several lines) is read and written as a whole.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import dataclasses
 import datetime
 import enum
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -61,6 +65,13 @@ WINDOWS = ("minute", "hour", "day")
 COUNTED = ("messages", "recipients", "octets")
 
 _HEAD = "# The guard rails of the users in {}. zonerelay user set writes this file; comments are not kept.\n"
+_SUFFIX = ".rails.toml"
+_DEFAULT = ""
+"""Among the names of users, which are not empty."""
+_HEAD_OF_TABLE = re.compile(
+    r"""^[ \t]*\[(?:(default|user\.("[^"\\\n]+"|[A-Za-z0-9_-]+))\][ \t]*(?:\#.*)?$)?""", re.MULTILINE
+)
+"""Without a group: a line that begins in the same way and is none."""
 _MOST = 1_000_000_000
 
 
@@ -154,20 +165,73 @@ KEYS = tuple(key for key in OPTIONS if key != "second_hash")
 """Those that an operator writes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RailsFile:
-    """`rails` are the tables of users, `problems` are users whose table cannot be read, and why."""
+    """The tables of one file. `places` says where that of each user is in the text, or what it has, if the
+    file was read as a whole; `_DEFAULT` stands for the table [default].
+    """
 
-    rails: Mapping[str, Rails]
-    problems: Mapping[str, str]
+    name: str
+    text: str = ""
+    places: Mapping[str, tuple[int, int] | dict[str, object]] = dataclasses.field(default_factory=dict)
+    lines: Mapping[KeyPath, int] = dataclasses.field(default_factory=dict)
     default: Rails = NONE
+    _known: dict[str, Rails | CredentialsError] = dataclasses.field(default_factory=dict)
 
-    def of(self, user: str) -> Rails | None:
-        """What holds for a user; `None`: it cannot be read."""
-        if user in self.problems:
-            return None
-        own = self.rails.get(user)
-        return self.default if own is None else _over(self.default, own)
+    def users(self) -> list[str]:
+        return [each for each in self.places if each != _DEFAULT]
+
+    def own(self, user: str) -> Rails:
+        """Return the table of a user, of which `default` is not part. Raises CredentialsError."""
+        if user not in self.places:
+            return NONE
+        if user not in self._known:
+            try:
+                self._known[user] = found = self._table(user)
+                _over(self.default, found).check()
+            except (TypeError, ValueError, ConfigError) as error:
+                who = f"the user {quoted(user)}: " if user != _DEFAULT else ""
+                what = "; ".join(str(error).splitlines())
+                self._known[user] = CredentialsError(f"{self.name}: {who}{what}")
+        known = self._known[user]
+        if isinstance(known, CredentialsError):
+            raise known
+        return known
+
+    def of(self, user: str) -> Rails:
+        """Return what holds for a user. Raises CredentialsError when it cannot be read."""
+        return _over(self.default, self.own(user)) if user in self.places else self.default
+
+    def changed(self, user: str, table: Rails) -> str:
+        """Return the text of the file with another table of a user. Raises CredentialsError."""
+        head = _HEAD.format(quote(Path(self.name).name.removesuffix(_SUFFIX)))
+        if self.lines:
+            tables = {each: self.own(each) for each in self.places} | {user: table}
+            return head + "".join(_written(name, each) for name, each in sorted(tables.items()))
+        text = self.text or head
+        place = self.places.get(user)
+        start, end = place if isinstance(place, tuple) else (len(text), len(text))
+        before, behind = text[:start].rstrip("\n"), text[end:].lstrip("\n")
+        return f"{before}\n{_written(user, table)}" + (f"\n{behind}" if behind else "")
+
+    def _table(self, user: str) -> Rails:
+        path: KeyPath = ("user", user) if user != _DEFAULT else ("default",)
+        if user != _DEFAULT:
+            check_name(user)
+        table, lines = self.places[user], self.lines
+        if isinstance(table, tuple):
+            part = self.text[slice(*table)]
+            document = tomllib.loads(part)
+            above = self.text.count("\n", 0, table[0])
+            lines = {key: above + line for key, line in line_numbers(part).items()}
+            table = document["user"][user] if user != _DEFAULT else document["default"]
+        return _table(table, path, lines)
+
+
+def _written(user: str, table: Rails) -> str:
+    head = f"[user.{quote(user)}]" if user != _DEFAULT else "[default]"
+    lines = lines_of(table)
+    return "".join(f"{line}\n" for line in ("", head, *lines)) if lines else ""
 
 
 def _over(default: Rails, own: Rails) -> Rails:
@@ -177,7 +241,7 @@ def _over(default: Rails, own: Rails) -> Rails:
 
 
 def file_beside(credentials: Path) -> Path:
-    return credentials.with_name(f"{credentials.name}.rails.toml")
+    return credentials.with_name(f"{credentials.name}{_SUFFIX}")
 
 
 def read(path: Path, *, whole: bool = False) -> RailsFile:
@@ -186,39 +250,48 @@ def read(path: Path, *, whole: bool = False) -> RailsFile:
         return parse(read_text(path, whole=whole), str(path))
     except CredentialsError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            return RailsFile({}, {})
+            return RailsFile(str(path))
         raise
 
 
 def parse(content: str, file_name: str) -> RailsFile:
-    try:
-        document = tomllib.loads(content)
-        lines = line_numbers(content)
-    except (ValueError, RecursionError) as error:
-        raise CredentialsError(f"{file_name}: is not TOML: {error}") from None
-    users, shared = document.pop("user", {}), document.pop("default", None)
-    if document or not isinstance(users, dict):
-        raise CredentialsError(
-            f'{file_name}: expected tables such as [user."name"], the table [default], and nothing else'
-        )
-    default = NONE
-    if shared is not None:
+    """Raises CredentialsError."""
+    places = _places(content)
+    if places is not None:
+        found = RailsFile(file_name, content, places)
+    else:
         try:
-            default = _table(shared, ("default",), lines)
-        except (TypeError, ValueError, ConfigError) as error:
-            raise CredentialsError(f"{file_name}: {'; '.join(str(error).splitlines())}") from error
-    rails: dict[str, Rails] = {}
-    problems: dict[str, str] = {}
-    for name, table in users.items():
-        try:
-            check_name(name)
-            rails[name] = _table(table, ("user", name), lines)
-            _over(default, rails[name]).check()
-        except (TypeError, ValueError, ConfigError) as error:
-            what = "; ".join(str(error).splitlines())
-            problems[name] = f"{file_name}: the user {quoted(name)}: {what}"
-            rails.pop(name, None)
-    return RailsFile(rails, problems, default)
+            document = tomllib.loads(content)
+            lines = line_numbers(content)
+        except (ValueError, RecursionError) as error:
+            raise CredentialsError(f"{file_name}: is not TOML: {error}") from None
+        tables = document.pop("user", {})
+        if not isinstance(tables, dict) or document.keys() - {"default"}:
+            raise CredentialsError(
+                f'{file_name}: expected tables such as [user."name"], the table [default], and nothing else'
+            )
+        shared = {_DEFAULT: document["default"]} if document else {}
+        found = RailsFile(file_name, content, tables | shared, lines)
+    if _DEFAULT in found.places:
+        found.default = found.own(_DEFAULT)
+    return found
+
+
+def _places(content: str) -> dict[str, tuple[int, int] | dict[str, object]] | None:
+    """Return where the tables begin and end, `None` where the heads of tables do not tell."""
+    if '"""' in content or "'''" in content or "\r" in content:
+        return None
+    heads = [*_HEAD_OF_TABLE.finditer(content)]
+    starts = [*(each.start() for each in heads), len(content)]
+    if any(line.strip() and not line.lstrip().startswith("#") for line in content[: starts[0]].split("\n")):
+        return None
+    places: dict[str, tuple[int, int] | dict[str, object]] = {}
+    for head, end in zip(heads, starts[1:], strict=True):
+        name = _DEFAULT if head[1] == "default" else head[2].strip('"') if head[2] else None
+        if name is None or name in places:
+            return None
+        places[name] = (head.start(), end)
+    return places
 
 
 def _table(table: dict[str, object], path: KeyPath, lines: Mapping[KeyPath, int]) -> Rails:
@@ -231,16 +304,6 @@ def _table(table: dict[str, object], path: KeyPath, lines: Mapping[KeyPath, int]
     report.raise_problems()
     checked = dataclasses.replace(found, given=frozenset(table))
     return checked if path[0] == "user" else checked.check()
-
-
-def format_file(file: RailsFile, credentials: str) -> str:
-    """The whole file, which `read` gives back."""
-    parts = [_HEAD.format(quote(credentials))]
-    named = {f"user.{quote(name)}": each for name, each in sorted(file.rails.items())}
-    for name, each in {"default": file.default, **named}.items():
-        if lines := lines_of(each):
-            parts.append("".join(f"{line}\n" for line in (f"[{name}]", *lines)))
-    return "\n".join(parts)
 
 
 def lines_of(rails: Rails) -> list[str]:
@@ -308,18 +371,11 @@ def change_beside(path: Path, name: str, change: ChangeRails | None = None) -> C
 
     def changed_text(before: User | None, after: User | None) -> tuple[str | None, Path]:
         there = read(file, whole=True)
-        old = new = there.rails.get(name, NONE)
         if before is None or after is None:
-            new = NONE
-        elif change is not None:
-            new = change(after, old)
-        if (new, new.given) == (old, old.given) and name not in there.problems:
-            return None, file
-        for user, problem in there.problems.items():
-            if user != name or after is not None:  # to write the file would lose what is wrong in it
-                raise CredentialsError(problem)
-        kept = dataclasses.replace(there, rails={**there.rails, name: new})
-        return format_file(kept, path.name), file
+            return there.changed(name, NONE) if name in there.places else None, file
+        old = there.own(name)
+        new = old if change is None else change(after, old)
+        return None if (new, new.given) == (old, old.given) else there.changed(name, new), file
 
     return changed_text
 
@@ -330,10 +386,7 @@ def change_default(credentials: Path, assignments: list[str]) -> None:
     try:
         with locked(file.parent):
             there = read(file, whole=True)
-            for problem in there.problems.values():  # to write the file would lose what is wrong in it
-                raise CredentialsError(problem)
-            default = changed(there.default, assignments)
-            text = format_file(dataclasses.replace(there, default=default), credentials.name)
+            text = there.changed(_DEFAULT, changed(there.default, assignments))
             refuse_too_large(file, text)
             replace_file(file, text, like=credentials)
     except OSError as error:

@@ -28,7 +28,9 @@ from zonerelay.store.spool_paths import is_shared
 from zonerelay.telemetry.logs.redact import Form, Redactor, SearchError, form_of, load_key
 
 LONGEST = 15.0
-"""Seconds for one question to a running relay. The command line reads the files itself and has no limit."""
+"""Seconds for one question to a running relay."""
+LONGEST_COMMAND = 120.0
+"""Seconds for a search of the command line, which reads the files itself."""
 MAX_GAPS = 5
 """Told one by one."""
 MAX_KNOWN = 1000
@@ -64,7 +66,7 @@ T = TypeVar("T")
 
 async def ask(function: Callable[..., T], /, *given: object) -> T:
     """Call a function of this module within a relay: in a thread, and for `LONGEST` seconds at most. Raises
-    BusyError when too many ask, and SearchError when a search takes too long.
+    BusyError when too many ask or there is no answer in time; a search raises SearchError then.
     """
     pool = HISTORY if function is search else LOOKUPS
     try:
@@ -72,12 +74,7 @@ async def ask(function: Callable[..., T], /, *given: object) -> T:
     except PoolBusyError:
         raise BusyError("too many questions to the history are being answered: try again") from None
     except TooLongError:
-        if function is not search:
-            raise BusyError(f"the history did not answer within {LONGEST:g} s: try again") from None
-        raise SearchError(
-            f"the search took longer than {LONGEST:g} s and was ended: look for an address or a message id, "
-            "which are in the index, or for less time (since). `zonerelay log find` has no limit"
-        ) from None
+        raise BusyError(f"the history did not answer within {LONGEST:g} s: try again") from None
 
 
 def redactor_of(settings: Settings) -> Redactor | None:
@@ -95,8 +92,18 @@ def _histories(settings: Settings, now: float, longest: float | None) -> Histori
     return Histories(settings.spool.path.parent / DIRECTORY, redactor_of(settings), now, longest=longest)
 
 
-def search(settings: Settings, wanted: HistoryFind, now: float, *, longest: float | None = None) -> Found:
-    """Raises SearchError, and TooLongError after `longest` seconds."""
+def search(settings: Settings, wanted: HistoryFind, now: float, *, longest: float = LONGEST_COMMAND) -> Found:
+    """Raises SearchError, also when it takes longer than `longest` seconds."""
+    try:
+        return _search(settings, wanted, now, longest)
+    except TooLongError:
+        raise SearchError(
+            f"the search took longer than {longest:g} s and was ended: look for an address or a message id, "
+            "which are in the index, or for less time (since)"
+        ) from None
+
+
+def _search(settings: Settings, wanted: HistoryFind, now: float, longest: float) -> Found:
     with _histories(settings, now, longest) as histories:
 
         def given(value: str | None) -> Form | None:

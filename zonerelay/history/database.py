@@ -38,6 +38,9 @@ INDEXED_WORDS = ("to", "tags")
 MORE = "refused-more"
 """The event that counts refusals which have none of their own."""
 
+SLACK = 3600.0
+"""Seconds by which times may go back from one row to the next: a clock was set."""
+
 CLEAR = "clear"
 """Instead of a fingerprint of the key: addresses are as they are."""
 
@@ -155,16 +158,40 @@ def next_row(database: sqlite3.Connection) -> int:
     return 1 + int(database.execute("SELECT coalesce(max(row), 0) FROM block").fetchone()[0])
 
 
-def rows_with(database: sqlite3.Connection, values: Iterable[str]) -> Iterator[int]:
-    """Blocks that may have one of these values, the newest first."""
+def span(database: sqlite3.Connection) -> tuple[int, int]:
+    """Return the first row, and the one behind the last."""
+    ends = "SELECT coalesce((SELECT min(row) FROM block), 0), coalesce((SELECT max(row) FROM block), -1) + 1"
+    low, high = database.execute(ends).fetchone()  # min and max in one SELECT would read all
+    return int(low), int(high)
+
+
+def first_row(database: sqlite3.Connection, since: float) -> int:
+    """Return a row before which no event is younger than `since`; times may go back by `SLACK`."""
+    low, high = span(database)
+    if since <= SLACK:
+        return low
+    while low < high:
+        middle = (low + high) // 2
+        row, last = database.execute(
+            "SELECT row, last FROM block WHERE row >= ? ORDER BY row LIMIT 1", (middle,)
+        ).fetchone()
+        low, high = (row + 1, high) if last < since - SLACK else (low, middle)
+    return int(low)
+
+
+def rows_with(
+    database: sqlite3.Connection, values: Iterable[str], since: float = 0.0, *, oldest_first: bool = False
+) -> Iterator[int]:
+    """Blocks that may have one of these values, the newest first, from `since` on."""
     numbers = sorted({number_of(value) for value in values})
-    span = database.execute("SELECT min(row), max(row) FROM block").fetchone()
-    if span[0] is None:
-        return
-    marks = ", ".join("?" * len(numbers))
-    query = f"SELECT DISTINCT row FROM term WHERE part = ? AND number IN ({marks}) ORDER BY row DESC"  # noqa: S608
-    for part in range(span[1] // PART, span[0] // PART - 1, -1):
-        for (row,) in database.execute(query, (part, *numbers)).fetchall():
+    first, last = first_row(database, since), span(database)[1] - 1
+    query = (
+        f"SELECT DISTINCT row FROM term WHERE part = ? AND number IN ({', '.join('?' * len(numbers))})"  # noqa: S608
+        f" AND row >= ? ORDER BY row {'ASC' if oldest_first else 'DESC'}"
+    )
+    parts = range(first // PART, last // PART + 1)
+    for part in parts if oldest_first else reversed(parts):
+        for (row,) in database.execute(query, (part, *numbers, first)).fetchall():
             yield int(row)
 
 

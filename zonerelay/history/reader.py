@@ -9,18 +9,21 @@ history has them; where rows with addresses in clear are there too, they are fou
 from __future__ import annotations
 
 import fnmatch
+import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from zonerelay.history.database import CLEAR, MORE, decode, open_for_reading, rows_with
+from zonerelay.history.database import CLEAR, MORE, decode, first_row, open_for_reading, rows_with
 from zonerelay.history.writer import WAS_OFF, off_mark
+from zonerelay.model.message_id import is_message_id
 from zonerelay.telemetry.logs.redact import Form, Redactor
 
 Field = str | int | float | bool | None
@@ -30,9 +33,12 @@ OUTCOMES = ("waiting", *ATTEMPTS, "dropped", "refused")
 """`waiting`: accepted, and no attempt is known."""
 _ALONE = ("refused", "login-failed")
 """Events that are about no accepted message."""
-_SLACK = 3600.0
-"""Seconds by which times may go back from one row to the next: a clock was set."""
-
+_FINAL = ("delivered", "bounced", "expired", "dropped")
+_RARE = ("deferred", "bounced", "expired", "dropped")
+"""Outcomes that are looked for themselves where a sender has more than `_MANY` blocks of mail."""
+_MANY = 500
+_BLOCKS = 64
+"""That stay decoded: mail of one sender is in neighbours."""
 
 _LOOKS = 10_000
 """Instructions of SQLite between two looks at the time."""
@@ -101,6 +107,17 @@ class Sent:
     def place(self) -> tuple[float, str]:
         """Where it is in the order of time."""
         return self.accepted.at, self.accepted.text("id")
+
+
+def _records(events: str) -> list[Record]:
+    """Return the events of a block; a result that several recipients share is one for each."""
+    found = []
+    for at, name, fields in decode(events):
+        if name in ATTEMPTS and (to := fields.pop("to", None)):
+            found += [Record(at, name, {**fields, "recipient": each}) for each in str(to).split(" ")]
+        else:
+            found.append(Record(at, name, fields))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +189,27 @@ def _names(wanted: str, *names: str) -> bool:
 class _File:
     worker: int
     database: sqlite3.Connection
+    blocks: OrderedDict[int, Mapping[str, list[Record]]] = field(default_factory=OrderedDict)
+    """What was read last, by the ids of messages."""
+
+    def read(self, row: int) -> list[Record]:
+        found = self.database.execute("SELECT events FROM block WHERE row = ?", (row,)).fetchone()
+        return [] if found is None else _records(found[0])
+
+    def records(self, message_id: str, row: int) -> list[Record]:
+        if (block := self.blocks.get(row)) is None:
+            block = self.blocks[row] = _by_message(self.read(row))
+            if len(self.blocks) > _BLOCKS:
+                self.blocks.popitem(last=False)
+        return block.get(message_id, [])
+
+
+def _by_message(records: Iterable[Record]) -> Mapping[str, list[Record]]:
+    found: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        for message_id in {record.text("id"), record.text("about")}:
+            found[message_id].append(record)
+    return dict(found)
 
 
 @dataclass(slots=True)
@@ -232,15 +270,17 @@ class Histories:
         found.sort(key=lambda entry: entry.at)
         return found[-limit:], len(found) > limit
 
-    def records(self, message_id: str) -> list[Record]:
-        """Return everything that is known of a message, in order of time."""
+    def records(self, message_id: str, *, until_final: bool = False) -> list[Record]:
+        """Return what is known of a message, in order of time, or no more than decides its outcomes."""
+        began = int(message_id[:11], 16) / 1000 if is_message_id(message_id) else 0.0
         found: list[Record] = []
         for file in list(self.files):
             try:
-                for row in rows_with(file.database, (message_id,)):
-                    for record in _read(file.database, row):
-                        if message_id in (record.text("id"), record.text("about")):
-                            found.append(record)
+                for row in rows_with(file.database, (message_id,), began, oldest_first=True):
+                    self._in_time()
+                    found += file.records(message_id, row)
+                    if until_final and _is_final(found):
+                        return found
             except sqlite3.Error as error:
                 self._is_broken(file.worker, error)
         return sorted(found, key=lambda record: record.at)
@@ -260,7 +300,7 @@ class Histories:
         tag, last = query.tag, min(query.before[0], query.until)
         forms = (Form(frozenset({tag})) if tag else None, query.recipient, query.user)
         terms = next((each.exact for each in forms if each and each.exact), frozenset[str]())
-        for record in _before(file.database, terms, last, query.since):
+        for record in _before(file, terms, last, query.since):
             self._in_time()
             message_id = record.text("id")
             if (
@@ -275,7 +315,7 @@ class Histories:
             ):
                 entries = [
                     each
-                    for each in entries_of(message_id, self.records(message_id))
+                    for each in entries_of(message_id, self.records(message_id, until_final=True))
                     if each.outcome != "refused"
                 ]
                 if not query.outcome or any(each.outcome == query.outcome for each in entries):
@@ -289,7 +329,7 @@ class Histories:
                     "SELECT events FROM block WHERE last >= ? AND first <= ? ORDER BY row", (since, until)
                 )
                 for (text,) in rows:
-                    yield from (Record(*event) for event in decode(text) if since <= event[0] <= until)
+                    yield from (each for each in _records(text) if since <= each.at <= until)
             except sqlite3.Error as error:
                 self._is_broken(file.worker, error)
 
@@ -332,10 +372,8 @@ class Histories:
         return count
 
     def _entries(self, file: _File, query: Query, seen: set[str]) -> Iterator[Entry]:
-        for record in _candidates(file.database, query):
+        for record in _candidates(file, query, self._in_time):
             self._in_time()
-            if not query.may_match(record):
-                continue
             if record.name in _ALONE:
                 entries = [_refusal(record)]
             else:
@@ -343,7 +381,7 @@ class Histories:
                 if not message_id or message_id in seen:
                     continue
                 seen.add(message_id)
-                entries = entries_of(message_id, self.records(message_id))
+                entries = entries_of(message_id, self.records(message_id, until_final=True))
             yield from sorted((each for each in entries if query.matches(each)), key=lambda each: -each.at)
 
     def _gaps_of(self, file: _File, since: float, until: float) -> Iterator[Gap]:
@@ -385,45 +423,58 @@ class Histories:
         self.broken.append(Gap(worker=worker, why=f"{worker:02d}.db cannot be read: {error}"))
 
 
-def _before(
-    database: sqlite3.Connection, terms: frozenset[str], last: float, since: float
-) -> Iterator[Record]:
+def _before(file: _File, terms: frozenset[str], last: float, since: float) -> Iterator[Record]:
     """Yield events, the newest first, of the blocks that may have one of these values."""
-    found = database.execute(
+    found = file.database.execute(
         "SELECT row FROM block WHERE first <= ? ORDER BY row DESC LIMIT 1", (last,)
     ).fetchone()
-    rows: Iterable[int] = rows_with(database, terms) if terms else range(found[0] if found else 0, 0, -1)
-    for row in rows:
-        if found is None or row > found[0]:
-            continue
-        block = _read(database, row)
-        if block and block[-1].at < since - _SLACK:
-            return
-        yield from reversed(block)
+    if found is None:
+        return
+    rows: Iterable[int] = range(found[0], first_row(file.database, since) - 1, -1)
+    for row in rows_with(file.database, terms, since) if terms else rows:
+        if row <= found[0]:
+            yield from reversed(file.read(row))
 
 
-def _candidates(database: sqlite3.Connection, query: Query) -> Iterator[Record]:
-    """Return the newest first."""
+def _is_final(records: Sequence[Record]) -> bool:
+    """Return whether every recipient of a message has its last outcome."""
+    named = {each for record in records if record.name == "accepted" for each in record.text("to").split(" ")}
+    done = {record.text("recipient") for record in records if record.name in _FINAL}
+    return bool(named) and named <= done
+
+
+def _candidates(file: _File, query: Query, in_time: Callable[[], None]) -> Iterator[Record]:
+    """Yield records of which each is worth a look at its message, the newest first."""
+    rare = query.outcome in _RARE
+    blocks: Iterable[list[Record]]
     if query.indexed:
-        blocks: Iterable[list[Record]] = (_read(database, row) for row in rows_with(database, query.indexed))
-    else:
-        blocks = _all(database, query.since)
-    for block in blocks:
+        rows = rows_with(file.database, query.indexed, query.since)
+        some = list(islice(rows, _MANY if rare else 0))
+        rare = rare and len(some) == _MANY
+        blocks = map(file.read, chain(some, rows))
+    if rare or not query.indexed:
+        blocks = _all(file.database, query)
+    for block in chain(blocks, ([],)):
+        in_time()
         for record in reversed(block):
-            if query.since <= record.at <= query.until:
+            wanted = record.name == query.outcome if rare else query.may_match(record)
+            if wanted and query.since <= record.at <= query.until:
                 yield record
 
 
-def _all(database: sqlite3.Connection, since: float) -> Iterator[list[Record]]:
-    for last, text in database.execute("SELECT last, events FROM block ORDER BY row DESC"):
-        if last < since - _SLACK:
-            return
-        yield [Record(*event) for event in decode(text)]
-
-
-def _read(database: sqlite3.Connection, row: int) -> list[Record]:
-    found = database.execute("SELECT events FROM block WHERE row = ?", (row,)).fetchone()
-    return [] if found is None else [Record(*event) for event in decode(found[0])]
+def _all(database: sqlite3.Connection, query: Query) -> Iterator[list[Record]]:
+    """Read the newest first. SQLite leaves out what cannot match."""
+    if query.outcome in _RARE:
+        where, parts = " AND instr(events, ?)", [f'"{query.outcome}"']
+    else:
+        texts = [each for each in (query.reply, query.zone) if each and each.isascii()]
+        where = " AND instr(lower(events), ?)" * len(texts)
+        parts = [json.dumps(each)[1:-1].lower() for each in texts]
+    rows = database.execute(
+        f"SELECT events FROM block WHERE row >= ?{where} ORDER BY row DESC",  # noqa: S608 - marks
+        (first_row(database, query.since), *parts),
+    )
+    return (_records(text) for (text,) in rows)
 
 
 def _refusal(record: Record) -> Entry:

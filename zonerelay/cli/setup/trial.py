@@ -154,9 +154,12 @@ def _guard_rails(settings: Settings, report: Report) -> Iterator[str]:
     except CredentialsError as error:
         report.refuse(("auth", "credentials"), str(error))
         return
-    for problem in found.problems.values():
-        report.refuse(("auth", "credentials"), problem)
-    named = {f"the user {name}": each for name, each in found.rails.items()}
+    named: dict[str, rails.Rails] = {}
+    for user in found.users():
+        try:
+            named[f"the user {user}"] = found.own(user)
+        except CredentialsError as error:
+            report.refuse(("auth", "credentials"), str(error))
     for name, each in {**named, "[default]": found.default}.items():
         for problem in _unmatchable(each.recipients):
             report.refuse(("auth", "credentials"), f"{file}: a recipient of {name}: {problem}")
@@ -165,7 +168,7 @@ def _guard_rails(settings: Settings, report: Report) -> Iterator[str]:
             if zone not in zones:
                 yield f"auth.credentials: {file}: there is no zone {zone} for {name}"
     shared = settings.spool.backend in (Backend.REDIS, Backend.POSTGRES)
-    if not shared and any(each.quotas for each in (found.default, *found.rails.values())):
+    if not shared and any(each.quotas for each in (found.default, *named.values())):
         yield "auth.credentials: quotas of users are totals of this machine: another one counts its own"
 
 

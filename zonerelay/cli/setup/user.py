@@ -283,7 +283,7 @@ def _show_user(arguments: Namespace, path: Path) -> int:
         ("priority", found.priority or "the listener's"),
         ("passwords", "2: a rotation is not finished" if there.second_hash else "1"),
     ]
-    own = rails.read(rails.file_beside(path), whole=True).rails.get(name, rails.NONE).given
+    own = rails.read(rails.file_beside(path), whole=True).own(name).given
     for line in rails.lines_of(dataclasses.replace(there, second_hash="")):
         key, _, value = line.partition(" = ")
         used = f" ({text.amount(key, usage[key])} used)" if key in usage else ""
@@ -324,11 +324,7 @@ def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
 
 def _rails(path: Path, name: str) -> Rails:
     """What holds for the user: its own guard rails, over the default ones."""
-    file = rails.read(rails.file_beside(path), whole=True)
-    there = file.of(name)
-    if there is None:
-        raise CliError(file.problems[name])
-    return there
+    return rails.read(rails.file_beside(path), whole=True).of(name)
 
 
 def _rotating(name: str) -> CliError:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -37,6 +38,11 @@ MAX_NAME = 255
 MAX_FILE = 16 * 1024 * 1024
 """Octets: about 100,000 users."""
 
+_USUAL = re.compile(
+    rf"([!-\"$-9;-~][!-9;-~]{{0,{MAX_NAME - 1}}})"
+    rf":({passwords.OURS}\$[A-Za-z0-9+/]{{22}}\$[A-Za-z0-9+/]{{43}})",
+    re.ASCII,
+)
 _SENDER = Option(convert.text, form=forms.address_pattern)
 _PRIORITY = Option(convert.choice, choices=Priority)
 
@@ -98,7 +104,11 @@ def parse(text: str, file_name: str) -> dict[str, User]:
 
 
 def parse_line(line: str) -> User | None:
-    """`None` for a comment or an empty line. Raises ValueError."""
+    """Return a user, `None` for a comment. Raises ValueError. What most lines are is read at once: all
+    100,000 are, after each change.
+    """
+    if usual := _USUAL.fullmatch(line):
+        return User(usual[1], usual[2])
     line = line.strip()
     if not line or line.startswith("#"):
         return None
@@ -218,8 +228,7 @@ def _edited(text: str, name: str, after: User | None) -> str:
     kept: list[str] = []
     written = False
     for line in lines:
-        user = parse_line(line)
-        if user is None or user.name != name:
+        if not line.lstrip().startswith(f"{name}:"):
             kept.append(line)
         elif after is not None:
             kept.append(format_line(after))

@@ -20,6 +20,8 @@ MEMORY = 19 * 1024
 
 PASSES = 2
 LANES = 1
+OURS = rf"\$argon2id\$v=19\$m={MEMORY},t={PASSES},p={LANES}"
+"""A pattern of what hashes of ours begin with; salt and digest have 22 and 43 characters."""
 
 MAX_MEMORY = 256 * 1024
 MAX_PASSES = 20

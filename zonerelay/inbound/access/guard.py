@@ -116,13 +116,17 @@ class CredentialsWatch(FileWatch):
 
     async def _take_up(self) -> None:
         try:
-            users = await ACCESS.run(credentials.read, self.path)
+            users, self.nobodys_hash = await ACCESS.run(_read_users, self.path)
             self.users, self.problem = users, ""
-            self.nobodys_hash = passwords.nobodys_hash(user.hash for user in users.values())
             self._events.credentials_read(len(users))
         except CredentialsError:
             self.users = None
             raise
+
+
+def _read_users(path: Path) -> tuple[Mapping[str, User], str]:
+    users = credentials.read(path)
+    return users, passwords.nobodys_hash(user.hash for user in users.values())
 
 
 class RailsWatch(FileWatch):
@@ -132,14 +136,19 @@ class RailsWatch(FileWatch):
 
     def of(self, user: str) -> Rails | None:
         """The guard rails of a user, `None` when they cannot be read."""
-        return None if self._file is None else self._file.of(user)
+        if self._file is None:
+            return None
+        try:
+            return self._file.of(user)
+        except CredentialsError as error:
+            if not self.problem:  # the first in this file; check-config has all
+                self._broken(str(error), again=True)
+            return None
 
     async def _take_up(self) -> None:
         self._file = None
         self._file = await ACCESS.run(rails.read, self.path)
-        self.problem = next(iter(self._file.problems.values()), "")
-        if self.problem:
-            self._events.credentials_broken(self.problem)
+        self.problem = ""
 
 
 UNREADABLE = Refusal(

@@ -221,14 +221,15 @@ class Settler:
         seconds: float | None = None,
     ) -> None:
         """The outcomes of one attempt, in order. `message` is `None` when it cannot be read."""
-        simple = True
-        for delivery, outcome in zip(deliveries, outcomes, strict=True):
-            if outcome.verdict is Verdict.DELIVERED:
-                self._events.settled(delivery, outcome, destination=destination, seconds=seconds)
-                if delivery.notify and asks_for_success(delivery, outcome):
-                    simple = False
-            else:
-                simple = False
+        delivered = [
+            (delivery, outcome, None)
+            for delivery, outcome in zip(deliveries, outcomes, strict=True)
+            if outcome.verdict is Verdict.DELIVERED
+        ]
+        self._events.attempted(delivered, destination=destination, seconds=seconds)
+        simple = len(delivered) == len(deliveries) and not any(
+            delivery.notify and asks_for_success(delivery, outcome) for delivery, outcome, _ in delivered
+        )
         self.outcome_log.reserve(len(deliveries))
         if simple:
             # No event and no report is left to make, and no caller waits.
@@ -453,15 +454,12 @@ class Settler:
         self.outcome_log.put(AtomicWrite([*changes, *submits], then))
 
     def _tell(self, dispositions: Sequence[Disposition], destination: str, seconds: float | None) -> None:
-        for c in dispositions:
-            if c.outcome.verdict is not Verdict.DELIVERED and _is_news(c):
-                self._events.settled(
-                    c.delivery,
-                    c.outcome,
-                    destination=destination,
-                    next_attempt=c.next_attempt,
-                    seconds=seconds,
-                )
+        failed = (
+            (c.delivery, c.outcome, c.next_attempt)
+            for c in dispositions
+            if c.outcome.verdict is not Verdict.DELIVERED and _is_news(c)
+        )
+        self._events.attempted(failed, destination=destination, seconds=seconds)
         first = dispositions[0].delivery
         for silence in {c.silence for c in dispositions if c.silence}:
             self._events.no_dsn(first.message_id, silence)

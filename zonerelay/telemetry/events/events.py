@@ -19,7 +19,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from zonerelay.model.address import Mailbox
@@ -48,6 +47,8 @@ Emit = Callable[[str, str, dict[str, Field]], None]
 """Takes the level, the name of the event and its fields."""
 
 MAX_HOSTS = 5  # named in one line
+MAX_ALIKE = 100
+"""Recipients in one event of the history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,32 +388,45 @@ class Events:
         client = envelope.origin.client_address
         self._tell("info", "repeated", lambda redact: {"id": message_id, "client": redact.client(client)})
 
-    def settled(
+    def attempted(
         self,
-        delivery: Delivery,
-        outcome: Outcome,
+        attempts: Iterable[tuple[Delivery, Outcome, float | None]],
         *,
         destination: str,
-        next_attempt: float | None = None,
         seconds: float | None = None,
     ) -> None:
-        """Log one recipient's result of an attempt: `delivered`, `deferred`, `bounced` or `expired`.
+        """Log the results of one attempt: `delivered`, `deferred`, `bounced` or `expired`, each with when
+        the next attempt is due after a deferral (Unix time). `seconds` is how long the attempt took.
 
-        `next_attempt` (Unix time) goes with a deferral, `seconds` is how long the attempt took.
+        The log has a line for each recipient, the history one event for those whose results are the same.
         """
-        now = self._clock.now()
-        verdict = str(outcome.verdict)
-        created = delivery.created
-        # An operator may send mail before the release that its sender asked for.
-        age = now - created if now > created else 0.0
-        zone = delivery.zone
-        self.metrics.settled(delivery.queue.label, verdict, age, in_doubt=outcome.in_doubt)
-        if verdict == "delivered":
-            self.metrics.last_delivered.value = int(now)
-        if outcome.host:
-            self.metrics.replies.received(outcome.host, 0 if outcome.local else outcome.reply.code)
-        told = (delivery, zone, outcome, str(outcome.reply), destination, age, next_attempt, seconds)
-        self._tell("info", verdict, partial(attempt_fields, *told))
+        now, redact = self._clock.now(), self._redact
+        own = None if self._history is None else self._history.redactor
+        kept: _Alike | None = None
+        for delivery, outcome, next_attempt in attempts:
+            verdict = str(outcome.verdict)
+            created = delivery.created
+            # An operator may send mail before the release that its sender asked for.
+            age = now - created if now > created else 0.0
+            zone = delivery.zone
+            self.metrics.settled(delivery.queue.label, verdict, age, in_doubt=outcome.in_doubt)
+            if verdict == "delivered":
+                self.metrics.last_delivered.value = int(now)
+            if outcome.host:
+                self.metrics.replies.received(outcome.host, 0 if outcome.local else outcome.reply.code)
+            told = (delivery, zone, outcome, str(outcome.reply), destination, age, next_attempt, seconds)
+            shown = attempt_fields(*told, redact)
+            self._emit("info", verdict, shown)
+            if own is not None:
+                fields = shown if own is redact else attempt_fields(*told, own)
+                if kept is None or not kept.takes(verdict, fields):
+                    self._keep(kept)
+                    kept = _Alike(verdict, fields)
+        self._keep(kept)
+
+    def _keep(self, alike: _Alike | None) -> None:
+        if self._history is not None and alike is not None:
+            self._history.put(alike.verdict, alike.fields())
 
     def dropped(self, keys: Sequence[DeliveryKey]) -> None:
         """Record deliveries that an operator removed: `operated` is a line for all, the history has each."""
@@ -652,6 +666,40 @@ class Events:
         if message_id:
             fields["id"] = message_id
         self._emit("error", "trouble", fields)
+
+
+class _Alike:
+    """Results of one attempt that differ in their recipients only."""
+
+    __slots__ = ("_common", "_fields", "_recipients", "verdict")
+
+    def __init__(self, verdict: str, fields: dict[str, Field]) -> None:
+        self.verdict, self._fields = verdict, fields
+        self._common: list[Field] | None = None
+        self._recipients = [str(fields["recipient"])]
+
+    def takes(self, verdict: str, fields: dict[str, Field]) -> bool:
+        if self._common is None:
+            self._common = _without_recipient(self._fields)
+        if verdict != self.verdict or len(self._recipients) == MAX_ALIKE:
+            return False
+        if _without_recipient(fields) != self._common:
+            return False
+        self._recipients.append(str(fields["recipient"]))
+        return True
+
+    def fields(self) -> dict[str, Field]:
+        if len(self._recipients) == 1:
+            return self._fields
+        found = {**self._fields, "to": " ".join(self._recipients)}
+        del found["recipient"]
+        return found
+
+
+def _without_recipient(fields: dict[str, Field]) -> list[Field]:
+    values = list(fields.values())
+    del values[1]  # as `attempt_fields` has it
+    return values
 
 
 def attempt_fields(  # noqa: PLR0917 - a call for every recipient; a partial's keywords cost a dict each
