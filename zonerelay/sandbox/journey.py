@@ -29,7 +29,7 @@ _QUIET = frozenset({"starting", "ready", "stopping", "stopped"})
 
 
 class Journey:
-    """A journey. `now` is Unix time, for the clock column and for "again in 5 s"."""
+    """The output of the sandbox. `now` is Unix time, for the clock column and for "again in 5 s"."""
 
     def __init__(self, console: Console, now: Callable[[], float]) -> None:
         self._console = console
