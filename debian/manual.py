@@ -51,7 +51,9 @@ the configuration file, where \-\-config names none
 FORMAT = (
     "The file is TOML. A [table] is there once, a [[table]] as often as wanted. Durations are written 30s, "
     "5m, 2h and 5d, sizes 64 KB, 50 MB and 1 GB, both in quotes. Every option has a default. `zonerelay "
-    "check-config` reports every mistake with its line; `zonerelay config show` prints what is active."
+    "check-config` reports every mistake with its line; `zonerelay config show` prints what is active. "
+    "Files conf.d/*.toml next to the file are read after it, in the order of their names: [[tables]] are "
+    "joined, and a value that is given twice is an error."
 )
 COMMON = ("--config ", "--socket ")
 SEE = "\n.SH SEE ALSO\n.BR zonerelay (1)\n"

@@ -18,7 +18,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from zonerelay.model.address_list import read_addresses, recipient_fields
 
@@ -329,13 +329,10 @@ def _domain(settings: dict[str, object]) -> str:
 
 def _settings() -> dict[str, object]:
     """Return the relay's configuration; empty if this user may not read it, for its defaults may do."""
-    import tomllib
-
     for path in (os.environ.get("ZONERELAY_CONFIG"), *CONFIGS):
         try:
             if path:
-                with open(path, "rb") as file:
-                    return tomllib.load(file)
+                return _joined(path)
         except FileNotFoundError:
             continue
         except OSError:
@@ -343,6 +340,23 @@ def _settings() -> dict[str, object]:
         except ValueError as error:
             raise SendmailError(CONFIG, f"{path}: {error}") from None
     return {}
+
+
+def _joined(path: str) -> dict[str, object]:
+    """Return what the file says, and conf.d next to it. Raises OSError and ValueError."""
+    import tomllib
+
+    folder, found = os.path.join(os.path.dirname(path), "conf.d"), dict[str, Any]()
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    for each in (path, *(os.path.join(folder, name) for name in names if name.endswith(".toml"))):
+        with open(each, "rb") as file:
+            for key, value in tomllib.load(file).items():
+                there = found.setdefault(key, value)
+                if isinstance(there, dict) and isinstance(value, dict):
+                    found[key] = {**value, **there}
+                elif isinstance(there, list) and there is not value:
+                    there += value
+    return found
 
 
 def _option(settings: dict[str, object], name: str) -> str:

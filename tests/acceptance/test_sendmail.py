@@ -128,6 +128,14 @@ def test_a_relay_without_a_listener_for_this_machine_is_a_wrong_configuration(tm
     assert "without TLS and a log-in" in said
 
 
+def test_a_listener_of_conf_d_is_known(tmp_path: Path) -> None:
+    config = tmp_path / "relay.toml"
+    config.write_text(f'[sendmail]\ndrop = "{tmp_path}/none"\n[[listener]]\nauth = "required"\n')
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "conf.d" / "local.toml").write_text(f'[[listener]]\naddress = "127.0.0.1:{free_port()}"\n')
+    assert sendmail(config, "c@d.example")[0] == TEMPFAIL
+
+
 PYTHONS = sorted({sys.executable, shutil.which("python3", path="/usr/bin") or sys.executable})
 """Debian's own reads lists of addresses in another way than later ones did."""
 MAIN = "import sys; from zonerelay.sendmail import main; sys.exit(main(sys.argv[1:]))"

@@ -25,6 +25,7 @@ SYSTEM_CONFIG = Path("/etc/zonerelay/zonerelay.toml")
 LOCAL_CONFIG = Path("config/zonerelay.toml")
 DEFAULT_SPOOL = "/var/lib/zonerelay/spool"
 """The default of `[spool] path`."""
+_NAMED = ("spool", "admin")
 
 
 def config_path(option: Path | None) -> Path:
@@ -142,13 +143,20 @@ def _socket_since(config: Path) -> Path | None:
     """
     import tomllib
 
+    from zonerelay.config.files import files_of
     from zonerelay.control.socket import SOCKET_NAME
 
     try:
-        document = tomllib.loads(config.read_bytes().decode("utf-8-sig"))
-        spool = Path(document.get("spool", {}).get("path", DEFAULT_SPOOL))
-        path = Path(document.get("admin", {}).get("socket") or spool.parent / SOCKET_NAME).absolute()
-        changed = max(config.stat().st_mtime, config.stat().st_ctime, config.lstat().st_ctime)
+        files = files_of(config)
+        found = [tomllib.loads(each.read_bytes().decode("utf-8-sig")) for each in files]
+        spool, admin = ({k: v for each in found for k, v in each.get(name, {}).items()} for name in _NAMED)
+        home = Path(spool.get("path", DEFAULT_SPOOL)).parent
+        path = Path(admin.get("socket") or home / SOCKET_NAME).absolute()
+        changed = max(
+            time
+            for each in (*files, *{each.parent for each in files[1:]})
+            for time in (each.stat().st_mtime, each.stat().st_ctime, each.lstat().st_ctime)
+        )
         return path if path.lstat().st_mtime > changed else None
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return None  # the whole check has words for it

@@ -1,4 +1,4 @@
-"""The loader of the configuration: TOML text becomes `Settings`, or one `ConfigError` with all its problems.
+"""The loader of the configuration: TOML files become `Settings`, or one `ConfigError` with all problems.
 
 The loader replaces a value that it cannot read by the default, and leaves out a key that it does not know,
 only to check the rest too: it returns nothing from a file with a problem.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zonerelay.config import checks
+from zonerelay.config.files import FOLDER, JoinedFiles, files_of, written
 from zonerelay.config.options import convert
 from zonerelay.config.options.convert import Option
 from zonerelay.config.options.options import options_of
@@ -39,9 +40,18 @@ def load(path: Path) -> Settings:
 
 def read(path: Path) -> tuple[Settings, Report]:
     """Return the settings, and the report for who looks further: it knows the lines. Raises ConfigError."""
-    settings, report = _checked(_text(path), str(path))
+    settings, report = _checked(_joined(path))
     report.raise_problems()
     return settings, report
+
+
+def read_copy(path: Path) -> tuple[bytes, Settings]:
+    """Return one document that says what all files say, and the settings. Raises ConfigError."""
+    data = _read(path)
+    joined = _joined(path, data)
+    settings, report = _checked(joined)
+    report.raise_problems()
+    return data[path] if len(data) == 1 else written(joined.document).encode(), settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,7 @@ def load_whereabouts(path: Path) -> Whereabouts:
     while the file is being corrected, so whatever is wrong in it stops none.
     """
     try:
-        settings, report = _checked(_text(path), str(path))
+        settings, report = _checked(_joined(path))
     except ConfigError as error:
         places = _scanned(path)
         return Whereabouts(settings_in(dict(places), Report({})), error.problems, None, bool(places))
@@ -79,40 +89,54 @@ _PLACE = re.compile(r"""\s*(?:(\w+)\s*\.\s*)?(\w+)\s*=\s*(?:"([^"\\]*)"|'([^']*)
 
 
 def _scanned(path: Path) -> dict[str, dict[str, object]]:
-    """Read the places that a file names, line by line, whatever else is in it."""
+    """Read the places that the files name, line by line, whatever else is in them."""
     document: dict[str, dict[str, object]] = {}
     try:
-        lines = path.read_bytes().decode("utf-8-sig", "replace").splitlines()
+        texts = [each.read_bytes().decode("utf-8-sig", "replace") for each in files_of(path)]
     except OSError:
         return document
-    table = ""
-    for line in lines:
-        if header := _HEADER.match(line):
-            table = header[1]
-        elif found := _PLACE.match(line):
-            name, key = found[1] or table, found[2]
-            if key in _PLACES.get(name, ()):
-                document.setdefault(name, {})[key] = found[3] if found[3] is not None else found[4]
+    for text in texts:
+        table = ""
+        for line in text.splitlines():
+            if header := _HEADER.match(line):
+                table = header[1]
+            elif found := _PLACE.match(line):
+                name, key = found[1] or table, found[2]
+                if key in _PLACES.get(name, ()):
+                    document.setdefault(name, {})[key] = found[3] if found[3] is not None else found[4]
     return document
 
 
 def load_text(text: str, source: str = "configuration") -> Settings:
     """Return the settings in a TOML document; `source` names it when it is no TOML at all."""
-    settings, report = _checked(text, source)
+    settings, report = _checked(_parsed(text, source))
     report.raise_problems()
     return settings
 
 
 def refused_in(text: str) -> frozenset[KeyPath]:
     """Return the paths of a TOML document that the checks refuse. Raises ConfigError for what is no TOML."""
-    return frozenset(_checked(text, "configuration")[1].wrong)
+    return frozenset(_checked(_parsed(text, "configuration"))[1].wrong)
 
 
-def _text(path: Path) -> str:
+def _read(path: Path) -> dict[Path, bytes]:
     try:
-        data = path.read_bytes()
+        return {each: each.read_bytes() for each in files_of(path)}
     except OSError as error:
-        raise ConfigError([Problem(str(path), f"cannot be read: {error.strerror}")]) from error
+        file = str(error.filename or path)
+        raise ConfigError([Problem(file, f"cannot be read: {error.strerror}")]) from error
+
+
+def _joined(path: Path, data: Mapping[Path, bytes] | None = None) -> JoinedFiles:
+    data = _read(path) if data is None else data
+    joined = JoinedFiles()
+    for each, content in data.items():
+        name = "" if len(data) == 1 else each.name if each is path else f"{FOLDER}/{each.name}"
+        _parsed(_text(each, content), str(each), joined, name)
+    return joined
+
+
+def _text(path: Path, data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -121,8 +145,8 @@ def _text(path: Path) -> str:
         raise ConfigError([problem]) from error
 
 
-def _checked(text: str, source: str) -> tuple[Settings, Report]:
-    """Raises ConfigError for what is no TOML; everything else is in the report."""
+def _parsed(text: str, source: str, joined: JoinedFiles | None = None, name: str = "") -> JoinedFiles:
+    """Add a file to those before it. Raises ConfigError for what is no TOML."""
     try:
         document = tomllib.loads(text)
         lines = line_numbers(text)
@@ -130,8 +154,14 @@ def _checked(text: str, source: str) -> tuple[Settings, Report]:
         raise ConfigError([_syntax_problem(str(error), text, source)]) from error
     except RecursionError as error:
         raise ConfigError([Problem(source, "lists or tables are nested too deeply", 1)]) from error
-    report = Report(lines)
-    settings = checks.check(settings_in(document, report), report)
+    joined = joined or JoinedFiles()
+    joined.add(document, lines, name)
+    return joined
+
+
+def _checked(joined: JoinedFiles) -> tuple[Settings, Report]:
+    report = joined.report()
+    settings = checks.check(settings_in(joined.document, report), report)
     return settings, report
 
 

@@ -99,14 +99,19 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`line` is 0 when no line is to blame (the file cannot be read)."""
+    """`line` is 0 when no line is to blame (the file cannot be read). `file` is "" when there is only one."""
 
     path: str
     text: str
     line: int = 0
+    file: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.text}" + (f" (line {self.line})" if self.line else "")
+        return f"{self.path}: {self.text}" + (f" ({place(self.line, self.file)})" if self.line else "")
+
+
+def place(line: int, file: str) -> str:
+    return f"line {line} of {file}" if file else f"line {line}"
 
 
 class ConfigError(Exception):
@@ -120,13 +125,17 @@ class ConfigError(Exception):
 class Report:
     """Collects problems. A path with a problem is unsound, and so is what lies above and below it."""
 
-    def __init__(self, lines: Mapping[KeyPath, int]) -> None:
+    def __init__(self, lines: Mapping[KeyPath, int], files: Mapping[KeyPath, str] | None = None) -> None:
+        """`files` has the file of each key, where there are several."""
         self._lines = lines
+        self._files = files or {}
         self._problems: dict[KeyPath, Problem] = {}
 
     def refuse(self, path: KeyPath, text: str) -> None:
         """Record a problem; of several with one key the first says enough."""
-        self._problems.setdefault(path, Problem(path_text(path), text, self._line(path)))
+        at = self._nearest(path)
+        line, file = self._lines.get(at, 1), self._files.get(at, "")
+        self._problems.setdefault(path, Problem(path_text(path), text, line, file))
 
     @property
     def wrong(self) -> Iterable[KeyPath]:
@@ -137,9 +146,9 @@ class Report:
         """Return whether the file itself says this, be it the default or not."""
         return path in self._lines
 
-    def line_of(self, *path: str | int) -> int:
-        """Return the line (from 1) at which the file itself says this; 0 where it does not."""
-        return self._lines.get(path, 0)
+    def place_of(self, *path: str | int) -> str:
+        """Return the line at which a file says this, as text; "" where none does."""
+        return place(self._lines[path], self._files.get(path, "")) if path in self._lines else ""
 
     def sound(self, *path: str | int) -> bool:
         """Return whether nothing is wrong with this value; checks between values skip unsound ones."""
@@ -147,21 +156,21 @@ class Report:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """In the order of the file."""
-        return tuple(sorted(self._problems.values(), key=lambda problem: (problem.line, problem.path)))
+        """In the order of the files."""
+        files = list(dict.fromkeys(self._files.values()))
+        by_file = {file: number for number, file in enumerate(files)}
+        order = sorted(self._problems.values(), key=lambda each: (each.line, each.path))
+        return tuple(sorted(order, key=lambda each: by_file.get(each.file, 0)))
 
     def raise_problems(self) -> None:
         if self._problems:
             raise ConfigError(self.problems)
 
-    def _line(self, path: KeyPath) -> int:
-        """Return the line of the key; of the nearest table above it when the key itself is not in
-        the file.
-        """
-        for length in range(len(path), 0, -1):
-            if path[:length] in self._lines:
-                return self._lines[path[:length]]
-        return 1
+    def _nearest(self, path: KeyPath) -> KeyPath:
+        """Return the key; the nearest table above it when the key itself is not in a file."""
+        while path and path not in self._lines:
+            path = path[:-1]
+        return path
 
 
 def path_text(path: KeyPath) -> str:

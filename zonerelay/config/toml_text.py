@@ -27,7 +27,7 @@ DERIVED = "follows from other options"
 
 
 def effective(settings: Settings, report: Report) -> str:
-    """Return every option as it is in force. `report` knows the lines of the file."""
+    """Return every option as it is in force. `report` knows the lines of the files."""
     text = _document(settings, report, commented=frozenset())
     # The complaint is about a key of the file as often as about the default beside it.
     tables = frozenset(path[:2] if path[0] in REPEATED else path[:1] for path in load.refused_in(text))
@@ -70,8 +70,7 @@ class _Writing:
             is_default = value == _default(type(table), key)
             if self.only_changed and is_default and key != "name":
                 continue
-            line = self.report.line_of(*here)
-            origin = f"line {line}" if line else "" if is_default else DERIVED
+            origin = self.report.place_of(*here) or ("" if is_default else DERIVED)
             mark = "#" if path in self.commented and not origin else ""
             yield mark + _key(key, value, option) + (f"  # {origin}" if origin else "")
 

@@ -17,7 +17,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from zonerelay.config.load import ConfigError, load_text
+from zonerelay.config.load import ConfigError, read_copy
 from zonerelay.config.settings import NEXT_START, RESTART, Backend, Settings, kept_from
 from zonerelay.model.clock import Clock
 from zonerelay.process.sockets import Notifier
@@ -150,12 +150,7 @@ class RelayReload:
 
     def _read(self) -> tuple[bytes, Settings]:
         try:
-            text = self._config.read_bytes()
-            return text, load_text(text.decode("utf-8-sig"), str(self._config))
-        except OSError as error:
-            raise RefusedError(f"{self._config} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise RefusedError(f"{self._config} is not UTF-8, which TOML must be") from error
+            return read_copy(self._config)
         except ConfigError as error:
             raise RefusedError(str(error.problems[0])) from error
 

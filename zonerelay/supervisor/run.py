@@ -21,6 +21,7 @@ from zonerelay.admin.control_socket import ControlSocket
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.admin.operators import Operators, build_operators
 from zonerelay.config.checks import advice
+from zonerelay.config.load import read_copy
 from zonerelay.config.settings import Settings, resolve_hostname
 from zonerelay.control.socket import control_socket_path, limits_socket_path
 from zonerelay.inbound.listen.submit_socket import SubmitClient
@@ -153,7 +154,7 @@ class Supervisor:
         loop, settings, state = asyncio.get_running_loop(), self.settings, self._state
         stack.callback(self._sockets.keep, ())
         self._open_sockets()
-        self._launcher.begin(self._config.read_bytes())
+        self._launcher.begin(read_copy(self._config)[0])
         # Without a quiet time: the lock proves that no worker of a former relay runs.
         path = self._launcher.limits = limits_socket_path(settings)
         limits = LimitServer(path, LimitTable(self._clock))
