@@ -5,12 +5,16 @@ mail meets. Mail of 4 KiB comes in one kept session and leaves to a sink. CPU is
 message, and the ratio that to the small set-up in the same round. The reload takes up another number of
 connections of one zone; `pause` is the longest pause of the event loop meanwhile, `own` the most CPU that the
 loop's own thread used in one (`big_queue/loop_watch.py`).
+
+`--only history,users` measures what grows with the events of a history and with the users, without a relay:
+seconds of CPU of searches, and of what a change of one user costs a command and the relay.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import random
 import signal
 import socket
 import statistics
@@ -20,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -32,7 +37,13 @@ from tests.support.meters import read_memory
 from tests.support.ports import LOOPBACK, free_port, greets, wait_until
 from tests.support.process import RelayProcess
 from tests.support.toml import Table
+from zonerelay.config import rails
+from zonerelay.config.credentials import file as credentials
+from zonerelay.config.credentials import passwords
+from zonerelay.history import database as files
+from zonerelay.history.reader import Histories, Query
 from zonerelay.message.dkim.private_keys import new_private_key
+from zonerelay.telemetry.logs.redact import Form
 
 MANY, VERY_MANY = 10_000, 100_000
 WARM_UP = 100
@@ -40,6 +51,21 @@ BODY = b"From: <a@example.org>\r\nTo: <b@example.net>\r\nSubject: growth\r\n\r\n
 MESSAGE = BODY + (b"0123456789" * 7 + b"\r\n") * 56
 START_TIMEOUT = 300.0
 RECIPIENT = "zoe@last.example"
+
+FORTNIGHT = 14 * 86_400.0
+BIG = "big@example.org"
+ATTEMPT: dict[str, files.Field] = {
+    "zone": "default",
+    "host": "mx.example.com",
+    "attempt": 1,
+    "reply": "250 2.0.0 Ok: queued as 4ABCDEF",
+}
+SEARCHES = {
+    "the newest 100 of a large sender": Query(sender=Form(frozenset({BIG}))),
+    "its newest 100 that bounced": Query(sender=Form(frozenset({BIG})), outcome="bounced"),
+    "one recipient": Query(recipient=Form(frozenset({"u77@example.com"}))),
+    "a text that no reply has": Query(reply="no such reply"),
+}
 
 Tables = Mapping[str, Table | Sequence[Table]]
 
@@ -142,6 +168,11 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="entries times this")
     options = parser.parse_args()
     only = [*filter(None, options.only.split(","))]
+    for name, table in (("history", history), ("users", users)):
+        if not only or name in only:
+            table(options.scale)
+    if only and not set(only) - {"history", "users"}:
+        return 0
     print("| set-up | entries | start s | memory MiB | ms of CPU | ratio | pause at reload ms | own ms |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory(prefix="zonerelay-growth-", dir="/var/tmp") as name:
@@ -154,6 +185,59 @@ def main() -> int:
                     with running(each, entries, hop, directory / each.name) as (relay, took):
                         show(each, relay, base, options, entries, took)
     return 0
+
+
+def history(scale: float) -> None:
+    """Two million events of a fortnight: a fifth of the mail is of one sender, one in a thousand bounces."""
+    count, draw = int(1_000_000 * scale), random.Random(1)
+    step, began = FORTNIGHT / count, time.time() - FORTNIGHT
+    events: list[files.Event] = []
+    with tempfile.TemporaryDirectory(prefix="zonerelay-growth-", dir="/var/tmp") as name:
+        database, row = files.open_for_writing(Path(name) / "history" / "00.db"), 1
+        for number in range(count):
+            at = began + number * step
+            message_id = f"{int(at * 1000):011x}{number & 0xFFFFF:05x}"
+            sender = BIG if number % 5 == 0 else f"s{draw.randrange(5000)}@example.org"
+            to = f"u{draw.randrange(200_000)}@example.com"
+            outcome = "bounced" if number % 997 == 0 else "delivered"
+            accepted: files.Event = (at, "accepted", {"id": message_id, "sender": sender, "to": to})
+            attempt: files.Event = (at + 0.5, outcome, {"id": message_id, "recipient": to, **ATTEMPT})
+            events += (accepted, attempt)
+            if len(events) >= files.BLOCK * 512 or number == count - 1:
+                with database:
+                    database.execute("BEGIN IMMEDIATE")
+                    row = files.insert(database, row, events)
+                events = []
+        database.close()
+        for what, query in SEARCHES.items():
+            with Histories(Path(name) / "history", None) as histories:
+                print_cost(f"history of {2 * count:,} events: {what}", partial(histories.find, query, 100))
+
+
+def users(scale: float) -> None:
+    count = int(VERY_MANY * scale)
+    hashed = passwords.nobodys_hash(())
+    with tempfile.TemporaryDirectory(prefix="zonerelay-growth-", dir="/var/tmp") as name:
+        path = Path(name) / "credentials"
+        path.write_text("".join(f"user{each}@example.com:{hashed}\n" for each in range(count)))
+        limits = rails.file_beside(path)
+        limits.write_text(
+            "".join(f'[user."user{each}@example.com"]\nmessages_per_hour = 100\n\n' for each in range(count))
+        )
+        one = f"user{count // 2}@example.com"
+        of = f"{count:,} users with limits"
+        beside = rails.change_beside(path, one, lambda _, there: rails.changed(there, ["zones=bulk"]))
+        print_cost(
+            f"{of}: `user set`", lambda: credentials.change_user(path, one, lambda there: there, beside)
+        )
+        print_cost(f"{of}: users are read again", lambda: credentials.read(path, whole=True))
+        print_cost(f"{of}: limits are read again", lambda: rails.read(limits, whole=True).of(one))
+
+
+def print_cost(what: str, act: Callable[[], object]) -> None:
+    began = time.process_time()
+    act()
+    print(f"{what}: {time.process_time() - began:.2f} s of CPU", flush=True)
 
 
 @contextlib.contextmanager
