@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import smtplib
 import urllib.error
 import urllib.request
@@ -206,3 +207,13 @@ async def test_every_page_and_verb_answers_while_the_store_refuses(engine: tuple
             assert said == "" or said.startswith("the spool: "), verb
             assert "b'" not in said
             assert "Error" not in said
+
+
+async def test_too_little_space_is_a_problem_with_the_number_that_is_needed(tmp_path: Path) -> None:
+    spool = SpoolSettings(path=tmp_path / "spool", min_free_space=1 << 50)
+    chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"127.0.0.1:{free_port()}"), spool=spool)
+    async with relay_with(chosen) as running:
+        await running.until(lambda: running.worker.store.unhealthy() is not None, what="a look at the disk")
+        problems = (await running.status()).problems
+    (found,) = (text for text in problems if "new mail is refused below 1048576.0 GB" in text)
+    assert re.fullmatch(r"[\d.]+ [MG]B are free at the spool, .*: free [\d.]+ GB more", found)

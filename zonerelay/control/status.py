@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
-from zonerelay.config.settings import Settings, raised_guard
+from zonerelay.config.settings import Settings, raised_guard, space_guard
+from zonerelay.config.units import rough_size
 from zonerelay.control.destinations import Destinations, Keeping
 from zonerelay.control.explain import SourcePlans, Suspended
 from zonerelay.history.writer import History
@@ -27,7 +28,7 @@ from zonerelay.process.threads import STATUS
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.destinations.route import DestinationKey
 from zonerelay.routing.zones.zones import Zones
-from zonerelay.store.contract import QueueCounts, Store, StoreError
+from zonerelay.store.contract import QueueCounts, Store, StoreError, Unhealthy
 from zonerelay.store.spool_paths import directories_of
 from zonerelay.telemetry.metrics.instruments import ZoneQueue
 
@@ -194,7 +195,7 @@ class StatusBoard:
             zones=tuple(self._zone(queue) for queue in self.queues()),
             destinations=tuple(destinations),
             destinations_total=total,
-            problems=(*surface.problems, *filter(None, (self._capture_problem,))),
+            problems=(*surface.problems, *filter(None, (self._capture_problem, self._space_problem()))),
             source_penalties=self._sources.penalties(),
             limits=self._limits(),
             counted=self._store.is_counted(),
@@ -212,6 +213,16 @@ class StatusBoard:
                 QuotaStatus(user=user, quota=quota, used=used, most=most)
                 for user, quota, used, most in surface.quotas
             ),
+        )
+
+    def _space_problem(self) -> str:
+        if self.free_space is None or self._store.unhealthy() is not Unhealthy.NO_SPACE:
+            return ""
+        least = space_guard(self._settings.spool)
+        more = f": free {rough_size(least - self.free_space)} more" if least > self.free_space else ""
+        return (
+            f"{rough_size(self.free_space)} are free at the spool, and new mail is refused below"
+            f" {rough_size(least)}{more}"
         )
 
     def suspended(self, destination: DestinationKey) -> Suspended | None:

@@ -14,6 +14,7 @@ import re
 import shutil
 from pathlib import Path
 
+from zonerelay.config.units import rough_size
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.keeper.ballast import FILE_NAME
@@ -21,7 +22,6 @@ from zonerelay.store.common.private_directories import make_configured, take_fro
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
-    REBUILD,
     DamagedSpoolError,
     Judgement,
     Mark,
@@ -106,7 +106,8 @@ class LevelDb(Database):
             )
         if is_full(error):
             return NoRoomToOpenError(
-                f"the file system of the spool {path} is full: free some space and start again ({text})"
+                f"the file system of the spool {path} is full: free {rough_size(self._needed())} and start"
+                f" again ({text})"
             )
         if has_words(error, errno.EACCES, errno.EPERM, errno.EROFS):
             return StoreOpenError(
@@ -119,7 +120,12 @@ class LevelDb(Database):
                 " messages, and copy the directory to another disk while it can be read (GNU ddrescue for"
                 " single files); to take new mail meanwhile, set another [spool] path"
             )
-        return DamagedSpoolError(path, text, REBUILD)
+        return DamagedSpoolError(path, text)
+
+    def _needed(self) -> int:
+        """Return how much an opening writes at most: what is in the logs becomes tables."""
+        logs = self.path.glob("*.log")
+        return sum(log.stat().st_size for log in logs) + 2 * self._write_buffer
 
     def reopen(self, *, full: bool = False) -> None:
         """Reads the log back up to the last whole batch after a failed write, and starts a new log.

@@ -50,10 +50,11 @@ _DATABASE = re.compile(rf"CURRENT|{MARK_NAME}|{_NEW_NAME.pattern}")
 MAX_MANIFEST = 64 * 1024 * 1024
 """Octets; LevelDB alone judges one that is larger, for a minute would pass here."""
 
-_ADVICE = (
-    "; nothing was changed. Copy the whole directory before anything else; to take new mail meanwhile, set"
-    " another [spool] path"
+RESCUE = (
+    "`zonerelay spool repair` says what it would save, and with --yes does it; it keeps the spool as it was."
+    " Or restore a backup. To take new mail meanwhile, set another [spool] path"
 )
+_PUT_BACK = ". Look for the file in lost+found first"
 
 
 class DamagedSpoolError(StoreOpenError):
@@ -61,10 +62,10 @@ class DamagedSpoolError(StoreOpenError):
     names the directory.
     """
 
-    def __init__(self, directory: Path, what: str, advice: str) -> None:
+    def __init__(self, directory: Path, what: str, more: str = "") -> None:
         self.what = what
         self.finding = f"the spool {directory} is damaged: {what}"
-        super().__init__(f"{self.finding}{advice}")
+        super().__init__(f"{self.finding}; nothing was changed. {RESCUE}{more}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def refuse_half_repaired(directory: Path) -> None:
         raise DamagedSpoolError(
             directory,
             "a repair of it was cut short",
-            "; nothing was changed. This ends the repair: zonerelay spool repair --yes",
+            ". This ends that repair: zonerelay spool repair --yes",
         )
 
 
@@ -227,11 +228,9 @@ def _check_never_used(directory: Path, names: set[str], mark: Mark | None) -> No
         if number > 1 and not _is_unused(directory / name):
             used.append(name)
     if used or mark is not None:
-        advice = _restore_current(directory, manifests) + _ADVICE
-        if not used:
-            advice += f". If the spool was emptied on purpose, remove {directory / MARK_NAME} and start again"
+        empty = f". If the spool was emptied on purpose, remove {directory / MARK_NAME} and start again"
         found = f"of its database there is {', '.join(used[:3])}" if used else "so is its database"
-        raise DamagedSpoolError(directory, f"the file CURRENT is missing, and {found}", advice)
+        raise DamagedSpoolError(directory, f"the file CURRENT is missing, and {found}", "" if used else empty)
 
 
 def _is_unused(path: Path) -> bool:
@@ -242,23 +241,14 @@ def _is_unused(path: Path) -> bool:
     return not manifest.tables and not manifest.last_sequence
 
 
-def _restore_current(directory: Path, manifests: dict[int, str]) -> str:
-    if not manifests:
-        return ""
-    name = manifests[max(manifests)]
-    return f"; if no other file is missing, this makes it again: echo {name} > {directory / 'CURRENT'}"
-
-
 def _manifest_name(directory: Path, names: set[str]) -> str:
     current = directory / "CURRENT"
     raw = current.read_bytes() if "CURRENT" in names else b""
-    manifests = _numbers(_MANIFEST, names)
-    again = _restore_current(directory, manifests)
     if not _CURRENT.fullmatch(raw):
-        raise DamagedSpoolError(directory, f"{current} does not name a manifest", again + _ADVICE)
+        raise DamagedSpoolError(directory, f"{current} does not name a manifest")
     name = raw.decode("ascii").strip()
     if name not in names:
-        raise DamagedSpoolError(directory, f"{current} names {name}, which is missing", again + _ADVICE)
+        raise DamagedSpoolError(directory, f"{current} names {name}, which is missing")
     return name
 
 
@@ -266,14 +256,7 @@ def _read_manifest(directory: Path, name: str) -> Manifest:
     try:
         return read_manifest((directory / name).read_bytes())
     except FormatError as error:
-        raise DamagedSpoolError(directory, f"{directory / name}: {error}", REBUILD) from error
-
-
-RESCUE = (
-    "Restore a backup, or repair the spool: `zonerelay spool repair` says what that would save, and with"
-    " --yes does it; it keeps the spool as it was. To take new mail meanwhile, set another [spool] path"
-)
-REBUILD = f"; nothing was changed. {RESCUE}"
+        raise DamagedSpoolError(directory, f"{directory / name}: {error}") from error
 
 
 def _table(directory: Path, names: set[str], table: Table) -> str:
@@ -282,13 +265,11 @@ def _table(directory: Path, names: set[str], table: Table) -> str:
     if name not in names and f"{table.number:06d}.sst" in names:
         name = f"{table.number:06d}.sst"
     if name not in names:
-        raise DamagedSpoolError(
-            directory, f"{name} is missing", f"; put it back from lost+found if it is there{REBUILD}"
-        )
+        raise DamagedSpoolError(directory, f"{name} is missing", _PUT_BACK)
     size = (directory / name).stat().st_size
     if size != table.size:
         raise DamagedSpoolError(
-            directory, f"{directory / name} has {size:,} octets instead of {table.size:,}", REBUILD
+            directory, f"{directory / name} has {size:,} octets instead of {table.size:,}"
         )
     return name
 
@@ -304,8 +285,7 @@ def _logs(directory: Path, names: set[str], manifest: Manifest, mark: Mark | Non
         raise DamagedSpoolError(
             directory,
             f"{path} is missing, which holds the newest mail",
-            "; put it back from lost+found if it is there, or, to go on without that mail: touch"
-            f" {path}{_ADVICE}",
+            _PUT_BACK,
         )
     read = {number for number in present if number >= manifest.log or number == manifest.previous_log}
     return [directory / present[number] for number in sorted(read)]
