@@ -143,7 +143,7 @@ class OwnAddresses:
                 self._exact.add((ipaddress.ip_address(listener.host), listener.port))
 
     def has_port(self, port: int) -> bool:
-        """False when no address with this port can be ours, so that names need no look-up."""
+        """Return whether an address with this port can be ours; if not, names need no look-up."""
         return port in self._wildcard_ports or any(own == port for _, own in self._exact)
 
     def includes(self, ip: str, port: int) -> bool:

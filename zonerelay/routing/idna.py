@@ -37,5 +37,5 @@ def _encode(name: str) -> str:
 
 
 def is_literal(domain: str) -> bool:
-    """True for a text in the form of an address literal, valid or not."""
+    """Return whether a text has the form of an address literal, valid or not."""
     return domain.startswith("[")

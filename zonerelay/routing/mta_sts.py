@@ -227,7 +227,7 @@ class StsFiles:
         return Loaded(tuple(found[:limit]), tuple(problems))
 
     def save(self, held: HeldPolicy) -> None:
-        """Raises OSError."""
+        """Write a policy to disk. Raises OSError."""
         if not self._writable:
             return
         durable.make_directory(self._directory, mode=0o755)

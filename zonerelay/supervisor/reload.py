@@ -187,7 +187,7 @@ class RelayReload:
                 await self._tell(member)
 
     async def _bring_to_workers(self, found: ReloadPlan) -> None:
-        """Raises RefusedError."""
+        """Reload each worker, or replace its process. Raises RefusedError."""
         if found.roll:
             await self._replace_all()
             return

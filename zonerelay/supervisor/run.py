@@ -58,7 +58,7 @@ from zonerelay.telemetry.metrics.instruments import MetricTotals
 
 
 def supervise(config: Path, settings: Settings) -> int:
-    """Raises StartError and OSError."""
+    """Run a relay with several workers; return the exit status. Raises StartError and OSError."""
     put_off_reload()
     close_to_others()
     home = prepare_home(settings)

@@ -88,8 +88,8 @@ def _close(group: Iterable[socket.socket]) -> None:
 
 
 def _dealt(group: Sequence[socket.socket], worker: int, workers: int) -> tuple[list[int], list[int]]:
-    """When there are fewer workers than before, the sockets of the others fall to those that are left; when
-    there are more, some share one.
+    """Share sockets among workers. When there are fewer workers than before, the sockets of the others fall
+    to those that are left; when there are more, some share one.
     """
     numbers = [each.fileno() for each in group]
     own = numbers[worker::workers] or [numbers[worker % len(numbers)]]

@@ -33,7 +33,7 @@ class Survey:
 
 
 async def survey(store: QueueView, matcher: Matcher, now: float) -> Survey:
-    """Raises StoreError."""
+    """Find the messages that match, and their sizes. Raises StoreError."""
     found = set[int]()
     for queue in (None, *(each for each in await store.queues() if not each.is_mail)):
         async for delivery in store.scan(queue, wanted=matcher.recipient):

@@ -121,8 +121,8 @@ class Target(Protocol):
     """Where an export goes."""
 
     async def add(self, stored: Stored) -> None:
-        """All of it or nothing. Raises OSError, ValueError for what is no JSON, and what reading the body
-        raises.
+        """Write a message, all of it or nothing. Raises OSError, ValueError for what is no JSON, and what
+        reading the body raises.
         """
 
 

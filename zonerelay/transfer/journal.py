@@ -58,7 +58,9 @@ class Journal:
     """Opened for one run. Every method raises TransferError; `close` also OSError."""
 
     def __init__(self, path: Path, source: str, target: str) -> None:
-        """`source` and `target` are the places of the two queues: a journal of other ones is refused."""
+        """Open the journal. `source` and `target` are the places of the two queues: a journal of other ones
+        is refused.
+        """
         self.path = path
         self.is_over = False
         """The migration has ended: nothing is left to remember."""
@@ -93,7 +95,7 @@ class Journal:
         run("BEGIN")
 
     def choose(self, spools: Sequence[int]) -> None:
-        """For good: a copy is looked for where it was put."""
+        """Choose the spools of the target for good: a copy is looked for where it was put."""
         self.spools = tuple(spools)
         with self._translated():
             self._database.execute(
@@ -102,7 +104,7 @@ class Journal:
             self._commit()
 
     def is_finished(self, spool: int) -> bool:
-        """Nothing that was begun is left to do."""
+        """Return whether nothing that was begun is left to do."""
         found = "SELECT 1 FROM message WHERE spool = ? AND phase < ? LIMIT 1"
         with self._translated():
             return self._database.execute(found, (spool, Phase.AWAKE)).fetchone() is None
@@ -116,7 +118,7 @@ class Journal:
             return [Move(*row) for row in rows]
 
     def phases(self, spool: int, ids: Sequence[MessageId]) -> dict[MessageId, Phase]:
-        """Of those that the journal knows."""
+        """Return the phases of those that the journal knows."""
         marks = ", ".join("?" * len(ids))
         with self._translated():
             rows = self._database.execute(
@@ -130,11 +132,11 @@ class Journal:
         self._write("INSERT INTO message VALUES (?, ?, ?, ?, ?)", rows)
 
     def forget(self, spool: int, moves: Iterable[Move]) -> None:
-        """They stay in the source as they were, and have no copy."""
+        """Forget moves whose messages stay in the source and have no copy."""
         self._write("DELETE FROM message WHERE spool = ? AND id = ?", [(spool, each.id) for each in moves])
 
     def copied(self, spool: int, moves: Iterable[Move]) -> None:
-        """With their digests; a move without one is planned again."""
+        """Note copies with their digests; a move without one is planned again."""
         rows = [
             (each.digest, Phase.COPIED if each.digest else Phase.PLANNED, spool, each.id) for each in moves
         ]

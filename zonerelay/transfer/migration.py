@@ -117,8 +117,8 @@ class Migration:
     # --- steps 1 to 3
 
     async def copy(self, ids: Sequence[MessageId]) -> None:
-        """Also copies what was only planned. Messages that are busy are left as they are. Raises StoreError,
-        TransferError.
+        """Copy messages, also what was only planned. Messages that are busy are left as they are. Raises
+        StoreError, TransferError.
         """
         while moves := self._journal.unfinished(self._spool, Phase.PLANNED, PAGE):
             await _all(self._discard_copy(each) for each in moves)
@@ -216,7 +216,7 @@ class Migration:
     async def _copied(
         self, move: Move, message: Message | None, deliveries: Sequence[Delivery]
     ) -> Move | None:
-        """`None`: it stays in the source, or is gone."""
+        """Copy a message; `None`: it stays in the source, or is gone."""
         if not deliveries or not all(map(_sleeps, deliveries)):
             await self._let_go(move)  # another relay has one of them
             return None
@@ -250,7 +250,7 @@ class Migration:
         self._journal.forget(self._spool, [move])
 
     async def _discard_copy(self, move: Move) -> None:
-        """A copy that sleeps is nothing yet: the message is in the source."""
+        """Drop a held copy; the message is in the source."""
         await self._change(self._target(move.id), [move.copy], lambda _: True, _none)
 
     # --- steps 4 and 5
@@ -285,7 +285,7 @@ class Migration:
         raise await self._retracted(move)
 
     async def _retracted(self, move: Move) -> StoreError:
-        """The copy is worth nothing; another run copies the message again."""
+        """Drop a wrong copy, so that another run copies the message again; return the error."""
         await self._discard_copy(move)
         self._journal.copied(self._spool, [replace(move, digest="")])
         return StoreError(
@@ -310,7 +310,7 @@ class Migration:
             await self._change(self._source, [each.id for each in moves], lambda _: True, _none)
 
     async def _wake(self, moves: Sequence[Move], copies: Sequence[_Copy] = ()) -> None:
-        """`copies`: as they sleep, where that is known."""
+        """Release the copies. `copies`: as they are held, where that is known."""
         awake = self._waking()
         for target in self._targets:
             mine = [move.copy for move in moves if self._target(move.id) is target]
@@ -428,7 +428,7 @@ def _ordered(deliveries: Iterable[Delivery]) -> list[Delivery]:
 def _digest(
     message: Message, deliveries: Sequence[Delivery], copy: MessageId
 ) -> Any:  # Any: hashlib has no type
-    """Of everything that is to arrive, under the id of the copy; the body is still to come."""
+    """Return the hash of what is to arrive, under the id of the copy; the body is added later."""
     known = replace(message, envelope=replace(message.envelope, id=copy))
     states = [(each.queue, replace(each, message_id=copy)) for each in _ordered(deliveries)]
     return hashlib.sha256(msgspec.json.encode((known, states)))

@@ -47,7 +47,7 @@ class Register:
         return _digest(key, recipient) in self._known
 
     def add(self, deliveries: Iterable[tuple[str, str]]) -> None:
-        """Each by the key of its message and its recipient. Durable when it returns."""
+        """Add deliveries, each by the key of its message and its recipient. Durable when it returns."""
         fresh = {_digest(*each) for each in deliveries} - self._known
         if fresh:
             self._file.write(b"".join(digest.hex().encode("ascii") + b"\n" for digest in fresh))

@@ -64,8 +64,8 @@ class Endpoints:
         return tuple(text for each in self._retried for text in each.problems())
 
     async def open(self) -> None:
-        """What cannot be opened is tried again, and mail moves meanwhile. Raises ControlError where another
-        relay answers, and where a supervisor could not ask this worker.
+        """Open the endpoints. What cannot be opened is tried again, and mail moves meanwhile. Raises
+        ControlError where another relay answers, and where a supervisor could not ask this worker.
         """
         identity, settings = self._identity, self._settings()
 

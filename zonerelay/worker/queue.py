@@ -36,7 +36,7 @@ class MailQueue:
             await self._outbox.start(zones, logins)
 
     async def acknowledge(self, loss: str) -> bool:
-        """The operator has dealt with it; false when the spool tells of no such loss. Raises StoreError."""
+        """Dismiss a loss; false when the spool has no such loss. Raises StoreError."""
         return await acknowledge_loss(self._spool, loss)
 
     def problems(self) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
 
 
 def _trouble(store: Store) -> str:
-    """Damage, and losses that wait to be acknowledged; a full disk is no reason to stay."""
+    """Return damage, and losses that are not dismissed; a full disk is no reason to stay."""
     return "; ".join(text for text in store.problems() if text != store.unhealthy())
 
 

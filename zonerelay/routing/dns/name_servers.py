@@ -325,7 +325,7 @@ class _Line:
     """A socket with a port of its own. It closes itself after its last question has ended."""
 
     def __init__(self, server: NameServer) -> None:
-        """Raises OSError."""
+        """Open a socket. Raises OSError."""
         family = socket.AF_INET6 if ":" in server.address else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._loop = asyncio.get_running_loop()
@@ -340,7 +340,7 @@ class _Line:
             raise
 
     def send(self, number: int, packet: bytes) -> asyncio.Future[bytes | None]:
-        """Raises OSError."""
+        """Send a question; the result is its answer. Raises OSError."""
         self.left -= 1
         answer: asyncio.Future[bytes | None] = self._loop.create_future()
         self.waiting[number] = answer

@@ -69,7 +69,7 @@ class _Lines:
         self._begun: list[bytes] = []
 
     async def next(self) -> bytes:
-        """Raises OSError, TimeoutError and UnansweredError."""
+        """Return the next line. Raises OSError, TimeoutError and UnansweredError."""
         while not self._whole:
             async with asyncio.timeout(self._silence):
                 piece = await self._reader.read(_PIECE)

@@ -250,7 +250,7 @@ class FanOut:
         return merge_changed(asked.some(found), shared=shared)
 
     async def _undo(self, asked: WorkerAnswers) -> answers.Changed:
-        """Each worker undoes what it has changed itself, also in a shared queue."""
+        """Undo in each worker what it has changed itself, also in a shared queue."""
         refused: list[ControlError] = []
 
         async def undo(worker: int) -> answers.Changed | None:
@@ -272,7 +272,7 @@ class FanOut:
         return msgspec.structs.replace(whole, note="; ".join(filter(None, (whole.note, *notes))))
 
     async def _suspend(self, asked: WorkerAnswers) -> answers.OrderGiven:
-        """One worker after the other: the first one gives a new order its id."""
+        """Suspend in one worker after the other: the first gives a new order its id."""
         given = asked.some(await asked.one_by_one(answers.OrderGiven))
         (order,) = merge_orders([each.order] for each in given)
         return merged(given, given[0], least="first_expiry", order=order)
@@ -291,7 +291,7 @@ class FanOut:
 
 
 async def _begin(streams: dict[int, Rows], heads: dict[int, Any]) -> None:
-    """All look for their first row at the same time: to find that there is none takes longest."""
+    """Look for the first row of all streams at the same time: to find none takes longest."""
     begun = (_advance(worker, streams, heads) for worker in streams)
     # A stream can be closed only when no task is reading it.
     for outcome in await asyncio.gather(*begun, return_exceptions=True):

@@ -93,7 +93,7 @@ def _alike(rows: Iterable[S], *names: str) -> list[list[S]]:
 
 
 def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: bool) -> RelayStatus:
-    """`own` has what only the supervisor knows; what workers know is added."""
+    """Merge the answers to `status`. `own` has what only the supervisor knows; what workers know is added."""
     answers = list(parts.values())
     destinations = _destinations((each for part in answers for each in part.destinations), shared=shared)
     problems = dict.fromkeys(own.problems)
@@ -129,13 +129,13 @@ def _until(penalty: SourcePenalty) -> float:
 
 
 def _quotas(rows: Iterable[QuotaStatus]) -> tuple[QuotaStatus, ...]:
-    """All workers count the same usage: the one that has looked last has seen most."""
+    """Return the quotas. All workers count the same usage; the one that looked last has seen most."""
     found = {(row.user, row.quota): row for row in sorted(rows, key=lambda row: row.used)}
     return tuple(found.values())
 
 
 def merge_orders(parts: Iterable[Sequence[OrderRow]]) -> tuple[OrderRow, ...]:
-    """All workers have the same ones, and each counts what it did for them."""
+    """Return the orders, which all workers have; each counts what it did for them."""
     found = _alike((row for part in parts for row in part), "id")
     rows = (merged(some, some[-1], add="held refused") for some in found)
     return tuple(sorted(rows, key=lambda row: -row.since))
@@ -187,7 +187,7 @@ def _destinations(rows: Iterable[DestinationStatus], *, shared: bool) -> tuple[D
 
 
 def merge_changed(parts: Sequence[Changed], *, shared: bool) -> Changed:
-    """Of a shared queue every worker sees every delivery, and leaves alone what others are attempting."""
+    """Merge changes. Of a shared queue each worker sees all deliveries, and skips what others attempt."""
     whole = merged(
         parts,
         parts[0],

@@ -38,7 +38,7 @@ class Child:
         return 0 if self._process is None else self._process.pid
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], fds: Sequence[int]) -> None:
-        """Raises OSError."""
+        """Start the process. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             ours.setblocking(False)
@@ -97,7 +97,7 @@ class Child:
 
 
 def ending(status: int, *, killed_because: str = "", last_words: str = "") -> str:
-    """`status` as asyncio has it: negative is a signal."""
+    """Describe how a process ended. `status` as asyncio has it: negative is a signal."""
     if status < 0:
         try:
             name = signal.Signals(-status).name

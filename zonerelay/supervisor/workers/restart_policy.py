@@ -110,7 +110,7 @@ class RestartPolicy:
         return self._end(now)
 
     def want(self) -> None:
-        """Wants the worker to run; one that is stopping is started again, one that is over is not."""
+        """Let the worker run; one that is stopping is started again, one that is over is not."""
         self._wanted = True
 
     def replace(self, now: float) -> Action | None:
@@ -145,12 +145,12 @@ class RestartPolicy:
         self._heard = now
 
     def stopping(self, now: float) -> None:
-        """The worker says so itself: a process other than the supervisor told it to stop."""
+        """Note that the worker stops because another process than the supervisor wants it to."""
         if self.phase in (Phase.STARTING, Phase.RUNNING):
             self._enter(Phase.STOPPING, now)
 
     def ended(self, now: float, *, finished: bool = False) -> None:
-        """The process is gone. `finished`: there is nothing left to do for this worker."""
+        """Note that the process has ended. `finished`: there is nothing left to do for this worker."""
         asked = self.phase is Phase.STOPPING
         ran_well = self.phase in (Phase.RUNNING, Phase.HUNG) and now - self._ready > WELL_AFTER
         if finished or not self._wanted:

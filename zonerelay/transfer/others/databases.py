@@ -31,7 +31,7 @@ class Databases:
     @classmethod
     @contextlib.asynccontextmanager
     async def opened(cls, url: str) -> AsyncIterator[Self]:
-        """Raises TransferError."""
+        """Connect to the databases. Raises TransferError."""
         if not (urlsplit(url).path.strip("/") or "0").isdigit():
             raise TransferError(f"{_shown(url)}: write redis://HOST:PORT/DATABASE")
         try:
@@ -93,6 +93,6 @@ class Databases:
 
 
 def _shown(url: str) -> str:
-    """Without user and password, wherever they stand."""
+    """Return a URL without user and password, wherever they stand."""
     scheme, mark, rest = url.partition("://")
     return masked(f"{scheme}{mark}{rest.rpartition('@')[2]}")

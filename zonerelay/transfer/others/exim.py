@@ -44,7 +44,7 @@ class Head:
 
 
 def parse_head(raw: bytes) -> Head:
-    """Raises ValueError in words."""
+    """Parse a -H file. Raises ValueError with a message."""
     lines = _Lines(raw)
     head = Head()
     lines.next()  # the file's own name
@@ -104,8 +104,8 @@ def _tree(line: str, lines: _Lines) -> Iterator[str]:
 
 
 def _recipient(line: str) -> Open:
-    """`ADDRESS`, or with facts behind it that are read from the end, as an address may have blanks in it:
-    `ADDRESS ORCPT LENGTH,FLAGS ERRORS-TO LENGTH,PARENT#3`, and `#1` without the wishes.
+    """Parse `ADDRESS`, or with facts behind it that are read from the end, as an address may have blanks in
+    it: `ADDRESS ORCPT LENGTH,FLAGS ERRORS-TO LENGTH,PARENT#3`, and `#1` without the wishes.
     """
     match = _RECIPIENT.fullmatch(line)
     if match is None:
@@ -122,7 +122,7 @@ def _recipient(line: str) -> Open:
 
 
 def _without_text(front: str) -> tuple[str, str, int]:
-    """`FRONT TEXT LENGTH,NUMBER` as front, text and number."""
+    """Split `FRONT TEXT LENGTH,NUMBER` into front, text and number."""
     front, _, numbers = front.rpartition(" ")
     length, _, number = numbers.partition(",")
     size = int(length)
@@ -130,7 +130,7 @@ def _without_text(front: str) -> tuple[str, str, int]:
 
 
 def _header(raw: bytes) -> bytes:
-    """Fields as `LENGTH` in three digits or more, a flag, a blank, and the text; `*` flags what is gone."""
+    """Read fields: `LENGTH` in three digits or more, a flag, a blank, the text; `*` flags removed ones."""
     kept = []
     at = 0
     while at < len(raw):
@@ -147,7 +147,7 @@ def _header(raw: bytes) -> bytes:
 
 
 def _name(address: str) -> str:
-    """Exim writes the domain in lower case, and may have a mark in front of what is not a plain address."""
+    """Return an address as Exim names it: domain in lower case, without a mark in front."""
     local, at, domain = address.lstrip(":\\").rpartition("@")
     return f"{local}{at}{domain.lower()}"
 
@@ -164,7 +164,7 @@ def parse_log(text: str) -> dict[str, list[tuple[float, str]]]:
 
 @contextlib.asynccontextmanager
 async def reading_exim(place: str, now: float) -> AsyncIterator[Source]:
-    """Raises TransferError, OSError."""
+    """Open the queue of a stopped Exim. Raises TransferError, OSError."""
     spool = Path(place)
     if not (spool / "input").is_dir():
         raise TransferError(f"{spool} has no directory input: name Exim's spool, /var/spool/exim4")
@@ -188,7 +188,9 @@ async def reading_exim(place: str, now: float) -> AsyncIterator[Source]:
 
 
 def _processes() -> Iterator[str]:
-    """Of any Exim on the machine: its name as an argument, with one of its own options behind it."""
+    """Yield the process ids of any Exim on the machine: its name as an argument, with one of its own options
+    behind it.
+    """
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
@@ -198,7 +200,7 @@ def _processes() -> Iterator[str]:
 
 
 def _message(identity: str, path: Path, spool: Path) -> Foreign:
-    """Raises ValueError and OSError."""
+    """Read a message. Raises ValueError and OSError."""
     with path.open("rb") as file:
         head = parse_head(file.read(_MAX_HEADER_FILE))
     journal = path.with_name(f"{identity}-J")

@@ -125,7 +125,7 @@ def _checked(parse: Callable[[str | None], str], value: str) -> str:
 
 
 def xtext(text: str) -> str:
-    """RFC 3461 4: for systems that keep ENVID and ORCPT decoded."""
+    """Encode xtext (RFC 3461 4), for systems that keep ENVID and ORCPT decoded."""
     return _NOT_XTEXT.sub(lambda match: f"+{ord(match[0]):02X}", text)
 
 

@@ -50,7 +50,7 @@ class Inert:
         self.state = state if isinstance(state, dict) else {}
 
     def append(self, item: object) -> None:
-        """The nodes of a parse tree are lists; what is in them says nothing that the text does not."""
+        """Ignore an item: the nodes of a parse tree are lists, and the text says the same."""
 
     def extend(self, items: object) -> None:
         """See `append`."""
@@ -66,7 +66,7 @@ class _Reader(pickle._Unpickler):
 
 
 def load(raw: bytes) -> object:
-    """Numbers, texts, containers and `Inert` objects. Raises PickleError.
+    """Load numbers, texts, containers and `Inert` objects. Raises PickleError.
 
     Texts of Python 2 are UTF-8, with the octets that are not as surrogates.
     """

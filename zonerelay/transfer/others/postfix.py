@@ -96,7 +96,7 @@ def parse_records(text: str) -> Records:
 
 @contextlib.asynccontextmanager
 async def reading_postfix(place: str, now: float) -> AsyncIterator[Source]:
-    """Raises TransferError, OSError."""
+    """Open the queue of a stopped Postfix. Raises TransferError, OSError."""
     tools = _Tools(Path(place))
     queue = Path((await tools.run("postconf", "-h", "queue_directory")).decode().strip())
     with _stopped(queue):
@@ -166,7 +166,7 @@ def _stopped(queue: Path) -> Iterator[None]:
 
 
 def _files(queue: Path) -> Iterator[_File]:
-    """Oldest first, as far as the files tell."""
+    """Yield the files, oldest first, as far as they tell."""
     found = []
     for name in QUEUES:
         for path in (queue / name).rglob("*"):
@@ -180,7 +180,7 @@ def _files(queue: Path) -> Iterator[_File]:
 
 
 def _reasons(lines: bytes) -> dict[str, dict[str, str]]:
-    """Per message and recipient."""
+    """Return the reasons of deferrals by message and recipient."""
     listed = [msgspec.json.decode(line, type=_Listed) for line in lines.splitlines()]
     return {
         each.queue_id: {one.address: one.delay_reason for one in each.recipients if one.delay_reason}

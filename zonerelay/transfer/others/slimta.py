@@ -33,7 +33,7 @@ LIBRARY = "pyaio"
 
 @contextlib.asynccontextmanager
 async def reading_slimta_redis(place: str, now: float) -> AsyncIterator[Source]:
-    """Raises TransferError."""
+    """Open the Redis queue of a stopped python-slimta. Raises TransferError."""
     url, _, query = place.partition("?")
     prefix = urllib.parse.parse_qs(query).get("prefix", [PREFIX])[-1].encode()
     async with Databases.opened(url) as redis:
@@ -58,7 +58,7 @@ async def reading_slimta_redis(place: str, now: float) -> AsyncIterator[Source]:
 
 @contextlib.asynccontextmanager
 async def reading_slimta_disk(place: str, now: float) -> AsyncIterator[Source]:
-    """Raises TransferError, OSError."""
+    """Open the disk queue of a stopped python-slimta. Raises TransferError, OSError."""
     first, _, second = place.partition(":")
     envelopes, metas = Path(first), Path(second or first)
     for directory in (envelopes, metas):
@@ -89,7 +89,7 @@ def _users() -> Iterator[str]:
 
 
 def _meta(path: Path) -> Mapping[Any, object]:
-    """A power cut may have left an envelope without it: the message is new then."""
+    """Read the record of an envelope. A power cut may have left none: the message is new then."""
     try:
         meta = pickles.load(path.read_bytes())
     except FileNotFoundError:
@@ -121,7 +121,7 @@ def _adopted(
 
 
 def _foreign(identity: str, raw: bytes, attempts: int, due: float, delivered: object) -> Foreign:
-    """Raises PickleError."""
+    """Read an envelope. Raises PickleError."""
     envelope = pickles.load(raw)
     if not isinstance(envelope, Inert):
         raise PickleError("it is no envelope")

@@ -20,7 +20,7 @@ from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
 
 @contextlib.asynccontextmanager
 async def reading_slimta_lua(place: str, now: float) -> AsyncIterator[Source]:
-    """Raises TransferError."""
+    """Open the queue of a stopped slimta-lua. Raises TransferError."""
     async with Databases.opened(place) as redis:
         ids, metas, contents, locks = (redis.first + number for number in range(4))
         for client in await redis.clients({ids, metas, contents, locks}):

@@ -70,7 +70,7 @@ class _Mark(msgspec.Struct, frozen=True):
 
 @contextlib.asynccontextmanager
 async def reading_zonemta(place: str, now: float) -> AsyncIterator[Source]:
-    """Raises TransferError, OSError."""
+    """Open the queue of a stopped ZoneMTA. Raises TransferError, OSError."""
     path = Path(place)
     if any(path.glob("sst_*")):
         raise TransferError(
@@ -148,7 +148,7 @@ def _rows(database: plyvel.DB, start: bytes, stop: bytes) -> Iterator[tuple[byte
 
 
 def _ids(database: plyvel.DB) -> list[bytes]:
-    """Of the messages that have a recipient left."""
+    """Return the ids of messages that have a recipient left."""
     keys = (key.split(b" ") for key, _ in _rows(database, b"ref ", b"ref!"))
     return [identity for identity, _ in groupby(parts[1] for parts in keys if len(parts) == 4)]
 
@@ -192,7 +192,7 @@ def _message(database: plyvel.DB, identity: bytes) -> Foreign:
 
 
 def _text(value: str | bool) -> str:
-    """JavaScript says false for what there is not."""
+    """Return a text; JavaScript writes false for a missing one."""
     return value if isinstance(value, str) else ""
 
 
