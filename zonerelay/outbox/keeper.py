@@ -1,17 +1,22 @@
 """Keeps the outbox's database usable: a session in the relays' table, its lease, and the rows of dead relays.
 
 Claimed rows name the session. Whichever relay notices that a session has ended gives its rows back to the
-queue. A relay that was killed and starts again under its `name` ends its earlier session itself.
+queue. A relay that was killed and starts again under its `name` ends its earlier session itself. A session
+that is not renewed for `lease` seconds ends, and any other relay frees its claims.
 
-On trouble nothing is claimed and nothing new is sent until the database is back. SMTP does not notice. Tables
-that cannot be used are an error at the start only.
+On trouble nothing is claimed and nothing new is sent until everything is connected again, which is tried
+with growing pauses for as long as it takes. The pauses are short again only after a beat: a server with a
+full disk accepts connections and writes nothing. SMTP does not notice. Tables that cannot be used are an
+error at the start only.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from zonerelay.config.settings import OutboxSettings
@@ -20,12 +25,21 @@ from zonerelay.model.queue_name import QueueName
 from zonerelay.outbox.database import tables
 from zonerelay.outbox.database.sql import Statements
 from zonerelay.outbox.database.tables import Names, has_priority
-from zonerelay.store.contract import Lost, StoreError, StoreOpenError
-from zonerelay.store.postgres.driver import Access, Link
-from zonerelay.store.postgres.session import DatabaseSession
+from zonerelay.process.tasks import Tasks
+from zonerelay.store.contract import Lost, StoreError, StoreOpenError, Unhealthy
+from zonerelay.store.postgres.driver import Access, ClashError, Columns, ConnectionLostError, Link, Links
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+"""Seconds between two attempts to connect again."""
+BEATS = 4
+"""Renewals in one lease: three may fail."""
+LONGEST_BEAT = 10.0
+LONGEST_LEASE = 3600.0
+"""Seconds that a relay's lease may last from now on, as other relays see it. A longer one was written before
+the server's clock was set back, and would keep a dead relay's mail for as long as the clock was ahead."""
 REAP_PAGES = 100
 
 _log = logging.getLogger("zonerelay.outbox")
@@ -51,16 +65,29 @@ def names_of(outbox: OutboxSettings) -> Names:
     return Names(outbox.schema, outbox.table, outbox.mailbox_table)
 
 
-class OutboxKeeper(DatabaseSession):
+class OutboxKeeper:
     """One relay's place in the database of the outbox.
 
     `heard`: an application may have inserted rows. `paused` and `resumed(kept)` frame trouble; `kept` says
     whether what was claimed before still belongs to this relay. `regained`: the lease had lapsed, and no
-    other relay has used that.
+    other relay has used that. Statements go over `_links`; `_control` carries the lease, `_writer` the
+    outcomes.
     """
 
     def __init__(self, access: Access, name: str, around: OutboxSurroundings) -> None:
-        super().__init__(access, around.clock)
+        self._links = Links(access)
+        self._access = access
+        self._lease = access.lease
+        self._clock = around.clock
+        self._control: Link | None = None
+        self._writer: Link | None = None
+        self._closed = False
+        self._recovering = False
+        self._pause = FIRST_PAUSE
+        self._beat_every = min(access.lease / BEATS, LONGEST_BEAT)
+        self._renew_timeout = max(1.0, self._beat_every)
+        self._held_until = float("-inf")
+        self._tasks = Tasks()
         self.session = ""
         self.usable = False
         self.problem = ""
@@ -77,6 +104,11 @@ class OutboxKeeper(DatabaseSession):
     # --- may it be used?
 
     @property
+    def holds_lease(self) -> bool:
+        """No other relay can have taken over what this one has claimed."""
+        return self._clock.boottime() < self._held_until
+
+    @property
     def may_begin(self) -> bool:
         """What is claimed may be attempted."""
         return self.usable and self.holds_lease
@@ -86,8 +118,22 @@ class OutboxKeeper(DatabaseSession):
             raise StoreError(f"the outbox cannot be used: {self.problem or 'it is closed'}")
 
     def writing_link(self) -> Link:
+        """Return the connection for outcomes. Raises StoreError while there is none."""
         self.check_usable()
-        return super().writing_link()
+        return _connected(self._writer)
+
+    async def fetch(self, statement: str, *values: object) -> Sequence[Columns]:
+        """Carry out a statement. Raises StoreError; a connection that breaks is trouble for all users of the
+        session.
+        """
+        self.check_usable()
+        try:
+            async with self._links.use() as link:
+                return await link.fetch(statement, *values)
+        except ConnectionLostError as error:
+            # It is unknown which claims the lost statement made: only a new connection can tell.
+            self.trouble(error)
+            raise
 
     # --- start and end
 
@@ -103,7 +149,7 @@ class OutboxKeeper(DatabaseSession):
             self.trouble(error)
         else:
             self._begin_use()
-        self._heart = self._tasks.start(self._beat())
+        self._tasks.start(self._beat())
 
     async def close(self) -> None:
         """Ends the session. Call it when nothing is written any more."""
@@ -118,7 +164,34 @@ class OutboxKeeper(DatabaseSession):
 
     # --- connecting
 
+    async def _connect(self) -> bool:
+        """Connect again. Returns true when the claims of the session before are void. Raises StoreError."""
+        control = self._control = await Link.open(self._access)
+        is_new = await self._enter(control)
+        writer = self._writer = await Link.open(self._access)
+        for link in (control, writer):
+            link.on_end(functools.partial(self._ended, link))
+        return is_new
+
+    def _cut(self) -> None:
+        for link in (self._control, self._writer):
+            if link is not None:
+                link.cut()
+        self._control = self._writer = None
+        self._links.cut()
+
+    def _ended(self, link: Link) -> None:
+        if link in {self._control, self._writer}:
+            self.trouble(StoreError("the database has ended the connection"))
+
+    async def _hang_up(self) -> None:
+        for link in (self._control, self._writer):
+            if link is not None:
+                await link.close()
+        await self._links.close()
+
     async def _enter(self, control: Link) -> bool:
+        """Prepare the tables, listen, and renew or begin the session. True when it is a new session."""
         if self._around.settings.create_tables:
             await tables.migrate(control, self._statements.names)
         await tables.check(control, self._statements.names)
@@ -141,18 +214,51 @@ class OutboxKeeper(DatabaseSession):
 
     # --- the lease
 
+    async def _take_lease(
+        self, link: Link, statement: str, *values: object, timeout: float | None = None
+    ) -> Sequence[Columns]:
+        """Carries out a statement that begins or renews the session; without rows the session has ended."""
+        sent = self._clock.boottime()
+        rows = await link.fetch(statement, *values, timeout=timeout)
+        if rows:
+            self._held_until = sent + self._lease
+        return rows
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._beat_every)
+            if self._recovering:
+                continue
+            try:
+                if not await self._renew():
+                    # Another relay has found this session dead: it begins again under a new one.
+                    self.trouble(
+                        StoreError("the lease has run out: other relays may have taken over the rows")
+                    )
+                    continue
+                self._pause = FIRST_PAUSE
+                await self._after_beat()
+            except ClashError:
+                continue  # another relay does the same just now; the next beat does the rest
+            except StoreError as error:
+                self.trouble(error)
+            except Exception as error:  # noqa: BLE001 - a bug must not end the heart: the lease ends with it
+                self._report_bug(error)
+
     async def _renew(self) -> bool:
+        """Renew the lease with a durable write; false when the session has ended."""
         had_lapsed = not self.holds_lease
         values = (self._statements.renew, self.session, self._lease)
-        rows = await self._take_lease(self._connected(self._control), *values, timeout=self._renew_timeout)
+        rows = await self._take_lease(_connected(self._control), *values, timeout=self._renew_timeout)
         if rows and had_lapsed and self.usable:
             self.regained()
         return bool(rows)
 
     async def _after_beat(self) -> None:
         """Gives back what dead relays have claimed."""
-        control = self._connected(self._control)
-        await control.fetch(self._statements.bound, self._longest_lease)
+        control = _connected(self._control)
+        # Other relays may have a lease as long as this relay's.
+        await control.fetch(self._statements.bound, max(LONGEST_LEASE, 4 * self._lease))
         await control.fetch(self._statements.bury, self.session, self._name)
         found = await self._reap_orphans(control)
         if found:
@@ -170,7 +276,33 @@ class OutboxKeeper(DatabaseSession):
 
     # --- trouble
 
+    def trouble(self, error: StoreError) -> None:
+        """Stops using the database until everything is connected again."""
+        if self._closed or self._recovering:
+            return
+        self._recovering = True
+        self._begin_trouble(error)
+        self._tasks.start(self._recover())
+
+    async def _recover(self) -> None:
+        while True:
+            await asyncio.sleep(self._pause)
+            self._pause = min(self._pause * 2, LONGEST_PAUSE)
+            self._cut()
+            try:
+                await self._return()
+            except StoreError as error:
+                self._cut()
+                self._go_on_in_trouble(error)
+            except Exception as error:  # noqa: BLE001 - without this task the relay never comes back
+                self._report_bug(error)
+            else:
+                self._recovering = False
+                self._end_trouble()
+                return
+
     async def _return(self) -> None:
+        """Connect again and put right what the trouble has left. Raises StoreError."""
         await self._connect()
         await self._after_beat()
 
@@ -190,3 +322,9 @@ class OutboxKeeper(DatabaseSession):
 
     def _report_bug(self, error: Exception) -> None:
         self._around.events.trouble("outbox.connect", error)
+
+
+def _connected(link: Link | None) -> Link:
+    if link is None:
+        raise StoreError(Unhealthy.DATABASE_DOWN)
+    return link

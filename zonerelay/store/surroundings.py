@@ -9,13 +9,12 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.contract import KeyRegister, Lost, News, StoreError, StoreOpenError
+from zonerelay.store.contract import KeyRegister, Lost, News, StoreOpenError
 
 _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
 
@@ -98,22 +97,3 @@ def driver(extra: str, *modules: str) -> Iterator[None]:
             f"[spool] backend: {extra} needs the Python package {package}; in zonerelay's source,"
             f" with the relay's own pip: pip install -r locks/{extra}.lock"
         ) from error
-
-
-class Starting(Protocol):
-    """The part of a shared store that opening it needs."""
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-async def start(store: Starting, where: str) -> None:
-    """Starts a store. Raises StoreOpenError, which begins with `where`; the store is closed then."""
-    try:
-        await store.start()
-    except BaseException as error:
-        await store.close()
-        if isinstance(error, StoreError) and not isinstance(error, StoreOpenError):
-            raise StoreOpenError(f"{where}: {error}") from error
-        raise

@@ -413,7 +413,6 @@ async def test_who_may_not_is_told_so(
         ("-del", "DEL {mail}:"),
         ("-time", "TIME"),
         ("-evalsha", "evalsha"),
-        ("-multi", "multi"),
         ("-info", "info"),
         ("-config|get", "config"),
         ("resetkeys ~{mail}: ~{mail}:n*", "HSET {mail}:values:rights"),

@@ -266,9 +266,7 @@ async def _check_rights(server: Server, wire: Wire) -> None:
     """
     prefix = server.settings.prefix
     names = [f"{prefix}mark", f"{prefix}limits", *(f"{prefix}{kind}:rights" for kind in _KINDS)]
-    # Two scripts at once go between MULTI and EXEC.
-    asked = (_SCRIPTS["rights"].run(wire, (), *names) for _ in range(2))
-    found, _ = await asyncio.gather(*asked)
+    found = await _SCRIPTS["rights"].run(wire, (), *names)
     missing = [each.decode("utf-8", "replace") for each in as_list(found) if isinstance(each, bytes)]
     if missing:
         more = f"; and {len(missing) - SHOWN_RIGHTS} more" if len(missing) > SHOWN_RIGHTS else ""

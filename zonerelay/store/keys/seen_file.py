@@ -91,17 +91,5 @@ class SeenFile:
         os.close(self._file)
 
 
-def forget_seen(directory: Path) -> str:
-    """Accept every partition of a store as it is, from the next opening on. Return the mark of the store that
-    was known, "" if none was. Raises OSError.
-    """
-    mark = ""
-    for path in directory.glob("*.seen"):
-        with contextlib.suppress(msgspec.MsgspecError):
-            mark = msgspec.json.decode(path.read_bytes(), type=Seen).mark or mark
-        path.unlink()
-    return mark
-
-
 def _packed(seen: Seen) -> bytes:
     return msgspec.json.encode(seen).ljust(_WIDTH - 1) + b"\n"

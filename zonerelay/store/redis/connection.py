@@ -2,8 +2,7 @@
 
 A wire sends commands as they come, without waiting for answers, which come back in the same order. While
 `IN_FLIGHT` batches are under way, further commands gather for the next batch, so that concurrent sessions
-share round trips. Scripts of one batch go between MULTI and EXEC, so that the server syncs its log once: it
-syncs whenever it has read and carried out 16 KB of a client's commands.
+share round trips.
 
 A wire sends its `confirm` commands behind every batch, and the batch has failed when an answer is not good
 enough.
@@ -18,9 +17,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -48,8 +46,6 @@ _Call = tuple[Command, "asyncio.Future[Reply]"]
 
 IN_FLIGHT = 2
 """Batches: one that the server works on, one that it finds when it is done."""
-TOGETHER = 100
-"""Scripts between MULTI and EXEC: the server does nothing else meanwhile."""
 RULE = "docs/store/redis.md has the ACL rule of a user for the relay"
 _UNUSABLE = {
     "NOPERM": f"the server's user lacks a right ({RULE})",
@@ -125,7 +121,7 @@ class Server:
 class _Batch:
     """Commands that were sent together."""
 
-    groups: list[list[asyncio.Future[Reply]]]
+    answers: list[asyncio.Future[Reply]]
     confirm: Sequence[Confirmation]
 
 
@@ -184,12 +180,10 @@ class Wire:
                 continue
             if not self._sent:
                 self._progress = self._loop.time()
-            groups = list(_groups(queue))
-            batch = _Batch([[future for _, future in group] for group in groups], self.confirm)
+            batch = _Batch([future for _, future in queue], self.confirm)
             self._sent.append(batch)
             self._to_receive.set()
-            commands = [command for group in groups for command in _wrapped(group)]
-            commands += [asked.command for asked in batch.confirm]
+            commands = [command for command, _ in queue] + [asked.command for asked in batch.confirm]
             try:
                 packed = self._connection.pack_commands(commands)
                 await self._connection.send_packed_command(packed, check_health=False)
@@ -212,9 +206,7 @@ class Wire:
             self._break(_lost(error))
 
     async def _receive_batch(self, batch: _Batch) -> None:
-        replies: list[tuple[asyncio.Future[Reply], Reply | StoreError]] = []
-        for group in batch.groups:
-            replies += zip(group, await self._read_group(len(group)), strict=True)
+        replies = [(future, await self._read()) for future in batch.answers]
         for asked in batch.confirm:
             reply = await self._read()
             if isinstance(reply, StoreError) or not asked.is_enough(reply):
@@ -224,16 +216,6 @@ class Wire:
                 refuse(future, reply)
             elif not future.done():
                 future.set_result(reply)
-
-    async def _read_group(self, size: int) -> Sequence[Reply | StoreError]:
-        if size == 1:
-            return [await self._read()]
-        for _ in range(size + 1):
-            await self._read()  # that it is queued
-        replies = await self._read()
-        if not isinstance(replies, list) or len(replies) != size:
-            raise StoreError(f"EXEC was answered {replies!r}"[:200])
-        return [_judged(reply) if isinstance(reply, ResponseError) else reply for reply in replies]
 
     async def _read(self) -> Reply | StoreError:
         try:
@@ -265,7 +247,7 @@ class Wire:
             if task is not asyncio.current_task():
                 task.cancel()
         for batch in self._sent:
-            for future in itertools.chain.from_iterable(batch.groups):
+            for future in batch.answers:
                 refuse(future, self._broken)
         for _, future in self._queue:
             refuse(future, self._broken)
@@ -273,20 +255,6 @@ class Wire:
         self._queue.clear()
         if tell:
             self._on_broken(str(error))
-
-
-def _groups(queue: list[_Call]) -> Iterator[list[_Call]]:
-    """Groups scripts that follow each other; every other command is a group by itself."""
-    for is_script, calls in itertools.groupby(queue, key=lambda call: call[0][0] == "EVALSHA"):
-        some = list(calls)
-        step = TOGETHER if is_script else 1
-        for start in range(0, len(some), step):
-            yield some[start : start + step]
-
-
-def _wrapped(group: list[_Call]) -> list[Command]:
-    commands = [command for command, _ in group]
-    return commands if len(commands) == 1 else [("MULTI",), *commands, ("EXEC",)]
 
 
 def _judged(error: ResponseError) -> StoreError:
