@@ -249,7 +249,7 @@ def _unknown_key(key: str, path: KeyPath, options: Mapping[str, Option]) -> str:
 
 
 def _home_of(key: str) -> str:
-    """Returns the table of a key that stands in the wrong one, in words: TOML makes that mistake easy."""
+    """Returns the table of a key that stands in the wrong one, as a message: TOML makes that mistake easy."""
     if key in options_of(Settings):
         return f"{key} belongs at the top of the file, before the first [table]"
     homes = [

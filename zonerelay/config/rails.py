@@ -325,7 +325,7 @@ def document_of(rails: Rails) -> dict[str, object]:
 
 
 def changed(rails: Rails, assignments: list[str], others: tuple[str, ...] = ()) -> Rails:
-    """Apply `key=value`; nothing behind the sign takes the key back. Raises ValueError in words, which
+    """Apply `key=value`; nothing behind the sign takes the key back. Raises ValueError with a message, which
     name `others` too.
     """
     listed = [*KEYS, *others]

@@ -2,7 +2,7 @@
 
 Other packages import the names of all tables from here. The loader, the error messages and the reference
 (`config/option_text.py`) are derived from these classes; operators read the docstrings of tables and options
-there. Durations are seconds (float), sizes are octets (int).
+there. Durations are seconds (float), sizes are bytes (int).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ DERIVED = "follows from other options"
 
 
 def effective(settings: Settings, report: Report) -> str:
-    """Return every option as it is in force. `report` knows the lines of the files."""
+    """Return every option as it is active. `report` knows the lines of the files."""
     text = _document(settings, report, commented=frozenset())
     # The complaint is about a key of the file as often as about the default beside it.
     tables = frozenset(path[:2] if path[0] in REPEATED else path[:1] for path in load.refused_in(text))

@@ -69,7 +69,7 @@ def parse_duration(value: str | float) -> float:
 
 
 def parse_size(value: str | float) -> int:
-    """Octets. Units are B, KB, MB, GB and TB (also KiB, MiB, …, which mean the same), in any case."""
+    """Bytes. Units are B, KB, MB, GB and TB (also KiB, MiB, …, which mean the same), in any case."""
     number, unit = _split(value, f"a size such as {SIZE_EXAMPLE}")
     if not unit and float(number) == 0:
         return 0

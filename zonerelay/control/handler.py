@@ -2,7 +2,7 @@
 
 It answers a failure of the store with ControlError in the store's words.
 
-The octets of one message, as they were received or as a zone would send them.
+The bytes of one message, as they were received or as a zone would send them.
 
 The stored body is read piece by piece, so memory holds one. A rendition is the one that the zone's attempts
 get (`delivery/rewrite`), and it is kept for them. Every reading is an event that names the person.

@@ -1,4 +1,4 @@
-"""The answers to `suspend`, `resume` and to what asks for the orders in force.
+"""The answers to `suspend`, `resume` and to what asks for the active orders.
 
 A mistake in a request is a ControlError that says what to write instead.
 """

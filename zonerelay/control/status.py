@@ -250,7 +250,7 @@ class StatusBoard:
 
 
 def _free_space(settings: Settings) -> int | None:
-    """Octets, the least of the places of the spool. Blocks."""
+    """Bytes, the least of the places of the spool. Blocks."""
     found = []
     for place in directories_of(settings.spool):
         with contextlib.suppress(OSError):

@@ -62,7 +62,7 @@ class Streams:
             self._events.leave(stream)
 
     async def transcribe(self, request: TranscriptRequest, answer: Answer) -> End:
-        """Ends with its time, octets or sessions, or when the client leaves. Raises BusyError and
+        """Ends with its time, bytes or sessions, or when the client leaves. Raises BusyError and
         InvalidError.
         """
         stream: Stream[Line] = Stream(ROOM)

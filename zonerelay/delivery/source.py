@@ -108,14 +108,14 @@ class SourceMemory:
         return is_new
 
     def refused_at(self, source: str, hosts: str, *, ipv6: bool = False) -> float | None:
-        """Returns when these hosts last refused the source, `None` when no penalty is in force. `ipv6`: when
+        """Returns when these hosts last refused the source, `None` when no penalty is active. `ipv6`: when
         they refused its IPv6 alone.
         """
         refusal = self._in_force((source, hosts, ipv6))
         return None if refusal is None else refusal.at
 
     def penalties(self) -> list[Penalty]:
-        """Returns all penalties in force, the latest last."""
+        """Returns all active penalties, the latest last."""
         now, offset = self._clock.monotonic(), self._clock.now() - self._clock.monotonic()
         return [
             Penalty(source, hosts, refusal.reply, refusal.until + offset, ipv6)
@@ -144,7 +144,7 @@ class SourceMemory:
         return self._absences.pop((source, ip), None) is not None
 
     def is_absent(self, source: str, ip: str) -> bool:
-        """True while the address is not worth a try."""
+        """Return whether the address is not worth a try."""
         if not self._absences:
             return False
         absence = self._absences.get((source, ip))

@@ -1,7 +1,7 @@
 """Searches the histories of all workers of this machine, and says which time they do not cover.
 
 Nothing here asks a running relay: the files are read as they are, and the last second may not be in them yet.
-A file that cannot be read is a gap, in words, and never an error; so is time for which a history was off,
+A file that cannot be read is a gap with a reason, never an error; so is time for which a history was off,
 dropped events, or hashed addresses with another key. Addresses that are searched for are hashed as the
 history has them; where rows with addresses in clear are there too, they are found as well.
 """

@@ -107,7 +107,7 @@ why it never will. Raises OSError when it may have it later, and NoListenerError
 
 class DropDirectory:
     """The drop directory of a relay. `start` once the listeners accept, `stop` before they close. `max_size`
-    is of a message, in octets.
+    is of a message, in bytes.
     """
 
     def __init__(

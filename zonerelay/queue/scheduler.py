@@ -143,7 +143,7 @@ class Scheduler:
         self.wake(queue_of(settings.name))
 
     def go_by_orders(self) -> None:
-        """Other orders of operators are in force: zones whose mail they keep, or kept, begin anew."""
+        """Other orders of operators are active: zones whose mail they keep, or kept, begin again."""
         orders = self._parts.orders
         for zone in list(self._zones.values()) if orders is not None else ():
             if orders is not None and zone.gate != orders.table.gate(zone.settings):

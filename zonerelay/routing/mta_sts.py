@@ -113,7 +113,7 @@ def record_id(texts: Iterable[str]) -> str:
 
 
 def parse_policy(body: bytes) -> StsPolicy:
-    """Returns the policy in a file's octets. Raises ValueError."""
+    """Returns the policy in a file's bytes. Raises ValueError."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
@@ -206,7 +206,7 @@ class StsFiles:
         self._writable = writable
 
     def load(self, now: float, limit: int) -> Loaded:
-        """Returns the policies in force, the latest first. Raises OSError when the directory cannot
+        """Returns the active policies, the latest first. Raises OSError when the directory cannot
         be read.
         """
         found: list[HeldPolicy] = []
@@ -334,7 +334,7 @@ class StsUntold:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLookup:
-    """The result of a look-up. `held` is the policy in force; `expires` is Unix time: when to look again.
+    """The result of a look-up. `held` is the active policy; `expires` is Unix time: when to look again.
 
     Without a policy, `problem` says why there may be one that the relay could not fetch.
     """
@@ -394,7 +394,7 @@ class StsPolicies:
         return found
 
     def held(self, domain: str) -> HeldPolicy | None:
-        """Returns the policy in force without asking DNS, `None` without one."""
+        """Returns the active policy without asking DNS, `None` without one."""
         held = self._held.get(domain)
         if held is None or held.expires <= self._clock.now():
             return None

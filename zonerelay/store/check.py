@@ -4,7 +4,7 @@ An engine has a module `check` with a function `check(…, examination) -> Conte
 itself, a module `repair` with a function `repair(…, salvage, tell) -> Repaired`. Both work without a relay:
 they claim nothing and send nothing.
 
-Promises: a check changes no octet and no time in the spool. A repair keeps the spool as it was until it has
+Promises: a check changes no byte and no time in the spool. A repair keeps the spool as it was until it has
 ended, and what has no record left goes into the salvage directory, never away.
 
 Memory is bounded: `Findings` counts every finding and keeps the first few of each kind in words.

@@ -1,7 +1,7 @@
 """Checks a LevelDB spool: every block's checksum, every record, and the records against each other.
 
 The check reads a snapshot (`snapshot`), for LevelDB writes when it opens a database. So it works beside a
-running relay, and on a file system that is mounted read-only, and it leaves every octet and time of the
+running relay, and on a file system that is mounted read-only, and it leaves every byte and time of the
 spool as it was.
 
 The comparison of records is that of all engines (`store/keys/check`).

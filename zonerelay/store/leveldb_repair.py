@@ -9,7 +9,7 @@ the old ones.
 
 Promises: until the end of step 4 the spool is as it was, and what was made for the repair goes away with it.
 All files of the old database stay, as links. A repair that was killed in step 4 is completed by the next one,
-and until then no relay opens the spool. A removal that was recorded in damaged octets is forgotten, so that
+and until then no relay opens the spool. A removal that was recorded in damaged bytes is forgotten, so that
 mail may be sent again; a delivery is never lost for it.
 
 Memory: the deliveries of one message, and one batch.
@@ -75,7 +75,7 @@ def repair(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, carry_out: 
     """The spool is somewhere in `home`, where its old files go if that is on the same file system; they stay
     in the spool otherwise. Without `carry_out` everything is done but step 4, and nothing of it stays.
 
-    Blocks. Raises StoreError in words, or OSError.
+    Blocks. Raises StoreError with a message, or OSError.
     """
     work = spool / REPAIR_NAME
     lock = lock_directory(spool)

@@ -125,7 +125,7 @@ async def repair_spool(
 ) -> Repaired:
     """Repair the spool of one worker of a stopped relay; without `carry_out` say what that would do.
 
-    Raises StoreError in words, or OSError, and has changed nothing then.
+    Raises StoreError with a message, or OSError, and has changed nothing then.
     """
     spool = spool_of(settings.spool, worker)
     if is_shared(spool):

@@ -61,7 +61,7 @@ async def check_shared(settings: Settings, examination: Examination) -> Contents
 async def repair_shared(
     settings: Settings, salvage: Salvage, tell: Tell, *, carry_out: bool, environment: Mapping[str, str]
 ) -> Repaired:
-    """Raises StoreError in words, also when relays use the store, and OSError."""
+    """Raises StoreError with a message, also when relays use the store, and OSError."""
     async with shared_engine(settings, environment) as engine:
         return await repair_engine(
             engine,

@@ -35,7 +35,7 @@ ROLL = tuple(name for name in RESTART if name not in (*NEXT_START, "workers"))
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """`settings` are in force from now on; `roll` names the tables that need new processes, `later` those
+    """`settings` are active from now on; `roll` names the tables that need new processes, `later` those
     that wait for the next start.
     """
 

@@ -1,6 +1,6 @@
 """Reads what an operator means out of a store, message by message. Changes nothing in it.
 
-Memory: eight octets per message, a hundred messages without their bodies, and pieces of one body.
+Memory: eight bytes per message, a hundred messages without their bodies, and pieces of one body.
 """
 
 from __future__ import annotations

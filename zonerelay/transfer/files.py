@@ -1,6 +1,6 @@
 """The exchange format: a directory or an uncompressed tar of one `ID.eml` and one `ID.json` per message.
 
-`ID.eml` is the body as the spool has it, octet by octet. `ID.json` is a `Sheet`: the message and its open
+`ID.eml` is the body as the spool has it, byte by byte. `ID.json` is a `Sheet`: the message and its open
 deliveries (docs/store/spool-format.md, "Exported mail").
 
 Promises: nothing appears under the name that was asked for before all of it is durable, and nothing that is
@@ -65,7 +65,7 @@ def encode(stored: Stored) -> bytes:
 
 
 def decode(name: str, raw: bytes) -> Sheet:
-    """Return the sheet of the message `name`. Raises ValueError in words."""
+    """Return the sheet of the message `name`. Raises ValueError with a message."""
     try:
         version = msgspec.json.decode(raw, type=_Format).format
         if version != FORMAT:

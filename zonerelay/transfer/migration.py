@@ -27,7 +27,7 @@ later pass, as it was. A message that cannot be read stays, too, and is named. A
 run, and another run goes on. An id that another message of the target has already (two relays may hand out
 the same one) becomes another one, which follows from it.
 
-Memory: a page of at most `PAGE` messages, and of `MAX_WEIGHT` octets unless one message is larger; bodies
+Memory: a page of at most `PAGE` messages, and of `MAX_WEIGHT` bytes unless one message is larger; bodies
 pass in chunks.
 """
 
@@ -380,7 +380,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """As it was read back: the size of its body in octets, and its deliveries, which are held."""
+    """As it was read back: the size of its body in bytes, and its deliveries, which are held."""
 
     size: int
     deliveries: Sequence[Delivery]

@@ -22,7 +22,7 @@ class Stored:
     """A stored message. `key` names the message in its source for good: a second import recognises it by
     that.
 
-    `body` starts from the first octet at each call. The message of another system (`is_ours` false) has no
+    `body` starts from the first byte at each call. The message of another system (`is_ours` false) has no
     size, headers and traits yet: they are taken from the body, whose line ends may be any.
     """
 

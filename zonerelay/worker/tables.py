@@ -65,7 +65,7 @@ def build_tables(settings: Settings, now: float, old: Tables | None = None) -> T
 
 def build_dkim_keys(settings: Settings, old: DkimKeys | None = None) -> DkimKeys | None:
     """Build the keys; `None` without any [[dkim]]: nothing of it is imported then. Keys of `old` are not
-    tried again. Raises ValueError in words.
+    tried again. Raises ValueError with a message.
     """
     if not settings.dkim:
         return None

@@ -225,6 +225,6 @@ class Worker:
 
 
 def retry_of(settings: Settings, outbox: OutboxSettings, context: WorkerContext) -> RetryPolicy:
-    """Raises ValueError in words when an operator's function cannot be loaded."""
+    """Raises ValueError with a message when an operator's function cannot be loaded."""
     given = settings.retry, settings.bounce, settings.zone
     return build_retry(*given, random=context.random, events=context.events, outbox=outbox)

@@ -2,7 +2,7 @@
 
 The order is: the description answers anyone; a path that does not exist answers 401 as all others do without
 a token, so that nothing is learned of them; then scope, method, media types, parameters, body. A body is read
-only after its sender was let in, is `MAX_BODY` octets long at most and takes `BODY_TIMEOUT` seconds at most.
+only after its sender was let in, is `MAX_BODY` bytes long at most and takes `BODY_TIMEOUT` seconds at most.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ it; the rest stays in memory.
 
 In the document that `finish` returns a reference stands for each long string. A reference has a random part
 that the sender of the document does not know, so none can be forged. In memory are at most `MAX_DOCUMENT`
-octets and one piece, on disk at most `limit` octets until the reader is closed.
+bytes and one piece, on disk at most `limit` bytes until the reader is closed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TooLargeError(Exception):
 
 
 class StoredFile:
-    """Octets in the file: a file that was sent, or a string, as it stands between its quotes."""
+    """Bytes in the file: a file that was sent, or a string, as it stands between its quotes."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         self._file = file
@@ -101,7 +101,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class JsonBody:
-    """Takes octets by `feed`; `flush` it in a thread while it is `full`, then `finish`. Close it when the
+    """Takes bytes by `feed`; `flush` it in a thread while it is `full`, then `finish`. Close it when the
     message is made.
     """
 

@@ -117,7 +117,7 @@ class Submission(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
     """A message that can be submitted. `pointers` has, of each recipient, the field that names it; `draft` is
-    `None` when the message came as octets.
+    `None` when the message came as bytes.
     """
 
     envelope: SubmittedEnvelope

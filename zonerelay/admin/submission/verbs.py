@@ -80,7 +80,7 @@ _BARE_LF = re.compile(rb"(?<!\r)\n")
 class RawQuery(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}
 ):
-    """Of a message that comes as octets: its envelope, instead of the addresses of its header. `to` may come
+    """Of a message that comes as bytes: its envelope, instead of the addresses of its header. `to` may come
     several times.
     """
 
@@ -180,13 +180,13 @@ async def _pieces(call: Call, origin: Origin) -> AsyncIterator[bytes]:
 
 
 class Read(Protocol):
-    """Awaits the next octets of a body, for as long as its client may take. Raises Problem."""
+    """Awaits the next bytes of a body, for as long as its client may take. Raises Problem."""
 
     async def __call__(self, coming: Awaitable[T]) -> T: ...
 
 
 def _patiently(origin: Origin) -> Read:
-    """Returns what awaits the next octets of a body that begins now, for as long as its client may take."""
+    """Returns what awaits the next bytes of a body that begins now, for as long as its client may take."""
     end = asyncio.get_running_loop().time() + origin.listener.transaction_timeout
 
     async def read(coming: Awaitable[T]) -> T:
@@ -317,7 +317,7 @@ async def _octets(part: BodyPartReader, read: Read) -> AsyncIterator[bytes]:
 
 
 async def _run(size: int, work: Callable[..., T], /, *args: Any, **more: Any) -> T:
-    """Work on so many octets: here if they are few, or else in a thread."""
+    """Work on so many bytes: here if they are few, or else in a thread."""
     return await BODIES.run(work, *args, **more) if size > SMALL else work(*args, **more)
 
 

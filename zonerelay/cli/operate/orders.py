@@ -85,7 +85,7 @@ def _list(arguments: Namespace) -> int:
 
 
 def what_of(order: OrderRow) -> str:
-    """Return what the order does, in words."""
+    """Return what the order does, as a message."""
     doing = "holds" if order.effect == "hold" else "refuses and suspends" if order.refuse else "suspends"
     given = ((name, getattr(order, name)) for name in SELECTORS)
     about = " ".join(f"{name} {text.clean(value) or '<>'}" for name, value in given if value is not None)

@@ -1,4 +1,4 @@
-"""Files that a command makes: written whole, and with their rights from the first octet on."""
+"""Files that a command makes: written whole, and with their rights from the first byte on."""
 
 from __future__ import annotations
 

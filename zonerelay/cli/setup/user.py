@@ -421,7 +421,7 @@ _GENERATED_OCTETS = 18  # 24 characters, 144 bits
 
 
 def new_password(arguments: Namespace, name: str) -> str:
-    """Raises CliError. A generated one is for the caller to show, once it is in force."""
+    """Raises CliError. A generated one is for the caller to show, once it is active."""
     if arguments.generate:
         return secrets.token_urlsafe(_GENERATED_OCTETS)
     if arguments.password_stdin:

@@ -250,7 +250,7 @@ def _checked(source: Path) -> BackupSheet:
 
 
 async def _restore(settings: Settings, source: Path, sheet: BackupSheet, home: Path) -> tuple[int, int, int]:
-    """A register of its own lets a restore that was cut short go on, and another one begin anew."""
+    """A register of its own lets a restore that was cut short go on, and another one begin again."""
     under_way = home / f"restore-{sheet.made:.0f}"
     async with opened(settings) as store:
         if not under_way.exists() and (await store.queues() or await _left_over(settings, store)):

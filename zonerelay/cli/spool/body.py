@@ -1,7 +1,7 @@
-"""`queue cat`: the octets of one message on standard output, from the running relay or from a stopped one's
+"""`queue cat`: the bytes of one message on standard output, from the running relay or from a stopped one's
 spool (`body_offline`).
 
-A pipe and a file get the octets as they are; a terminal gets text in which nothing moves a cursor.
+A pipe and a file get the bytes as they are; a terminal gets text in which nothing moves a cursor.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ MAX_SHOWN = 40
 
 
 class SpoolReport(msgspec.Struct, kw_only=True):
-    """What the check of all spools of a configuration found. Sizes are octets; `findings` are a thousand of
+    """What the check of all spools of a configuration found. Sizes are bytes; `findings` are a thousand of
     each kind at most, `counts` has them all, by kind. `path` is the place of a shared queue.
     """
 

@@ -210,7 +210,7 @@ def _translated(consequence: str) -> Iterator[None]:
 
 
 def check_rooms(spool: SpoolSettings, mail: int, beside: int) -> None:
-    """Raises CliError when mail and the files beside the spool, in octets, do not have room in their places,
+    """Raises CliError when mail and the files beside the spool, in bytes, do not have room in their places,
     before anything is written.
     """
     home, guard = spool.path.parent, spool.min_free_space

@@ -5,7 +5,7 @@ given up, 1 when something could not be saved, or would not be, and 2 when the r
 
 What cannot be put back goes into the salvage directory. A message that is whole is there as `spool export`
 writes it, with the recipients of whom no record tells whether they have it, so that `spool import` takes it;
-what is not whole is in `incomplete/` in it, an `.eml` with the octets that are left and a `.json` with what
+what is not whole is in `incomplete/` in it, an `.eml` with the bytes that are left and a `.json` with what
 is known.
 """
 

@@ -78,7 +78,7 @@ def nobodys_hash(hashes: Iterable[str]) -> str:
 
 
 def _octets(text: str) -> int:
-    """Returns the number of octets that unpadded base64 stands for; 0 for text that is no base64."""
+    """Returns the number of bytes that unpadded base64 stands for; 0 for text that is no base64."""
     try:
         return len(binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True))
     except binascii.Error:

@@ -248,7 +248,7 @@ class BatchState:
         self.body = SentBody(self._read_body, self.message, self._check_claim)
 
     def wants_conversion(self, session: Session) -> bool:
-        """True when this peer takes the message in seven bits alone, and no conversion was tried."""
+        """Return whether this peer takes the message in seven bits alone, and no conversion was tried."""
         message, capabilities = self.message, session.capabilities
         if self._conversion_tried:
             return False
@@ -402,7 +402,7 @@ def within_limits(
 
 
 def mixes(zone: ZoneSettings, rcptdomainmax: int | None) -> bool:
-    """True when recipients in several domains may share a transaction at a host that announces this
+    """Return whether recipients in several domains may share a transaction at a host that announces this
     RCPTDOMAINMAX.
     """
     return zone.mixes_domains or (zone.mix_domains is None and rcptdomainmax is not None)

@@ -525,7 +525,7 @@ class SmtpCourier:
 
 
 def _is_not_now(trouble: HostTrouble) -> bool:
-    """True when the host itself has refused the connection for now."""
+    """Return whether the host itself has refused the connection for now."""
     return trouble.said is not None and trouble.said.is_transient
 
 

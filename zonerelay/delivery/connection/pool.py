@@ -263,7 +263,7 @@ class Pool:
     # Limits.
 
     def _has_room(self, terms: Terms, place: object) -> bool:
-        """Return whether a connection may be opened now. If not, an idle connection is told to make room.
+        """Return whether a connection may be opened now. If not, an idle connection is asked to make room.
 
         `place` stands for the caller in the zone's line. The caller enters the line when the zone is full and
         leaves it while another limit is reached, because it would only keep others waiting.

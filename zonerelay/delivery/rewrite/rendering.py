@@ -8,19 +8,19 @@ Policies:
 
 - A zone that changes nothing costs one look (`changes`).
 - Renditions are kept for a while, so that a message with a hundred destinations is signed once and every
-  connection gets the same octets. One task renders a message; other tasks wait for it.
+  connection gets the same bytes. One task renders a message; other tasks wait for it.
 - A message that cannot be changed (a header without an end, a sender that becomes too long) is sent
   unchanged, and the log says so. Where the zone requires a signature, the message waits instead.
 - A body without a stored hash (our own reports, mail from before there were keys) is read once more.
 - For hosts without 8BITMIME or SMTPUTF8 a message is converted first (`rewrite/conversion.py`), then changed
   and signed. A signature of its author would break, so the zone decides about such mail (`convert`).
-- So are lines over 998 octets for every host, because some refuse or break them, which also breaks our
+- So are lines over 998 bytes for every host, because some refuse or break them, which also breaks our
   signature. Mail of a stranger is not: it is for others to repair.
 
 Raises StoreError when the store does, and RenderError with the deferral's reply. The caller makes a deferral
 of any other exception.
 
-Reads a stored body that is examined before it is sent: its header, the hash of the rest, then its octets.
+Reads a stored body that is examined before it is sent: its header, the hash of the rest, then its bytes.
 
 One object serves one reading. Pieces that were read for the examination are not read again as long as all of
 them are still there (`intact`). Memory holds the pieces of the header and one more. Raises StoreError.
@@ -54,7 +54,7 @@ from zonerelay.telemetry.events.events import Events
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """How a message is written, and the octets that it has then."""
+    """How a message is written, and the bytes that it has then."""
 
     plan: Plan
     size: int
@@ -210,7 +210,7 @@ class StoredPieces:
         return body.digest()
 
     async def spliced(self, header: bytes, skipped: int) -> AsyncGenerator[bytes, None]:
-        """Yields `header`, then the stored body without its first `skipped` octets. No piece is empty."""
+        """Yields `header`, then the stored body without its first `skipped` bytes. No piece is empty."""
         try:
             while piece := await self._next():
                 if skipped >= len(piece):
@@ -293,7 +293,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rendition:
-    """A rendition. `header` replaces the first `skipped` octets. Both are empty when the header stays
+    """A rendition. `header` replaces the first `skipped` bytes. Both are empty when the header stays
     unchanged.
     """
 
@@ -336,7 +336,7 @@ class Renderer:
 
     def configure(self, *, keys: SigningKeys | None, srs: Srs | None, max_header_size: int) -> None:
         """`keys`: `None` without any [[dkim]]. `max_header_size`: the largest of the listeners', in
-        octets.
+        bytes.
         """
         self._keys = keys
         self._srs = srs

@@ -3,7 +3,7 @@
 Owns the body between DATA (or the first BDAT) and the reply: its end, its header, the fields of our own in
 front, the policy's changes, and the store's writer. The session feeds bytes in as they arrive, without
 waiting, and runs `store` in a task of its own, which waits for the disk and for the policy. Between the two
-are at most `BACKLOG` octets and one piece, because the session stops reading beyond that.
+are at most `BACKLOG` bytes and one piece, because the session stops reading beyond that.
 
 Promises:
 
@@ -277,16 +277,16 @@ class Intake:
 
     @property
     def rest(self) -> bytes:
-        """The octets that followed the end of data, or of the chunk: commands."""
+        """The bytes that followed the end of data, or of the chunk: commands."""
         return self._body.rest
 
     @property
     def size(self) -> int:
-        """Octets of the message that have arrived."""
+        """Bytes of the message that have arrived."""
         return self._size
 
     def begin_chunk(self, size: int, *, last: bool) -> None:
-        """The next `size` octets belong to the message (BDAT)."""
+        """The next `size` bytes belong to the message (BDAT)."""
         assert self._chunks is not None
         self._chunks.begin(size, last)
 
@@ -412,7 +412,7 @@ class Intake:
             self._open(held if rewrites is None else self._rewritten(rewrites, held, scanner.size))
 
     def _open(self, held: bytes) -> None:
-        """Accept the header: our own fields go first, then the octets that came."""
+        """Accept the header: our own fields go first, then the bytes that came."""
         if Headers in self._context.consultants.asked:
             self._undecided = held
             self.backlog += len(held)
@@ -423,7 +423,7 @@ class Intake:
             self._append(held)
 
     def _rewritten(self, rewrites: HeaderRules, held: bytes, size: int) -> bytes:
-        """Rewrite addresses in the first `size` octets, which are the header."""
+        """Rewrite addresses in the first `size` bytes, which are the header."""
         block = with_other_addresses(rewrites, self._header.lead, held[:size])
         if block is None:
             return held
@@ -467,7 +467,7 @@ class Intake:
         return edited(self.envelope, self._header, held, self.transaction.edits, self._context)
 
     async def _decide_header(self) -> None:
-        """Ask the policy about the header; octets that come meanwhile wait behind it."""
+        """Ask the policy about the header; bytes that come meanwhile wait behind it."""
         envelope, header = self.envelope, self._header
         event = Headers(
             client=self._client_state.info,

@@ -1,7 +1,7 @@
 """Makes the header of a message as it is stored: our own fields, no dropped fields, edits applied.
 
 Dropped fields (`drop_headers`, and the field that names a zone) are dropped from every message: the policy,
-the routes and readers of the queue never see them. Every octet of the fields that stay is kept as it came.
+the routes and readers of the queue never see them. Every byte of the fields that stay is kept as it came.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def own_fields(envelope: Envelope, header: Header, context: ListenerContext) -> 
 
 
 def edited(envelope: Envelope, header: Header, held: bytes, edits: Edits, context: ListenerContext) -> bytes:
-    """Return our own fields, then `held` (the header and the octets behind it) with `edits` applied."""
+    """Return our own fields, then `held` (the header and the bytes behind it) with `edits` applied."""
     removed = {name.lower() for name in edits.remove}
     names = header.names - removed | {name.lower() for name, _ in edits.add}
     rest = edit_header(header.lead + held, add=edits.add, remove=edits.remove)

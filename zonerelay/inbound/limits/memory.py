@@ -2,7 +2,7 @@
 
 One account serves all listeners. Sessions add to `used` what they hold and take it away again (waiting input,
 headers that are being read, bodies that wait for the store; `TLS_COST` while they have TLS): an integer add
-where octets arrive and leave. Each open connection costs `SESSION_COST` on top for its objects.
+where bytes arrive and leave. Each open connection costs `SESSION_COST` on top for its objects.
 
 Policy: from `TIGHT` of the limit new connections are refused, because they can come back while mail in
 progress should end well. At the limit the session that holds most is ended, which frees most with the least
@@ -55,7 +55,7 @@ class LargeBodies:
         self._timer: asyncio.TimerHandle | None = None
 
     def may_read(self, reader: Reader, size: int, now: float) -> bool:
-        """`size` octets of a large body came at `now` (loop time). False: it waits for `resume_reading`."""
+        """`size` bytes of a large body came at `now` (loop time). False: it waits for `resume_reading`."""
         if size < FAST:
             self.leave(reader)
             return True
@@ -110,7 +110,7 @@ class MemoryHolder(Protocol):
 
     @property
     def held(self) -> int:
-        """Octets of `used` that belong to this session."""
+        """Bytes of `used` that belong to this session."""
 
     @property
     def must_stay(self) -> bool:
@@ -131,7 +131,7 @@ class SessionMemory:
         self.change(limit)
 
     def change(self, limit: int) -> None:
-        """Apply another limit, in octets, from now on."""
+        """Apply another limit, in bytes, from now on."""
         self._limit = limit
         self._tight = int(limit * TIGHT)
 

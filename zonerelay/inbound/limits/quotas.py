@@ -1,4 +1,4 @@
-"""Quotas of users: messages, recipients and octets per minute, hour and day, as totals of all workers.
+"""Quotas of users: messages, recipients and bytes per minute, hour and day, as totals of all workers.
 
 `Usage` is what a user has sent, in windows that slide by a slot at a time and always cover their whole
 length: a window never has more than its limit; what was sent leaves it up to one slot late. `Quotas` keeps

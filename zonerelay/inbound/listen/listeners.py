@@ -79,7 +79,7 @@ class ListenerRules:
 
 
 def build_rules(settings: Settings) -> ListenerRules:
-    """Raises ValueError in words."""
+    """Raises ValueError with a message."""
     return ListenerRules(
         AccessRules(settings.access) if settings.access else None,
         Rewriting(settings.rewrite) if settings.rewrite else None,
@@ -236,7 +236,7 @@ class Listeners:
         return None
 
     async def reload(self, settings: Settings, rules: ListenerRules) -> tuple[str, ...]:
-        """Take up other settings; what could not be taken up, in words."""
+        """Take up other settings; what could not be taken up, as a message."""
         problems: list[str] = []
         self._share(settings, rules)
         wanted = {each.address: each for each in settings.listener}

@@ -1,6 +1,6 @@
 """`submit` over a Unix socket: the HTTP server of one process submits mail to a worker in another.
 
-One connection carries one call, in frames: four octets of length, and so many octets. The worker says with an
+One connection carries one call, in frames: four bytes of length, and so many bytes. The worker says with an
 empty frame that it is there; the call follows as one frame of MessagePack. When the envelope is accepted the
 worker asks for the message with another empty frame; the pieces come as one frame each, an empty one ends
 them. The answer is the last frame, which may come before the pieces have ended.

@@ -82,7 +82,7 @@ _NO_LOOP = cast(asyncio.AbstractEventLoop, None)
 
 
 class UnusableError(ValueError):
-    """A hook's answer that the relay cannot honour, in words for the operator."""
+    """A hook's answer that the relay cannot honour, as a message for the operator."""
 
 
 class Server:

@@ -222,7 +222,7 @@ class Policy:
     events: ClassVar[tuple[type[Event], ...]] = EVENTS
 
     def __init__(self, context: PolicyContext) -> None:
-        """Raise ValueError, in words for the operator, when the policy cannot work."""
+        """Raise ValueError, as a message for the operator, when the policy cannot work."""
         self.context = context
 
     def connect(self, event: Connect) -> ServerReply:

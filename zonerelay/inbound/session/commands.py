@@ -29,9 +29,9 @@ Policy, where the RFCs leave room:
 - MAIL needs EHLO or HELO first. A client that has to log in for anything is refused at MAIL.
 - Wishes for reports are refused (555) where DSN is not offered, and have no effect where it is offered
   because the client may still log in.
-- The octets of a refused BDAT are read and dropped before it is answered, and its transaction is over: what a
+- The bytes of a refused BDAT are read and dropped before it is answered, and its transaction is over: what a
   client pipelines behind it must not run as commands. A BDAT without a readable size ends the session,
-  because the end of its octets is unknown.
+  because the end of its bytes is unknown.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Conversation(Submission):
     """What the commands of `mail`, `ehlo` and `auth` read and change.
 
     `held_back` is the reply that waits for `delay`. `exchange` is set while the client's lines are SASL
-    responses. `chunk` is the size of the BDAT being answered, in octets, and whether it is the last.
+    responses. `chunk` is the size of the BDAT being answered, in bytes, and whether it is the last.
     """
 
     def __init__(self, context: ListenerContext, client: Client, tls: TlsInfo | None = None) -> None:

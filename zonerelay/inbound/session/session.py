@@ -12,8 +12,8 @@ another one, a new `Conversation` begins: nothing that was said before counts.
 
 Promises:
 
-- Input is bounded: reading pauses while the client does not take replies, while `BACKLOG` octets wait for the
-  store, while more than `MAX_PIPELINED` octets of commands wait, and while other large bodies are read. What
+- Input is bounded: reading pauses while the client does not take replies, while `BACKLOG` bytes wait for the
+  store, while more than `MAX_PIPELINED` bytes of commands wait, and while other large bodies are read. What
   a session holds is in the account of all sessions.
 - Once the end of data has arrived the message is carried to its reply, whether or not the client stays. A
   message that can no longer end is aborted in the store and leaves the account of memory.
@@ -21,7 +21,7 @@ Promises:
 - An error in our own code is answered 451 and the session goes on.
 - Time spent waiting for our store, or for a question, does not count against the client.
 
-The message that a session receives, as far as the order of its octets goes. Values only.
+The message that a session receives, as far as the order of its bytes goes. Values only.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from zonerelay.telemetry.events.transcript import Record
 
 class Body:
     """A body. `intake` is the message being read or stored, `parked` one between two of its chunks (BDAT):
-    there is one of them at most. Of a refused chunk `discarding` octets are still to be dropped, and then
+    there is one of them at most. Of a refused chunk `discarding` bytes are still to be dropped, and then
     `owed` is answered.
     """
 
@@ -71,13 +71,13 @@ class Body:
 
     @property
     def held(self) -> int:
-        """Octets in the account of all sessions."""
+        """Bytes in the account of all sessions."""
         intake = self.intake or self.parked
         return 0 if intake is None else intake.held
 
     @property
     def held_up(self) -> bool:
-        """Octets wait for the store, or for other bodies."""
+        """Bytes wait for the store, or for other bodies."""
         intake = self.intake or self.parked
         return self.behind_others or (intake is not None and intake.backlog > BACKLOG)
 
@@ -235,7 +235,7 @@ class Session(asyncio.Protocol):
 
     @property
     def held(self) -> int:
-        """Octets that this session holds in the account of all sessions."""
+        """Bytes that this session holds in the account of all sessions."""
         transaction = self.conversation.transaction
         return self._charged + (transaction.cost if transaction is not None else 0) + self.body.held
 
@@ -506,7 +506,7 @@ class Session(asyncio.Protocol):
     # The message: from 354, or from BDAT, to its reply.
 
     def _begin_chunk(self) -> None:
-        """The octets of a BDAT are next, and some of them may be here."""
+        """The bytes of a BDAT are next, and some of them may be here."""
         body = self.body
         intake, body.parked = body.parked or new_intake(self.conversation, self._regulate), None
         body.intake = intake
@@ -516,7 +516,7 @@ class Session(asyncio.Protocol):
         self._take_body(intake, self.lines.take(size))
 
     def _discard(self) -> None:
-        """Drop the octets of a refused BDAT; after the last one say why."""
+        """Drop the bytes of a refused BDAT; after the last one say why."""
         body = self.body
         dropped = len(self.lines.take(body.discarding))
         body.discarding -= dropped
@@ -527,7 +527,7 @@ class Session(asyncio.Protocol):
             self.transport.write(body.owed.later)
 
     def _take_body(self, intake: Intake, data: bytes) -> None:
-        """Feed octets to the message; what follows its end goes to the lines."""
+        """Feed bytes to the message; what follows its end goes to the lines."""
         deadlines = self.deadlines
         deadlines.octets += len(data)
         intake.feed(data)

@@ -10,10 +10,10 @@ operator. Nothing else raises; a write to a client that is gone does nothing.
 The deadlines of a client. No timers are here: the session asks when its one timer fires.
 
 - handshake: for a PROXY header, or for a TLS handshake, from its beginning to its end.
-- idle: between our reply and the client's next complete command (dribbling single octets does not help), and
+- idle: between our reply and the client's next complete command (dribbling single bytes does not help), and
   between two pieces of a body (RFC 5321 4.5.3.2.7).
-- data rate: a body, or a BDAT chunk, that takes longer than the idle time must come with so many octets a
-  second on average (Postfix's smtpd_min_data_rate): an octet a minute is not idle, but it is no mail.
+- data rate: a body, or a BDAT chunk, that takes longer than the idle time must come with so many bytes a
+  second on average (Postfix's smtpd_min_data_rate): an byte a minute is not idle, but it is no mail.
 - transaction: from MAIL to the end of data, so that every trickle ends some day.
 
 These clocks stand still while the relay does not read, or asks a question before it replies. Late clients get
@@ -33,7 +33,7 @@ from zonerelay.smtp.server.proxy_protocol import ProxyFault, ProxyHeader, ProxyR
 
 
 class Deadlines:
-    """The clocks of one client. Times are the event loop's, in seconds; `min_rate` is in octets a second."""
+    """The clocks of one client. Times are the event loop's, in seconds; `min_rate` is in bytes a second."""
 
     def __init__(self, now: float, *, idle: float, transaction: float, min_rate: int = 0) -> None:
         self._idle = idle

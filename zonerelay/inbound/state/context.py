@@ -79,7 +79,7 @@ class SharedContext:
     `access` is `None` without [[access]], `rewriting` without [[rewrite]], `srs` without [srs], `users` when
     no listener offers AUTH; `named` finds the user of a token. `hash_bodies`: mail may be signed (DKIM), and
     the hash of a body is cheapest while it arrives. `capture_zone` is the first zone that sends nothing and
-    keeps its mail to be looked at, "" without one. `zone_sizes` is the largest message, in octets, of each
+    keeps its mail to be looked at, "" without one. `zone_sizes` is the largest message, in bytes, of each
     zone that limits it; `idempotency_window` is in seconds.
     """
 

@@ -8,7 +8,7 @@ the client gave it; decisions about the message (routes, the queue, a policy at 
 Recipients that become one are one delivery, which knows the first of their original addresses: RFC 3461 5.2.1
 d) puts it in ORCPT, and a report names it to a sender, who knows no other.
 
-A look-up costs the same with ten rules and with ten thousand. Raises ValueError in words, at load only.
+A look-up costs the same with ten rules and with ten thousand. Raises ValueError with a message, at load only.
 
 The header field in which a trusted client names the zone of its mail, such as `X-Sending-Zone`. No I/O.
 
@@ -183,7 +183,7 @@ class Rewrites:
 
 
 def target(to: str) -> tuple[str, str]:
-    """Return local part (empty: it stays) and domain of the new address. Raises ValueError in words."""
+    """Return local part (empty: it stays) and domain of the new address. Raises ValueError with a message."""
     local, _, domain = to.rpartition("@")
     try:
         domain = ascii_domain(domain)

@@ -4,7 +4,7 @@ All times are readings of a monotonic clock, handed in. Policy:
 
 - Even spacing: the turns of a rate lie on a grid, one *interval* apart. A turn that is at most the *grace*
   late keeps the grid, so that the delays of a busy machine cost no throughput; after a longer pause the grid
-  begins anew, so nothing is saved up: after idle hours, and after a start of the process, one goes at once.
+  begins again, so nothing is saved up: after idle hours, and after a start of the process, one goes at once.
 - What counts is a MAIL command that is written, whatever is answered, because that is what the receiver sees.
 - The receiver's clock is not ours: of two commands the first may be held up on its way and arrive closer to
   the second. The interval is therefore that of a time that is longer by `margin`: a quarter of it is the

@@ -13,7 +13,7 @@ The change in the store sets `Delivery.act` to the id of the act, in the same wr
 noted and never applied (a crash came between) is told from one that was: an undo restores a delivery only
 where `State.of(delivery)` is `Entry.after`, and never reverts more than the act changed.
 
-Policy: acts are kept for `KEPT` seconds. A worker keeps at most `MAX_ACTS` acts and `MAX_SIZE` octets.
+Policy: acts are kept for `KEPT` seconds. A worker keeps at most `MAX_ACTS` acts and `MAX_SIZE` bytes.
 Failure: an act that cannot be noted (no space, no room) goes on and cannot be undone: `note` returns false,
 and `problem_of` says why in words. Files are written and read in other threads, a piece at a time.
 """

@@ -1,4 +1,4 @@
-"""An order of an operator, and what the orders in force say about mail. Pure: `now` is a parameter.
+"""An order of an operator, and what the active orders say about mail. Pure: `now` is a parameter.
 
 Mail of a zone, a destination or a domain waits in the store, where it is: a zone's `Gate` says so. Orders
 about senders, users or recipients, and hold rules, need the envelope: a delivery is held under the id of its
@@ -128,7 +128,7 @@ OPEN = Gate()
 
 
 class OrderTable:
-    """The orders in force, and the pauses of those that are over. Made anew when one changes."""
+    """The active orders, and the pauses of those that are over. Made anew when one changes."""
 
     def __init__(self, orders: Iterable[Order] = (), now: float = 0.0) -> None:
         every = list(orders)

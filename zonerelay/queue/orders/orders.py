@@ -120,14 +120,14 @@ class OrdersFile:
 
 
 def _later(mine: Order, other: Order) -> Order:
-    """Return what is in force of an order that two relays have: one of them may have changed or ended it."""
+    """Return what is active of an order that two relays have: one of them may have changed or ended it."""
     ended = mine.ended if mine.ended is not None else other.ended
     until = None if mine.until is None or other.until is None else max(mine.until, other.until)
     return msgspec.structs.replace(mine, ended=ended, until=until)
 
 
 class Orders:
-    """The orders of a worker. `changed` is called when other orders are in force. `release` releases what
+    """The orders of a worker. `changed` is called when other orders are active. `release` releases what
     orders that are over have held, and returns how many deliveries those were; it raises StoreError. The
     settler asks `paused` and `keep_unattempted`.
     """
@@ -176,7 +176,7 @@ class Orders:
         await self._tasks.cancel()
 
     def ids(self) -> set[str]:
-        """Of the orders in force."""
+        """Of the active orders."""
         return {order.id for order in self.table.orders}
 
     def keeping(self, zone: str, domain: str, hosts: str) -> Order | None:
@@ -201,7 +201,7 @@ class Orders:
         return self.table.holding(mail, delivery.act)
 
     def endless(self) -> int:
-        """Return how many orders are in force until they are resumed."""
+        """Return how many orders are active until they are resumed."""
         return sum(order.until is None for order in self.table.orders)
 
     def in_force(self) -> dict[str, int]:

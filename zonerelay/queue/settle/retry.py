@@ -228,7 +228,7 @@ def build(
     events: Events,
     outbox: OutboxSettings | None = None,
 ) -> RetryPolicy:
-    """Return the configured policies. Raises ValueError in words when `backoff` cannot be loaded."""
+    """Return the configured policies. Raises ValueError with a message when `backoff` cannot be loaded."""
     backoff: IsolatedBackoff | Backoff
     if settings.backoff:
         backoff = IsolatedBackoff(load_backoff(settings.backoff), FALLBACK_DELAY, events)

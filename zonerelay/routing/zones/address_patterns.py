@@ -29,7 +29,7 @@ _ESCAPED = re.compile(r"\\(.)")
 class AddressTable:
     """Patterns that stand for numbers, such as those of rules. No pattern matches the null sender.
 
-    Raises ValueError in words when a pattern's domain is none.
+    Raises ValueError with a message when a pattern's domain is none.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class AddressTable:
 
 
 class AddressPatterns:
-    """A set of patterns. Raises ValueError in words when a pattern's domain is none."""
+    """A set of patterns. Raises ValueError with a message when a pattern's domain is none."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._patterns = tuple(patterns)

@@ -63,7 +63,7 @@ AboutRecipient = Callable[[str], str]
 
 
 class Rule:
-    """One route. `number` counts from 1. Raises ValueError in words when a pattern's domain is none.
+    """One route. `number` counts from 1. Raises ValueError with a message when a pattern's domain is none.
 
     A route without any condition matches all mail.
     """

@@ -90,7 +90,7 @@ class Explanation:
 class Zones:
     """The zones and routes. `take_up` replaces them at a reload; holders of this object see the new ones.
 
-    Raises ValueError in words when a pattern of a route cannot be used.
+    Raises ValueError with a message when a pattern of a route cannot be used.
     """
 
     def __init__(self, zones: Sequence[ZoneSettings], routes: Sequence[RouteSettings] = ()) -> None:

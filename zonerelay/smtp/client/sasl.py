@@ -40,7 +40,7 @@ _FORBIDDEN: tuple[Callable[[str], bool], ...] = (
 
 
 def prepared(text: str) -> str:
-    """Returns the prepared text. Raises ValueError in words that continue "the password …"."""
+    """Returns the prepared text. Raises ValueError with a message that continues "the password …"."""
     if not text.isascii():
         spaced = "".join(" " if stringprep.in_table_c12(c) else c for c in text)
         text = unicodedata.ucd_3_2_0.normalize(

@@ -11,7 +11,7 @@ removes those that a crash has left. After a failed write the message cannot be 
 Keeps the bodies that were just stored, so that delivering new mail reads no disk.
 
 The cache keeps chunks as they were written, also while a large body is still arriving. It holds at most
-`CAPACITY` octets: the oldest message goes first. It does not keep a body larger than `LARGEST`, which would
+`CAPACITY` bytes: the oldest message goes first. It does not keep a body larger than `LARGEST`, which would
 push out all the others.
 """
 
@@ -192,7 +192,7 @@ class BodyWriter:
             raise StoreError("the message was committed or aborted")
 
     def _cut(self, data: bytes) -> None:
-        """Complete the chunk at hand, take more off `data`; keep the rest, at least one octet, for later."""
+        """Complete the chunk at hand, take more off `data`; keep the rest, at least one byte, for later."""
         view = memoryview(data)
         start = CHUNK_SIZE - self._filled
         self._chunks.append(b"".join((*self._parts, view[:start])))

@@ -57,7 +57,7 @@ async def repair_engine(
     """Repair every partition; without `carry_out` say what that would do. `kept` is the file of old records,
     `patience` that of `living`.
 
-    Raises StoreError in words, also while relays use the queue, and OSError.
+    Raises StoreError with a message, also while relays use the queue, and OSError.
     """
     if alive := await living(engine, patience, besides=_WRITER):
         raise StoreError(

@@ -1,7 +1,7 @@
 """Reads and writes a LevelDB database. This is the only module that knows plyvel. Every call blocks.
 
 Promises: a batch is written with `sync=True` or not at all (DESIGN rule 1), and nothing but
-StoreError leaves a `Database`. Every block that is read is checked. What cannot be read back is told to
+StoreError leaves a `Database`. Every block that is read is checked. What cannot be read back is reported to
 `on_damage`, and walks step over it, so that it hides nothing behind it.
 
 After a failed write the log may end in half a record, and LevelDB would append behind it, where recovery
@@ -59,7 +59,7 @@ LevelDbCorruptionError = plyvel.CorruptionError
 
 
 def connect(path: Path, *, write_buffer: int, create: bool = False, is_tight: bool = False) -> Handle:
-    """Opens a database, or makes one. `write_buffer` is in octets; `is_tight`: the disk is nearly full.
+    """Opens a database, or makes one. `write_buffer` is in bytes; `is_tight`: the disk is nearly full.
     Raises LevelDbError.
     """
     # Snappy: 20 % less CPU than none even for bodies that do not shrink (fewer octets to
@@ -175,7 +175,7 @@ class Database:
             self._handle().compact_range(start=start, stop=stop)
 
     def size(self, start: bytes, stop: bytes) -> int:
-        """Return octets on disk between two keys, about."""
+        """Return bytes on disk between two keys, about."""
         with self._translated():
             return self._handle().approximate_size(start, stop)
 
@@ -237,7 +237,7 @@ class Database:
         return {f"{int(line.partition(b':')[0]):06d}.ldb" for line in lines if line.startswith(b" ")}
 
     def moved_at_once(self) -> int:
-        """Return octets that a compaction may write before it removes any table. Raises StoreError.
+        """Return bytes that a compaction may write before it removes any table. Raises StoreError.
 
         Every table of level 0 has keys from all over the spool, so a compaction takes all of them, and all of
         level 1. Half as much again is for what comes meanwhile.
@@ -428,6 +428,6 @@ def has_words(error: Exception, *numbers: int) -> bool:
 
 
 def words(error: Exception) -> str:
-    """LevelDB's own: plyvel hands on octets."""
+    """LevelDB's own: plyvel hands on bytes."""
     said = error.args[0] if error.args else ""
     return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(error)

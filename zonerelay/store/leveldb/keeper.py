@@ -125,7 +125,7 @@ class Place(Protocol):
     """What an engine has opened."""
 
     def free_space(self) -> int:
-        """Return octets that this process may still write there. Raises StoreError."""
+        """Return bytes that this process may still write there. Raises StoreError."""
 
 
 Opened = TypeVar("Opened", bound=Place)
@@ -177,7 +177,7 @@ class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
 
     @abc.abstractmethod
     def _prepare(self, submissions: Sequence[Sequence[Operation]], size: int) -> Job:
-        """On the event loop: makes one job of what was submitted. `size` is in octets."""
+        """On the event loop: makes one job of what was submitted. `size` is in bytes."""
 
     @abc.abstractmethod
     def _write(self, job: Job) -> float:
@@ -219,7 +219,7 @@ class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
         self._note_space(await self._read_space())
 
     async def _read_space(self) -> int:
-        """Return octets that are free, the ballast included. Raises StoreError."""
+        """Return bytes that are free, the ballast included. Raises StoreError."""
         return await self.reader.read(self._count_space)
 
     def _count_space(self, opened: Opened) -> int:

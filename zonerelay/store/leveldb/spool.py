@@ -267,7 +267,7 @@ class LevelDb(Database):
             _log.warning("the mark of the spool cannot be written, the one before stays good: %s", error)
 
     def free_space(self) -> int:
-        """Return octets that this process may still write to the spool's file system."""
+        """Return bytes that this process may still write to the spool's file system."""
         with self._translated():
             usage = os.statvfs(self.path)
         return usage.f_bavail * usage.f_frsize

@@ -197,7 +197,7 @@ class Bucket:
         await self._ask("put_object", Key=key, Body=data, **({"IfNoneMatch": "*"} if new else {}))
 
     async def get(self, key: str, first: int = 0, length: int = 0) -> bytes:
-        """Reads `length` octets from `first` on; a `length` of 0 reads the whole. Raises MissingError."""
+        """Reads `length` bytes from `first` on; a `length` of 0 reads the whole. Raises MissingError."""
         part = {"Range": f"bytes={first}-{first + length - 1}"} if length else {}
         data: bytes = (await self._ask("get_object", Key=key, **part))["Body"]
         return data

@@ -144,7 +144,7 @@ def _link(source: Path, target: Path, names: Iterable[str]) -> set[str]:
 
 
 async def repair_disk(spool: SpoolSettings, salvage: Salvage, tell: Tell, *, carry_out: bool) -> Repaired:
-    """Raises StoreError in words, also while a relay uses the queue, and OSError."""
+    """Raises StoreError with a message, also while a relay uses the queue, and OSError."""
     if not await STORE.run(_was_started, spool):
         return Repaired(before=0, after=0)
     meta, kept = disk_directories(spool)[1], kept_beside(spool.path)

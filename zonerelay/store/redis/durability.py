@@ -48,7 +48,7 @@ class ServerFacts(NamedTuple):
 
     @property
     def free_memory(self) -> int | None:
-        """Octets below `maxmemory`; `None` when there is no such limit."""
+        """Bytes below `maxmemory`; `None` when there is no such limit."""
         return self.max_memory - self.used_memory if self.max_memory else None
 
 

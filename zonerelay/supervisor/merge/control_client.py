@@ -58,7 +58,7 @@ async def frames(path: Path, call: Call, *, silence: float = SILENCE) -> AsyncGe
 
 
 class _Lines:
-    """The lines of a stream. A line may be `MAX_FRAME` octets long, and yet no more than a piece is read
+    """The lines of a stream. A line may be `MAX_FRAME` bytes long, and yet no more than a piece is read
     ahead.
     """
 

@@ -1,7 +1,7 @@
 """The start of a worker's process: its command line, its environment, and the descriptors that it inherits.
 
 The command is the one that the supervisor was started with, with `worker` in place of `serve`. Workers read
-the configuration that is in force from a copy beside the spool: what an operator is editing must not stop a
+the configuration that is active from a copy beside the spool: what an operator is editing must not stop a
 worker that is started again. Where its mail is, it reads from the one that the relay was started with.
 """
 

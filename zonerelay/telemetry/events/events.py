@@ -8,7 +8,7 @@ label except zone names, outcomes and reasons from our own fixed lists. Never ra
 The log lines of four subsystems, with their counters: shared limits, MTA-STS, name servers, smarthosts.
 
 Domains are shown as destinations are, and text from remote hosts is redacted. A failed fetch of an MTA-STS
-policy is a warning even while an older policy is in force, because an operator has to act before that
+policy is a warning even while an older policy is active, because an operator has to act before that
 expires (RFC 8461 10.2). A refused log-in at a smarthost is an error, because the mail of a whole zone waits
 until an operator corrects it.
 """

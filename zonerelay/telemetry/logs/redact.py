@@ -12,7 +12,7 @@ IP addresses and host names of peers stay as they are; they belong to servers, n
 
 `text` is for what strangers wrote: addresses and Message-IDs in it become the same pseudonyms, control
 characters become visible ones, and it is cut. It is idempotent. Nothing here raises, except
-`load_or_create_key`, in words.
+`load_or_create_key`, as a message.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Open:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
     """A message of another system. `key` names the message for good, `created` is Unix seconds, 0 when it is
-    not known; `ret` and `envid` are as in RFC 3461. `weight`: octets in memory.
+    not known; `ret` and `envid` are as in RFC 3461. `weight`: bytes in memory.
     """
 
     key: str

@@ -68,7 +68,7 @@ class _Reader(pickle._Unpickler):
 def load(raw: bytes) -> object:
     """Load numbers, texts, containers and `Inert` objects. Raises PickleError.
 
-    Texts of Python 2 are UTF-8, with the octets that are not as surrogates.
+    Texts of Python 2 are UTF-8, with the bytes that are not as surrogates.
     """
     try:
         return _Reader(io.BytesIO(raw), encoding="utf-8", errors="surrogateescape").load()

@@ -1,7 +1,7 @@
 """slimta-lua: its four Redis databases, as its documents and its `to_meta` functions describe them.
 
 The source is `redis://HOST:PORT/OFFSET`. Database OFFSET has the ids and the times of retries, the next one a
-hash per message with its envelope, the next its octets, the last the locks of messages that are being
+hash per message with its envelope, the next its bytes, the last the locks of messages that are being
 delivered. It is refused while there is such a lock, or another client in one of the four, which belong to
 slimta-lua alone.
 """

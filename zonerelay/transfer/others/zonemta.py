@@ -47,7 +47,7 @@ class _Reference(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """A header field, its octets as the characters of ISO 8859-1."""
+    """A header field, its bytes as the characters of ISO 8859-1."""
 
     line: str
 

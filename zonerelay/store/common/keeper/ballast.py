@@ -30,7 +30,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Ballast:
-    """The file of one spool. `held` is how many octets it keeps back; a `size` of 0 wants none."""
+    """The file of one spool. `held` is how many bytes it keeps back; a `size` of 0 wants none."""
 
     def __init__(self, directory: Path, size: int) -> None:
         self._path = directory / FILE_NAME
@@ -39,7 +39,7 @@ class Ballast:
         self.held = self._found()
 
     def _found(self) -> int:
-        """Return the octets that the last run kept back."""
+        """Return the bytes that the last run kept back."""
         with contextlib.suppress(OSError):
             return self._path.stat().st_blocks * 512
         return 0
@@ -49,10 +49,10 @@ class Ballast:
         return self._size <= self.held <= self._size + _ROUNDING
 
     def count_in(self, free: int, *, wanted: int) -> int:
-        """`free` octets and the room that is kept back; keeps it back again once there is plenty.
+        """`free` bytes and the room that is kept back; keeps it back again once there is plenty.
 
         After it was needed that is as much more: LevelDB, reopened, has just thrown away what it had written,
-        and begins anew. Without the room it would fail again, and again, and nothing would leave the queue.
+        and begins again. Without the room it would fail again, and again, and nothing would leave the queue.
         Until then a part is kept, for what it writes may fill the disk to its last block once more.
         """
         counted = free + self.held

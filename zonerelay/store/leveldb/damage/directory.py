@@ -70,7 +70,7 @@ class DamagedSpoolError(StoreOpenError):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The spool's format, and how many octets of which log are durable."""
+    """The spool's format, and how many bytes of which log are durable."""
 
     format: str
     log: int
@@ -83,7 +83,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class FoundLog:
-    """A log that LevelDB will read, and octets of it that must be there."""
+    """A log that LevelDB will read, and bytes of it that must be there."""
 
     path: Path
     raw: bytes
@@ -160,7 +160,7 @@ class Needed(NamedTuple):
 
 
 def look_at(directory: Path, mark: Mark | None, manifest: int) -> Needed:
-    """The manifest had `manifest` octets before. Raises OSError."""
+    """The manifest had `manifest` bytes before. Raises OSError."""
     try:
         path = directory / _manifest_name(directory, set(os.listdir(directory)))  # noqa: PTH208 - names alone
     except DamagedSpoolError as error:

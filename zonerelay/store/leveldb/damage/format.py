@@ -1,8 +1,8 @@
-"""Reads LevelDB's own files from their octets: logs, the batches in them, and the manifest. No I/O.
+"""Reads LevelDB's own files from their bytes: logs, the batches in them, and the manifest. No I/O.
 
 LevelDB drops the rest of a block of 32 KiB behind a damaged record, takes a length that runs over the end of
 the file for the end of the log, and steps over zeros without a word. `read_log` finds every record that is
-whole, says which octets belong to none, and tells damage from the torn end that a power cut leaves.
+whole, says which bytes belong to none, and tells damage from the torn end that a power cut leaves.
 `write_log` makes a log of what is whole.
 """
 
@@ -29,14 +29,14 @@ _IDENTITY = re.compile(
 
 
 class FormatError(ValueError):
-    """The octets are not what LevelDB writes."""
+    """The bytes are not what LevelDB writes."""
 
 
 # --- logs
 
 
 class Gap(NamedTuple):
-    """Octets of a log that belonged to records which are lost; `end` may lie behind the end of the file."""
+    """Bytes of a log that belonged to records which are lost; `end` may lie behind the end of the file."""
 
     start: int
     end: int
@@ -76,7 +76,7 @@ class Log:
 
 
 class _Piece(NamedTuple):
-    """A fragment of a record; kind 0 is octets that are none."""
+    """A fragment of a record; kind 0 is bytes that are none."""
 
     start: int
     end: int
@@ -85,7 +85,7 @@ class _Piece(NamedTuple):
 
 
 def read_log(raw: bytes, *, synced: int = 0, verify: bool = True, batches: bool = True) -> Log:
-    """`synced` octets of it were known to be durable once. Without `verify` checksums are believed: that is
+    """`synced` bytes of it were known to be durable once. Without `verify` checksums are believed: that is
     quick, and finds what LevelDB itself does not notice; what it says of damage is rough. The manifest is a
     log without `batches`.
     """
@@ -124,7 +124,7 @@ def read_log(raw: bytes, *, synced: int = 0, verify: bool = True, batches: bool 
 
 
 def _is_torn(raw: bytes, last: _Piece) -> bool:
-    """Does the log end as if its writer had been stopped, or as if the disk had not got the last octets?"""
+    """Does the log end as if its writer had been stopped, or as if the disk had not got the last bytes?"""
     if last.kind in (_FIRST, _MIDDLE):
         return True
     if last.kind != 0 or last.end != len(raw):
@@ -201,7 +201,7 @@ def write_log(records: Iterable[bytes]) -> bytes:
 
 
 def identities_in(octets: bytes) -> list[str]:
-    """Return the ids of messages that keys of the spool name in octets of any kind, each once."""
+    """Return the ids of messages that keys of the spool name in bytes of any kind, each once."""
     return list(dict.fromkeys(found.decode("ascii") for found in _IDENTITY.findall(octets)))
 
 

@@ -28,7 +28,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A loss. `messages` are named in the damaged octets; of those, `missing` are not in the spool, once that
+    """A loss. `messages` are named in the damaged bytes; of those, `missing` are not in the spool, once that
     was looked up. `kept` is the copy's name in `lost`.
     """
 

@@ -2,7 +2,7 @@
 
 A table is data blocks, a filter block, a block that names the filter, the index, and a footer, one behind
 the other without gaps. LevelDB gives up every row of a table whose index it cannot read. But a block ends
-where its checksum is right, so the blocks are found one after the other from the first octet on, up to one
+where its checksum is right, so the blocks are found one after the other from the first byte on, up to one
 that is damaged.
 """
 
@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 
 def data_blocks(raw: bytes) -> Iterator[Block]:
-    """Yield those from the first octet on, up to one that is damaged."""
+    """Yield those from the first byte on, up to one that is damaged."""
     at = 0
     while (end := _end_of_block(raw, at)) is not None:
         content = _block(raw, at, end - at)
