@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import pytest
 
+from zonerelay.admin.api.openapi import document
+from zonerelay.admin.api.problems import Code
+from zonerelay.admin.api.verbs import VERBS
+from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.cli.arguments import GROUPS
 
 ROOT = Path(__file__).parents[2]
@@ -39,3 +46,17 @@ def test_each_command_has_its_page_and_its_completion(manual: ModuleType, tmp_pa
     for command in (each for commands in GROUPS.values() for each in commands):
         assert (tmp_path / f"usr/share/man/man1/zonerelay-{command.top}.1.gz").is_file()
         assert f"_zonerelay_{command.words.replace(' ', '_').replace('-', '_')}_" in completion
+
+
+def test_the_page_of_the_api_has_every_error_code_and_clients_can_be_generated() -> None:
+    """`items: false` and defaults, which generated clients sent as values, were in the description."""
+    failures = (ROOT / "docs" / "operate" / "api.md").read_text().partition("## Failures")[2]
+    assert [code for code in get_args(Code) if f"`{code}`" not in failures] == []
+    text = document((*VERBS, *SUBMISSION)).decode()
+    assert not re.search(r'"items":false|prefixItems|"default":', text)
+    description = json.loads(text)
+    tags = {each["name"] for each in description["tags"]}
+    for path, verbs in description["paths"].items():
+        for verb in verbs.values():
+            assert set(verb["tags"]) <= tags, path
+    assert description["servers"]

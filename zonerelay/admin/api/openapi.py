@@ -1,4 +1,8 @@
-"""The OpenAPI 3.1 description of `/v1/`, made of the table of verbs and of the structs that it names."""
+"""The OpenAPI 3.1 description of `/v1/`, made of the table of verbs and of the structs that it names.
+
+Clients are generated from it: a default would be sent as a value by some of them, and a list whose items are
+`false` breaks others, so neither is in it. What the relay assumes for a missing member is in the text.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +43,7 @@ _KEY = {
     "description": "The same key gives the first answer, and nothing is sent twice.",
 }
 
+_BINARY = {"type": "string", "format": "binary"}
 MESSAGE_ID = {"type": "string", "pattern": "^[0-9a-f]{16}$"}
 SEGMENT = {"type": "string", "pattern": "^[0-9A-Za-z_-]{1,64}$"}
 
@@ -57,6 +62,7 @@ def document(verbs: Sequence[Verb]) -> bytes:
         "get": {
             "summary": "This description.",
             "operationId": "openapi",
+            "tags": [_tag("/v1/openapi.json")],
             "security": [],
             "responses": {"200": _response("OpenAPI 3.1", "application/json", {"type": "object"})},
         }
@@ -64,19 +70,55 @@ def document(verbs: Sequence[Verb]) -> bytes:
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
+            "servers": [{"url": "/", "description": "The relay that answers with this description."}],
+            "tags": [{"name": name} for name in dict.fromkeys(map(_tag, paths))],
             "info": {
                 "title": "zonerelay",
                 "version": __version__,
                 "description": "What operators see and do, as the commands have it. Times are Unix seconds.",
             },
             "security": [{"token": []}],
-            "paths": paths,
+            "paths": _for_clients(paths),
             "components": {
-                "schemas": components,
+                "schemas": _for_clients(components),
                 "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             },
         }
     )
+
+
+def _tag(path: str) -> str:
+    return path.removeprefix("/v1").split("/")[1].partition(".")[0].partition("-")[0]
+
+
+def _set(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a parameter that is there: no parameter is null."""
+    some = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    return some[0] if len(some) == 1 else schema
+
+
+def _for_clients(part: Any, *, members: bool = False) -> Any:
+    """Return a part of the description as generators of clients understand it. `members`: the names in it are
+    those of a document, and no words of a schema.
+    """
+    if isinstance(part, list | tuple):
+        return [_for_clients(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    found = {
+        name: _for_clients(each, members=name == "properties")
+        for name, each in part.items()
+        if members or name != "default"
+    }
+    if members:
+        return found
+    if found.get("items") is False:
+        found["items"] = {"anyOf": found.pop("prefixItems")}
+    if found.pop("contentEncoding", None):
+        found["format"] = "binary"
+    if all(isinstance(each, str) for each in found.get("enum", (None,))):
+        found["type"] = "string"
+    return found
 
 
 def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +136,7 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
         refusals["404"] = "There is none, or no longer."
     query = components[verb.parameters.__name__]
     parameters += [
-        {"name": name, "in": "query", "required": name in query.get("required", ()), "schema": schema}
+        {"name": name, "in": "query", "required": name in query.get("required", ()), "schema": _set(schema)}
         for name, schema in query["properties"].items()
     ]
     schema = found.get(repr(verb.answer), {"type": "string"})
@@ -107,6 +149,7 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
             "_"
         ),
         "parameters": parameters,
+        "tags": [_tag(verb.path)],
     }
     if verb.body is not None:
         refusals |= _OF_BODIES
@@ -121,7 +164,7 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
         operation["requestBody"] = {
             "required": True,
             "content": {
-                media: {"schema": {"type": "string"} if of is None else found[repr(of)]}
+                media: {"schema": _BINARY if of is None else found[repr(of)]}
                 for media, of in verb.streams.items()
             },
         }
