@@ -50,16 +50,15 @@ class Machine(Chroot):
         """Other ports, for other tests run meanwhile; a next hop."""
         self.smtp, http = free_ports(2)
         text = self.config.read_text()
-        for option, old, new in (
-            ("hostname", "", "relay.test"),
-            ("address", "127.0.0.1:2525", f"127.0.0.1:{self.smtp}"),
-            ("address", "127.0.0.1:8025", f"127.0.0.1:{http}"),
-            ("next_hop", "", f"127.0.0.1:{self._next_hop}"),
-            ("tls", "opportunistic", "none"),
+        for old, new in (
+            ('#hostname = "relay.example.org"', 'hostname = "relay.test"'),
+            ('address = "127.0.0.1:2525"', f'address = "127.0.0.1:{self.smtp}"'),
+            ('address = "127.0.0.1:8025"', f'address = "127.0.0.1:{http}"'),
+            ('#next_hop = "smtp.example.com:587"', f'next_hop = "127.0.0.1:{self._next_hop}"'),
+            ('#tls = "verify"', 'tls = "none"'),
         ):
-            line = f'#{option} = "{old}"\n'
-            assert text.count(line) == 1, line
-            text = text.replace(line, f'{option} = "{new}"\n')
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
         self.config.write_text(text)
 
     @contextlib.contextmanager

@@ -57,9 +57,9 @@ def test_init_makes_a_relay_that_takes_mail_at_once(program: Path, tmp_path: Pat
     smtp, http = free_ports(2)
     text = config.read_text()
     config.write_text(
-        text.replace('#address = "127.0.0.1:2525"', f'address = "127.0.0.1:{smtp}"')
-        .replace('#address = "127.0.0.1:8025"', f'address = "127.0.0.1:{http}"')
-        .replace("#page = false", "page = true")
+        text.replace('address = "127.0.0.1:2525"', f'address = "127.0.0.1:{smtp}"')
+        .replace('address = "127.0.0.1:8025"', f'address = "127.0.0.1:{http}"')
+        .replace("#page = true", "page = true")
     )
     with (tmp_path / "log").open("wb") as log:
         relay = subprocess.Popen([program, "serve", "--config", config], stderr=log, cwd=tmp_path)
