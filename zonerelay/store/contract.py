@@ -48,9 +48,6 @@ class Unhealthy(StrEnum):
     SERVER_DENIES = "the spool's server denies what the queue needs"
     SERVER_UNSAFE = "the spool's server may lose what it has acknowledged"
     DATABASE_DOWN = "the database cannot be used"
-    DATABASE_UNSAFE = "the database may lose what it has acknowledged"
-    OBJECTS_DOWN = "the object store cannot be used"
-    OTHER_QUEUE = "the store does not hold the queue that this relay knows"
     NO_LEASE = "the lease on the queue has run out"
 
 

@@ -26,6 +26,7 @@ from zonerelay.store.keys.port import (
     OlderStateError,
     Position,
     Row,
+    SharedEngine,
     StrangeStoreError,
     Write,
     pages,
@@ -257,6 +258,24 @@ async def test_a_callback_runs_in_the_order_of_writes(opened: Opened) -> None:
 
 
 # --- the fence
+
+
+@pytest.mark.usefixtures("shared")
+async def test_a_key_is_reserved_once_for_all_nodes(opened: Opened) -> None:
+    await opened()
+    one, two = opened.engine(), opened.engine()
+    if not isinstance(one, SharedEngine) or not isinstance(two, SharedEngine):
+        return  # the example is no engine of several nodes
+    found = await asyncio.gather(*(each.reserve(b"key", b"%d" % n, 4e9) for n, each in enumerate((one, two))))
+    assert sorted(found, key=repr) in ([None, b"0"], [None, b"1"])
+    holder = b"0" if found[0] is None else b"1"
+    await two.unreserve(b"key", b"another")
+    assert await one.reserve(b"key", b"2", 4e9) == holder
+    await one.unreserve(b"key", holder)
+    assert await two.reserve(b"key", b"3", SystemClock().now() + 0.05) is None
+    await asyncio.sleep(0.1)
+    assert await two.reserve(b"key", b"4", 4e9) is None
+    assert await one.reserve(b"key", b"5", 4e9) == b"4"
 
 
 @pytest.mark.usefixtures("shared")

@@ -15,7 +15,7 @@ from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool, until
 from tests.support.debian import REPOSITORY
 from tests.support.ports import free_port, wait_until
-from tests.support.redis_server import RedisServer, shared_server
+from tests.support.redis_server import RedisServer
 from zonerelay.config.settings import Backend, RedisSettings, UnsafeStore
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
@@ -428,24 +428,3 @@ async def test_a_right_that_is_missing_is_named_and_keeps_the_relay_from_startin
     with pytest.raises(StoreError, match=re.escape(named)):
         await opened(strict.url, ca_file=ca, user="lacking", password=PASSWORD)
     strict.ask("ACL", "SETUSER", "default", "+@all")
-
-
-# --- keys of the whole store
-
-
-async def test_a_key_is_reserved_once_for_all_nodes() -> None:
-    server = shared_server()
-    settings = RedisSettings(url=server.url, prefix="{reserved}:")
-    one, two = RedisEngine(Server(settings)), RedisEngine(Server(settings))
-    found = await asyncio.gather(*(each.reserve(b"key", b"%d" % n, 4e9) for n, each in enumerate((one, two))))
-    assert sorted(found, key=repr) in ([None, b"0"], [None, b"1"])
-    holder = b"0" if found[0] is None else b"1"
-    await two.unreserve(b"key", b"another")
-    assert await one.reserve(b"key", b"2", 4e9) == holder
-    await one.unreserve(b"key", holder)
-    assert await two.reserve(b"key", b"3", SystemClock().now() + 0.05) is None
-    await asyncio.sleep(0.1)
-    assert await two.reserve(b"key", b"4", 4e9) is None
-    await two.unreserve(b"key", b"4")
-    await one.close()
-    await two.close()
