@@ -119,7 +119,7 @@ class Hesitation:
 
     async def _hesitate(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    ) -> dict[DeliveryKey, Delivery]:
         if not self.begun.is_set():
             self.begun.set()
             await self.goes_on.wait()

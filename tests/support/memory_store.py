@@ -274,7 +274,7 @@ class MemoryStore:
     def counts(self) -> dict[QueueName, QueueCounts]:
         counts = Counts()
         for delivery in self._deliveries.values():
-            counts.move(delivery.queue, None, delivery)
+            counts.move(delivery.key, None, delivery)
         return counts.current()
 
     def is_counted(self) -> bool:

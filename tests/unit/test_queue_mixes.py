@@ -116,7 +116,7 @@ class Mix:
 
     async def _slow_update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    ) -> dict[DeliveryKey, Delivery]:
         await asyncio.sleep(self.random.choice([0.0, 0.01, 0.3]))
         return await self._update(keys, change)
 
