@@ -8,10 +8,11 @@ from pathlib import Path
 from tests.support.mounts import enter_mount_namespace
 
 
-def mount_tmpfs(directory: Path, size: int) -> None:
-    """An ordinary user may do this where user namespaces are allowed."""
+def mount_tmpfs(directory: Path, size: int, *, files: int = 0) -> None:
+    """An ordinary user may do this where user namespaces are allowed. `files`: it has so many inodes."""
     enter_mount_namespace()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", directory], check=True)
+    options = f"size={size},nr_inodes={files}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", directory], check=True)
 
 
 def mount_image(directory: Path, image: Path) -> None:

@@ -18,6 +18,7 @@ from zonerelay.config.units import rough_size
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.keeper.ballast import FILE_NAME
+from zonerelay.store.common.keeper.disk_watch import lacks_inodes
 from zonerelay.store.common.private_directories import make_configured, take_from_others
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.leveldb.damage.directory import (
@@ -103,6 +104,11 @@ class LevelDb(Database):
         if is_locked(error):
             return StoreOpenError(
                 f"another zonerelay has {path} open; stop it or choose another [spool] path"
+            )
+        if is_full(error) and lacks_inodes(path):
+            return NoRoomToOpenError(
+                f"the file system of the spool {path} has no inodes left (df -i): remove files there and start"
+                f" again ({text})"
             )
         if is_full(error):
             return NoRoomToOpenError(

@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from zonerelay import durable
 from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.keeper.disk_watch import lacks_inodes
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.objects.index import Span
 from zonerelay.store.objects.objects import Object, checked_values
@@ -266,5 +267,8 @@ def translated() -> Iterator[None]:
 
 
 def _store_error(error: OSError) -> StoreError:
-    kind = StoreFullError if error.errno in _FULL else StoreError
-    return kind(f"the queue directory: {error}")
+    if error.errno not in _FULL:
+        return StoreError(f"the queue directory: {error}")
+    if error.filename is not None and lacks_inodes(Path(os.fsdecode(error.filename)).parent):
+        return StoreFullError(f"the queue directory: no inodes are left on its file system (df -i): {error}")
+    return StoreFullError(f"the queue directory: {error}")

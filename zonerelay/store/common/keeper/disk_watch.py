@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.contract import StoreError, Unhealthy
@@ -14,6 +16,17 @@ INTERVAL = 1.0
 """Seconds between two looks."""
 
 _log = logging.getLogger("zonerelay.store")
+
+
+def lacks_inodes(path: Path) -> bool:
+    """Return whether the file system takes no further file, whatever its free space. False if it cannot be
+    asked, or does not count them.
+    """
+    try:
+        usage = os.statvfs(path)
+    except OSError:
+        return False
+    return usage.f_files > 0 and usage.f_favail == 0
 
 
 class SpaceWatch:
