@@ -107,8 +107,8 @@ class LevelDb(Database):
             )
         if is_full(error) and lacks_inodes(path):
             return NoRoomToOpenError(
-                f"the file system of the spool {path} has no inodes left (df -i): remove files there and start"
-                f" again ({text})"
+                f"the file system of the spool {path} has no inodes left (df -i): remove files there and"
+                f" start again ({text})"
             )
         if is_full(error):
             return NoRoomToOpenError(
