@@ -44,7 +44,7 @@ def test_sandbox(tmp_path: Path) -> None:
         assert bottom.count("\n") < 5
         assert all(len(line) <= 80 for line in bottom.splitlines())
         assert f"relay {LOOPBACK}:{found[1].decode()}" in bottom
-        for words in (["status"], ["queue", "list"]):
+        for words in (["status"], ["queue", "list"], ["log", "find", "n11@example.com"], ["report"]):
             done = subprocess.run(
                 [str(PROGRAM), *words],
                 cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True,

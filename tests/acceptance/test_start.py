@@ -82,3 +82,11 @@ def test_a_terminal_gets_text_with_clear_addresses(tmp_path: Path, workers: int)
     os.close(terminal)
     assert "sender=ann@example.org" in text
     assert "{" not in text
+
+
+def test_commands_find_a_relay_whose_file_is_gone(tmp_path: Path) -> None:
+    with RelayProcess(tmp_path / "app", next_hop=f"{LOOPBACK}:{free_port()}") as relay:
+        relay.config.unlink()
+        command = [str(PROGRAM), "status", "--json", "--config", str(relay.config)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, "is gone: its relay answers at" in done.stderr) == (0, True), done

@@ -62,6 +62,10 @@ def load_for_reading(option: Path | None, *, quietly: bool = False) -> Settings:
     """Return what can be read of the file, for commands that change nothing; tell what is wrong with it."""
     from zonerelay.config.load import load_whereabouts
 
+    if sandbox := _usual_sandbox(option):
+        from zonerelay.config.settings import Settings, SpoolSettings
+
+        return Settings(spool=SpoolSettings(path=sandbox.with_name("spool")))
     path = config_path(option)
     found = load_whereabouts(path)
     if not found.is_sure:
@@ -109,12 +113,17 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
 
     if arguments.socket is not None:
         return ControlClient(arguments.socket), None
-    is_named = arguments.config is not None or bool(os.environ.get(ENVIRONMENT))
+    if sandbox := _usual_sandbox(arguments.config):
+        return ControlClient(sandbox), None
     try:
         config = config_path(arguments.config)
     except CliError:
-        if sandbox := _sandbox():
-            return ControlClient(sandbox), None
+        from zonerelay.cli.running import control_socket_of
+
+        for gone in (SYSTEM_CONFIG, LOCAL_CONFIG):
+            if running := control_socket_of(gone):
+                print(f"zonerelay: {gone} is gone: its relay answers at {running}", file=sys.stderr)
+                return ControlClient(running), None
         raise
     if (path := _socket_since(config)) and answers(path):
         return ControlClient(path), config
@@ -126,10 +135,10 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
         from zonerelay.cli.running import control_socket_of
 
         if running := control_socket_of(config):
-            print(f"zonerelay: {config} has changed: its relay answers at {running}", file=sys.stderr)
+            print(
+                f"zonerelay: {config} has changed or is gone: its relay answers at {running}", file=sys.stderr
+            )
             path = running
-        elif not is_named and (sandbox := _sandbox()):
-            return ControlClient(sandbox), None
         elif path is None or found.problems:
             wrong = "\n".join(map(str, found.problems))
             raise CliError(f"{wrong}\nno relay that runs was started with {config}", USAGE)
@@ -188,8 +197,28 @@ def _warn(config: Path, problems: Sequence[Problem]) -> None:
     )
 
 
+def _usual_sandbox(option: Path | None) -> Path | None:
+    """Return the control socket of this user's sandbox, where no configuration is named and the relay of the
+    usual one does not run.
+    """
+    if option is not None or os.environ.get(ENVIRONMENT) or not (sandbox := _sandbox()):
+        return None
+    from zonerelay.cli.running import control_socket_of
+    from zonerelay.config.load import load_whereabouts
+    from zonerelay.control.socket import answers
+
+    for path in (SYSTEM_CONFIG, LOCAL_CONFIG):
+        if path.exists():
+            usual = _socket_since(path) or _socket_of(load_whereabouts(path))
+            if (usual is not None and answers(usual)) or control_socket_of(path):
+                return None
+            break
+    print("zonerelay: no other relay runs here, so this is the sandbox", file=sys.stderr)
+    return sandbox
+
+
 def _sandbox() -> Path | None:
-    """Returns the control socket of this user's sandbox and tells the person, if just one runs."""
+    """Return the control socket of this user's sandbox, if just one runs."""
     from zonerelay.control.socket import answers
     from zonerelay.sandbox import DIRECTORY
 
@@ -199,7 +228,4 @@ def _sandbox() -> Path | None:
         for folder in Path(tempfile.gettempdir()).glob(f"{DIRECTORY}*")
         if answers(folder / "control.sock") and folder.lstat().st_uid == os.getuid()
     ]
-    if len(found) != 1:
-        return None
-    print("zonerelay: no other relay runs here, so this is the sandbox", file=sys.stderr)
-    return found[0]
+    return found[0] if len(found) == 1 else None

@@ -40,7 +40,9 @@ def _serves_with(process: Path, config: Path) -> bool:
         if name == "--config":
             given = value if equals else words[at + 1]
             place = process / "cwd" / given
-            return place.exists() and config.exists() and place.samefile(config)
+            if place.exists() and config.exists():
+                return place.samefile(config)
+            return not place.exists() and place.resolve() == config.resolve()  # both are gone
     return False
 
 
