@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import re
@@ -53,6 +54,34 @@ async def test_killed_in_the_middle_of_acts(tmp_path: Path, sink: Sink) -> None:
     arrived = Counter(recipient for message in sink.messages for recipient in message.recipients)
     assert len(arrived) == MESSAGES * RECIPIENTS
     assert set(arrived.values()) == {1}
+
+
+@pytest.mark.parametrize("backend", ["leveldb", "disk"])
+async def test_dropped_mail_survives_a_restart_and_is_sent_after_its_undo(
+    tmp_path: Path, sink: Sink, backend: str
+) -> None:
+    relay = RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", spool={"backend": backend})
+
+    def dropped() -> str:
+        with relay:
+            run(relay, "suspend", "--all", "--reason", "test")
+            with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=20) as client:
+                client.sendmail("app@example.org", ["bob@example.com"], b"Subject: x\r\n\r\nx\r\n")
+            changed = json.loads(run(relay, "queue", "drop", "--all", "--yes", "--json").stdout)
+            assert json.loads(run(relay, "queue", "count", "--json").stdout)["matched"] == 0
+            relay.terminate()
+        checked = run(relay, "spool", "check")
+        assert checked.returncode == 0, checked
+        return str(changed["act"])
+
+    def undone(act: str) -> None:
+        with relay:
+            assert run(relay, "undo", act).returncode == 0
+            run(relay, "resume", "--all")
+            relay.wait_until_empty()
+
+    await AT_ONCE(undone, await AT_ONCE(dropped))
+    assert [message.recipients for message in sink.messages] == [("bob@example.com",)]
 
 
 def _fill_queue(relay: RelayProcess) -> None:

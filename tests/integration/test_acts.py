@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ from zonerelay.operations.answers import ActRow, Changed
 from zonerelay.operations.catalogue import Call
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import CHANGES, ChangeVerb, Filter, Undo
+from zonerelay.queue.operator import bin as bin_module
+from zonerelay.queue.operator.bin import Bin
 from zonerelay.queue.operator.journal import KEPT, Journal
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.routing.zones.zones import Zones
@@ -163,7 +166,9 @@ async def test_undo_of_a_retry_restores_the_schedule_of_what_was_not_attempted(d
 async def test_what_cannot_be_undone_says_so(desk: Desk) -> None:
     await deferred(desk, "a", "b")
     for verb in ("bounce", "drop"):
-        gone = await desk.change(verb, filter={"recipient": "a@*" if verb == "bounce" else "b@*"})
+        wanted = {"recipient": "a@*" if verb == "bounce" else "b@*"}
+        more: dict[str, Any] = {"purge": True} if verb == "drop" else {}
+        gone = await desk.change(verb, filter=wanted, **more)
         assert "has left the queue" in gone.no_undo
         with pytest.raises(ControlError, match=f"{verb}.*cannot be undone"):
             await desk.undo(gone)
@@ -174,6 +179,40 @@ async def test_what_cannot_be_undone_says_so(desk: Desk) -> None:
     desk.relay.clock.advance(KEPT + 1)
     with pytest.raises(NotFoundError, match="last 24 hours"):
         await desk.undo(held)
+
+
+async def test_dropped_mail_is_nowhere_and_comes_back_by_undo_until_a_day_has_passed(desk: Desk) -> None:
+    await deferred(desk, "a", "b")
+    await desk.change("hold", filter={"recipient": "b@*"})
+    states, store = await desk.states(), desk.relay.store
+    bin_ = Bin(store, events=desk.relay.events, clock=desk.relay.clock)
+    for _ in range(2):
+        dropped = await desk.change("drop")
+        assert (dropped.changed, dropped.no_undo) == (2, "")
+        assert [each async for each in store.scan()] == []
+        assert sum(each.total for each in store.counts().values()) == 0
+        assert (await desk.change("retry")).matched == 0
+        await bin_.sweep()
+        assert (await desk.undo(dropped)).changed == 2
+        assert await desk.states() == states
+    dropped = await desk.change("drop")
+    assert isinstance(desk.relay.clock, ManualClock)
+    desk.relay.clock.advance(KEPT - 1)
+    await bin_.sweep()
+    assert len(await store.queues()) == 1
+    desk.relay.clock.advance(2)
+    await bin_.sweep()
+    assert await store.queues() == set()
+
+
+async def test_the_bin_is_bounded_and_its_oldest_goes_first(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bin_module, "MAX_SIZE", 1)
+    await deferred(desk, "a")
+    await desk.change("drop")
+    await Bin(desk.relay.store, events=desk.relay.events, clock=desk.relay.clock).sweep()
+    assert await desk.relay.store.queues() == set()
 
 
 async def test_reroute_moves_mail_and_undo_moves_it_back(desk: Desk) -> None:

@@ -24,7 +24,7 @@ from tests.store.spools import until
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Notify, Recipient
-from zonerelay.model.queue_name import Priority, queue_of, webhook_queue
+from zonerelay.model.queue_name import Priority, bin_of, queue_of, webhook_queue
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     SHARED,
@@ -468,6 +468,19 @@ class TestOperations:
         with pytest.raises(MessageNotFoundError):
             await store.read_message(message_id(1))
         assert await store.left_over() in ("", SHARED)
+
+    async def test_what_is_moved_into_a_bin_is_no_mail_until_it_is_moved_back(self, store: Store) -> None:
+        (delivery, other) = await store_message(store, 1, "a@example.net", "b@example.net")
+        binned = replace(delivery, queue=bin_of(delivery.queue), held=True, next_attempt=NOW + 5)
+        await store.update([delivery.key], lambda _: binned)
+        assert [d async for d in store.scan()] == [other]
+        assert store.counts().keys() == {delivery.queue}
+        assert [d async for d in store.scan(binned.queue)] == [binned]
+        assert await store.queues() == {delivery.queue, binned.queue}
+        assert await store.claim(binned.queue, 10, now=NOW + 10) == []
+        await store.update([binned.key], lambda _: delivery)
+        assert await claim_all(store) == [delivery, other]
+        assert await store.queues() == {delivery.queue}
 
     async def test_update_rewrites_and_counts_what_exists(self, store: Store) -> None:
         deliveries = [(await store_message(store, number))[0] for number in range(5)]

@@ -39,7 +39,7 @@ from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import StoreError
 
 DEFAULT_REASON = "given up by the operator"
-FINAL = "mail that was bounced or dropped has left the queue"
+FINAL = "mail that was bounced or purged has left the queue"
 """Why those acts cannot be undone."""
 MAX_WAIT = 366 * 86_400.0
 
@@ -59,7 +59,8 @@ class OperatorActs:
             raise InvalidError("retry at what time? It is at most a year from now", pointer="/at")
         rerouting = self._rerouting(request)
         what = f"{described(queue_filter(request.filter)) or 'everything'}{_aim(request, rerouting)}"
-        final = FINAL if request.action in ("bounce", "drop") else ""
+        is_final = isinstance(request, Bounce) or (isinstance(request, Drop) and request.purge)
+        final = FINAL if is_final else ""
         act = await self._begin(
             request, call, Act(id="", at=0.0, verb=request.action, what=what, problem=final)
         )
@@ -94,7 +95,7 @@ class OperatorActs:
             case Release():
                 return await verbs.release(wanted, progress, act=act)
             case Drop():
-                return await verbs.drop(wanted, progress, act=act)
+                return await verbs.drop(wanted, progress, purge=request.purge, act=act)
             case Bounce():
                 return await verbs.bounce(wanted, request.reason or DEFAULT_REASON, progress, act=act)
         assert rerouting is not None

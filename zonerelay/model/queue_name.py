@@ -1,7 +1,8 @@
 """The queues that deliveries wait in, and their names.
 
 A zone has a queue for each priority, so every store has urgent mail apart, oldest first. A mailbox of the
-outbox and a webhook have one queue each. The names of zones and webhooks have neither `;` nor `/` in them.
+outbox and a webhook have one queue each. What operators drop from a queue of mail is in a bin for a while.
+The names of zones and webhooks have neither `;` nor `/` in them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Kind(enum.StrEnum):
     MAIL = "mail"
     MAILBOX = "mailbox"
     WEBHOOK = "webhook"
+    BIN = "bin"
 
 
 class QueueName(NamedTuple):
@@ -35,7 +37,7 @@ class QueueName(NamedTuple):
 
     @property
     def is_mail(self) -> bool:
-        return self.kind is not Kind.WEBHOOK
+        return self.kind in (Kind.MAIL, Kind.MAILBOX)
 
     @property
     def label(self) -> str:
@@ -53,7 +55,7 @@ def parse_queue(text: str) -> QueueName:
     priority = _PRIORITIES.get(named, Priority.NORMAL)
     word, slash, name = zone.partition("/")
     kind = _KINDS.get(word, Kind.MAIL) if slash else Kind.MAIL
-    return QueueName(text, kind, name if kind is Kind.WEBHOOK else zone, priority)
+    return QueueName(text, kind, zone if kind in (Kind.MAIL, Kind.MAILBOX) else name, priority)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -71,6 +73,11 @@ def webhook_queue(webhook: str) -> QueueName:
     return parse_queue(f"{Kind.WEBHOOK}/{webhook}")
 
 
+def bin_of(queue: QueueName) -> QueueName:
+    """Return the queue for what an operator has dropped from this one."""
+    return parse_queue(f"{Kind.BIN}/{queue.text}")
+
+
 def mailbox_zone(mailbox: int) -> str:
     """Return the name of the zone that serves a mailbox, by the number of its row."""
     return f"{Kind.MAILBOX}/{mailbox}"
@@ -80,4 +87,4 @@ MAILBOXES = QueueName(Kind.MAILBOX.value, Kind.MAILBOX, Kind.MAILBOX.value, Prio
 """All mailboxes together, in counts."""
 
 _PRIORITIES = {each.value: each for each in Priority}
-_KINDS = {each.value: each for each in (Kind.MAILBOX, Kind.WEBHOOK)}
+_KINDS = {each.value: each for each in (Kind.MAILBOX, Kind.WEBHOOK, Kind.BIN)}

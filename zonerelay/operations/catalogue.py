@@ -52,7 +52,7 @@ def _change(request: type[requests.QueueChange], text: str, **more: Any) -> Oper
         wrapped="changed",
         completes=True,
         preview=True,
-        undoable=request.action not in ("bounce", "drop"),
+        undoable=request.action != "bounce",
         **more,
     )
 

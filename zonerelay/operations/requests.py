@@ -213,9 +213,11 @@ class Bounce(QueueChange, frozen=True, kw_only=True, tag="queue-bounce"):
 
 
 class Drop(QueueChange, frozen=True, kw_only=True, tag="queue-drop"):
-    """Remove deliveries without a DSN."""
+    """Remove deliveries without a DSN. They stay in the bin for 24 hours, from which an undo takes them."""
 
     action: ClassVar[ChangeVerb] = "drop"
+
+    purge: Annotated[bool, option("Destroy at once, without undo", "--purge")] = False
 
 
 CHANGES: dict[ChangeVerb, type[QueueChange]] = {

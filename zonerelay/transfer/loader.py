@@ -22,7 +22,7 @@ from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId, first_at
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.queue_name import Kind, queue_of
 from zonerelay.routing.zones.zones import Choice, Zones, zone_notes
 from zonerelay.smtp.server.line_ends import ChunkReader
 from zonerelay.store.contract import MessageWriter, Store
@@ -177,7 +177,7 @@ class Loader:
     async def _write_ours(self, writer: MessageWriter, item: Stored, deliveries: Sequence[Delivery]) -> None:
         message = item.message
         # A webhook event is JSON, whose octets are signed as they are.
-        body = _Body(is_mail=deliveries[0].queue.is_mail)
+        body = _Body(is_mail=deliveries[0].queue.kind is not Kind.WEBHOOK)
         async for piece in body.pieces(item.body()):
             await writer.write(piece)
         if body.reader.has_bare or body.size != message.size:

@@ -28,7 +28,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.model.queue_name import webhook_queue
+from zonerelay.model.queue_name import Kind, webhook_queue
 from zonerelay.process.threads import REPORTS
 from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueStore, Submit
 from zonerelay.telemetry.events.events import Events, Field, accepted_fields, attempt_fields
@@ -132,7 +132,7 @@ class Webhooks:
 
     async def _forget_others(self) -> None:
         for queue in await self._store.queues():
-            if queue.is_mail:
+            if queue.kind is not Kind.WEBHOOK:
                 continue
             name, count = queue.zone, 0
             while name not in self._couriers:

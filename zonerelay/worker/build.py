@@ -45,6 +45,7 @@ from zonerelay.operations.errors import ControlError
 from zonerelay.process.setup import Identity, StartError, history_redactor
 from zonerelay.process.threads import STATUS
 from zonerelay.queue.aio import Tasks
+from zonerelay.queue.operator.bin import Bin
 from zonerelay.queue.operator.clock_watch import ClockWatch
 from zonerelay.queue.operator.journal import DIRECTORY, Journal
 from zonerelay.queue.operator.operations import Operations
@@ -417,6 +418,9 @@ async def _start(worker: Worker, stack: AsyncExitStack) -> None:
     clock_watch = ClockWatch(parts.operations, events=parts.context.events, clock=parts.context.clock)
     stack.push_async_callback(clock_watch.stop)
     clock_watch.start(worker.store.last_message_id())
+    dropped = Bin(worker.store, events=parts.context.events, clock=parts.context.clock)
+    stack.push_async_callback(dropped.stop)
+    dropped.start()
     outages = Tasks("queue.names", parts.context.events)
     stack.push_async_callback(outages.cancel)
     parts.sending.resolver.when_restored(lambda after: outages.start(parts.operations.ask_names_again(after)))

@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.queue_name import Kind
 from zonerelay.process.setup import hashing_redactor
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.store.contract import Store
@@ -72,7 +73,8 @@ class TellsOthers:
     async def configure(self, settings: Settings) -> None:
         """Raises StoreError before anything has changed."""
         if self.webhooks is None:
-            if not settings.webhook and all(queue.is_mail for queue in await self._store.queues()):
+            kinds = {queue.kind for queue in await self._store.queues()}
+            if not settings.webhook and Kind.WEBHOOK not in kinds:
                 return
             self.webhooks = self._build(settings)
         await self.webhooks.configure(settings.webhook)

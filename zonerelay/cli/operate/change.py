@@ -21,10 +21,9 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.control.client import ControlClient
 from zonerelay.operations.answers import Changed, Count
-from zonerelay.operations.requests import CHANGES, QueueChange, Undo
+from zonerelay.operations.requests import CHANGES, Bounce, Drop, QueueChange, Undo
 
 SAMPLE = 5
-FINAL = ("bounce", "drop")
 
 _DONE = {
     "retry": "will be tried now",
@@ -80,6 +79,10 @@ def _check_bulk(request: QueueChange, *, asked: bool) -> None:
         )
 
 
+def _is_final(request: QueueChange) -> bool:
+    return isinstance(request, Bounce) or (isinstance(request, Drop) and request.purge)
+
+
 def _preview(client: ControlClient, request: QueueChange) -> Count:
     with output.progress("Counting") as reach:
         asked = replace(request, dry_run=True, sample=SAMPLE)
@@ -95,7 +98,7 @@ def _confirmed(client: ControlClient, request: QueueChange) -> bool:
     chatter.print(delivery_table(found.sample, now=time.time(), wide=chatter.width >= output.WIDE))
     if found.matched > len(found.sample):
         chatter.print(f"… and {found.matched - len(found.sample):,} more")
-    final = " This cannot be undone." if request.action in FINAL else ""
+    final = " This cannot be undone." if _is_final(request) else ""
     chatter.print(f"\n{request.action.capitalize()} {text.deliveries(found.matched)}?{final} [y/N] ", end="")
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
@@ -114,7 +117,7 @@ def _dry_run(client: ControlClient, requests: Sequence[QueueChange], *, as_json:
     if rows:
         console.print(delivery_table(rows, now=time.time(), wide=console.width >= output.WIDE))
     action = requests[0].action
-    final = ", which could not be undone" if action in FINAL else ""
+    final = ", which could not be undone" if _is_final(requests[0]) else ""
     console.print(f"{action} would change {text.deliveries(total.matched)}{final}; nothing was changed.")
     return OK
 

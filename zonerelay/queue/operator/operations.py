@@ -56,11 +56,11 @@ from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_row
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.queue_name import QueueName, queue_of, queues_of
+from zonerelay.model.queue_name import Kind, QueueName, bin_of, queue_of, queues_of
 from zonerelay.model.reply import NO_NAMES, Reply, same_reply
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
-from zonerelay.queue.operator.journal import Act, Entry, Journal, State
+from zonerelay.queue.operator.journal import KEPT, Act, Entry, Journal, State
 from zonerelay.queue.orders.order import Order
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
@@ -381,7 +381,10 @@ class Operations:
     async def show(self, message_id: MessageId) -> Shown:
         """One message with its open deliveries. Raises MessageNotFoundError."""
         # The deliveries first: a shared store waits for its server when a message is read, and not here.
-        deliveries = await self._store.deliveries_of(message_id)
+        found = await self._store.deliveries_of(message_id)
+        deliveries = [each for each in found if each.queue.kind is not Kind.BIN]
+        if found and not deliveries:
+            raise MessageNotFoundError(f"message {message_id} was dropped")
         message = await self._store.read_message(message_id)
         now = self._clock.now()
         active = self._scheduler.active_keys()
@@ -469,12 +472,29 @@ class Operations:
         return await self._over("reroute", wanted, reroute, progress, act)
 
     async def drop(
-        self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
+        self,
+        wanted: QueueFilter,
+        progress: VerbProgress | None = None,
+        *,
+        purge: bool = False,
+        act: Act | None = None,
     ) -> Result:
+        """Move mail into the bin, where an undo of the act finds it. Nothing is kept without an act, with
+        `purge`, and of rows of the outbox.
+        """
+        until = self._clock.now() + KEPT
+
+        def binned(each: Delivery) -> Delivery:
+            return replace(each, queue=bin_of(each.queue), held=True, next_attempt=until)
+
         async def drop(deliveries: Sequence[Delivery]) -> int:
-            dropped = await self._store.update(_keys(deliveries), lambda _: None)
-            self._events.dropped(list(dropped))
-            return len(dropped)
+            final = purge or act is None
+            kept = [each for each in deliveries if not final and not is_row(each.message_id)]
+            changed = await self._update(kept, binned, act)
+            gone = [each for each in deliveries if final or is_row(each.message_id)]
+            removed = await self._store.update(_keys(gone), lambda _: None)
+            self._events.dropped([*_keys(kept), *removed])
+            return changed + len(removed)
 
         return await self._over("drop", wanted, drop, progress, act)
 

@@ -177,8 +177,9 @@ _decode_status = msgspec.json.Decoder(DeliveryStatus).decode
 
 @functools.lru_cache(maxsize=1024)
 def queue_prefix(queue: QueueName) -> bytes:
-    if queue.kind is Kind.WEBHOOK:
-        return WEBHOOK_PREFIX + field(queue.zone) + b" "
+    if not queue.is_mail:
+        name = queue.zone if queue.kind is Kind.WEBHOOK else queue.text
+        return WEBHOOK_PREFIX + field(name) + b" "
     return DELIVERY_PREFIX + field(queue.text) + b" "
 
 
@@ -229,7 +230,10 @@ def queue_in(raw: bytes) -> QueueName:
 @functools.lru_cache(maxsize=1024)
 def queue_after(word: bytes, raw: bytes) -> QueueName:
     """Return the queue that the second field of a key names, behind its first. Raises ValueError."""
-    return webhook_queue(unfield(raw)) if word == WEBHOOK_PREFIX[:-1] else queue_in(raw)
+    if word != WEBHOOK_PREFIX[:-1]:
+        return queue_in(raw)
+    # Bins are in the range of webhooks, whose names have no slash.
+    return parse_queue(name) if "/" in (name := unfield(raw)) else webhook_queue(name)
 
 
 def parse_delivery_key(raw: bytes) -> DeliveryKey:
