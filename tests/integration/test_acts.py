@@ -286,7 +286,7 @@ async def test_an_act_that_fails_half_way_is_undone_as_far_as_it_came(desk: Desk
     desk.relay.store.update = whole  # type: ignore[method-assign]  # as it was
     assert Counter((await desk.states()).values()) == {"held": 4, "deferred": 2}
     (row,) = await desk.rows()
-    assert (row.finished, row.no_undo) == (False, "")
+    assert (row.finished, row.no_undo, row.changed) == (False, "", 6)
     undone = await desk.undo(row.act)
     assert (undone.matched, undone.changed, undone.altered) == (6, 4, 0)
     assert Counter((await desk.states()).values()) == {"deferred": 6}

@@ -37,7 +37,8 @@ def _cells(row: ActRow) -> tuple[str, ...]:
     reason = f" ({row.reason})" if row.reason else ""
     which = f"{row.what}{reason}" if row.finished else f"{row.what}{reason}, not finished"
     at = text.when(row.at)[5:16]
-    return row.act, at, text.clean(row.who), row.action, f"{row.changed:,}", undo, text.clean(which)
+    changed = f"{row.changed:,}" if row.finished else f"up to {row.changed:,}"
+    return row.act, at, text.clean(row.who), row.action, changed, undo, text.clean(which)
 
 
 def undo(arguments: Namespace) -> int:

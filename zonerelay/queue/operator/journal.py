@@ -272,10 +272,18 @@ class Journal:
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
 
+    def _noted(self, act_id: str) -> int:
+        """Return how many deliveries an act that has not ended has changed, or was about to."""
+        return sum(map(len, self._pieces(act_id)))
+
     def _acts(self) -> list[Act]:
         oldest = self._clock.now() - KEPT
         names = [path.stem for path in self._directory.glob("*.json")]
-        found = [act for name in names if (act := self._read(name)) is not None and act.at >= oldest]
+        found = [
+            act if act.finished else msgspec.structs.replace(act, changed=self._noted(act.id))
+            for name in names
+            if (act := self._read(name)) is not None and act.at >= oldest
+        ]
         return sorted(found, key=lambda act: act.at, reverse=True)
 
 
