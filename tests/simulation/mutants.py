@@ -417,13 +417,6 @@ def taken_over_too_early(real: Any) -> Any:
     return is_over
 
 
-@_mutant(
-    "several machines: a message refused in doubt stays refused", "store.keys.partition:Partition._take_back"
-)
-def refusal_forgotten(real: Any) -> Any:
-    return _nothing
-
-
 @_mutant("several machines: a lease counts suspended time", "store.keys.partition:Partition.check")
 def lease_by_monotonic(real: Any) -> Any:
     def check(self: Any) -> None:
@@ -528,7 +521,6 @@ FOUND_BY: dict[str, int] = {
     "write-not-fenced": 11,
     "no-take-over": 12,
     "taken-over-too-early": 11,
-    "refusal-forgotten": 67,
     "lease-by-monotonic": 103,
     "lease-kept-at-stop": 42,
     "trouble-for-ever": 11,
