@@ -131,8 +131,11 @@ class SqliteKeys:
 
     def peers(self, db: sqlite3.Connection) -> list[Peer]:
         now = self._engine.clock.now()
-        rows = db.execute("SELECT node, epoch, expires FROM partition ORDER BY node").fetchall()
-        return [Peer(node, epoch, expires == 0, self._is_over(expires, now)) for node, epoch, expires in rows]
+        rows = db.execute("SELECT node, epoch, writer, expires FROM partition ORDER BY node").fetchall()
+        return [
+            Peer(node, epoch, writer, expires == 0, self._is_over(expires, now))
+            for node, epoch, writer, expires in rows
+        ]
 
     def _is_over(self, expires: float, now: float) -> bool:
         """A lease that ends later than one from now was written before the clock was set back."""

@@ -222,6 +222,21 @@ async def test_a_node_that_starts_again_is_itself_at_once(crew: list[Machine]) -
     assert await one.claim() == ["a@example.net"]
 
 
+async def test_a_node_that_starts_again_is_the_heir_at_once_that_it_was(crew: list[Machine]) -> None:
+    """Nobody waits for the lease of a process of this machine that has died."""
+    one, two = crew[:2]
+    await one.start()
+    await put(one, 1, "a@example.net")
+    node = one.nodes.node
+    await one.nodes.close()
+    await two.start(node + 5)
+    assert two.nodes._heirs.keys() == {node}
+    await two.die()
+    await two.start(node + 5)
+    assert two.nodes._heirs.keys() == {node}
+    assert await two.claim() == ["a@example.net"]
+
+
 async def test_operators_see_the_mail_of_all_nodes(crew: list[Machine]) -> None:
     one, two = crew[:2]
     await one.start()

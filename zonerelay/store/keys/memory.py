@@ -68,7 +68,7 @@ class MemoryEngine:
     async def peers(self) -> list[Peer]:
         now = self.clock.boottime()
         return [
-            Peer(node, each.epoch, each.expires == 0, each.expires <= now)
+            Peer(node, each.epoch, each.writer, each.expires == 0, each.expires <= now)
             for node, each in sorted(self.partitions.items())
         ]
 

@@ -154,6 +154,11 @@ class Partition:
         self.room = keeper.room
 
     @property
+    def writer(self) -> str:
+        """The token by which the engine knows this process, and the next one of this machine."""
+        return self._seen.writer
+
+    @property
     def position(self) -> Position:
         """The last batch that is known to be durable."""
         return self._seen.last

@@ -173,12 +173,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A partition as others see it. `is_left`: its writer has closed it. `is_over`: no writer holds it now,
-    so that it may be adopted.
+    """A partition as others see it. `writer` is the token of its last writer. `is_left`: its writer has
+    closed it. `is_over`: no writer holds it now, so that it may be adopted.
     """
 
     node: int
     epoch: int
+    writer: str
     is_left: bool
     is_over: bool
 

@@ -160,7 +160,7 @@ _STATEMENTS = {
         UPDATE {s}.partition SET expires = clock_timestamp() + $3 * interval '1 second'
         WHERE node = $1 AND epoch = $2 RETURNING 1""",
     "leave": "UPDATE {s}.partition SET expires = NULL WHERE node = $1 AND epoch = $2 RETURNING 1",
-    "peers": "SELECT node, epoch, expires IS NULL, {is_over} FROM {s}.partition ORDER BY node",
+    "peers": "SELECT node, epoch, writer, expires IS NULL, {is_over} FROM {s}.partition ORDER BY node",
     "get": "SELECT key, value FROM {s}.entry WHERE node = $1 AND key = ANY ($2)",
     "page": _PAGE.replace("{value}", "value").replace("{length}", "octet_length(value)"),
     "keys": _PAGE.replace("{value}", "''::bytea").replace("{length}", "0"),

@@ -141,10 +141,11 @@ return 1
     + """
 local found = {}
 for _, node in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local is = redis.call('HMGET', ARGV[1] .. 'node:' .. node, 'epoch', 'expires')
+  local is = redis.call('HMGET', ARGV[1] .. 'node:' .. node, 'epoch', 'expires', 'writer')
   local expires = tonumber(is[2] or '0')
   local is_over = expires <= now or expires > now + ARGV[2]
-  found[#found + 1] = {tonumber(node), tonumber(is[1] or '0'), expires == 0 and 1 or 0, is_over and 1 or 0}
+  local is_left = expires == 0 and 1 or 0
+  found[#found + 1] = {tonumber(node), tonumber(is[1] or '0'), is[3] or '', is_left, is_over and 1 or 0}
 end
 return found
 """,
@@ -220,8 +221,7 @@ class RedisEngine:
     async def peers(self) -> list[Peer]:
         prefix = self.server.settings.prefix
         found = await self._ask("peers", f"{prefix}nodes", prefix, LONGEST_LEASE)
-        rows = sorted([_numbers(row) for row in as_list(found)])
-        return [Peer(node, epoch, bool(is_left), bool(is_over)) for node, epoch, is_left, is_over in rows]
+        return sorted((_peer(as_list(row)) for row in as_list(found)), key=lambda peer: peer.node)
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
         """Give the key of the whole store this value until then (seconds of the epoch), unless it has one.
@@ -432,6 +432,11 @@ class RedisKeys:
 
 def _bytes_or_none(reply: Reply) -> bytes | None:
     return reply if isinstance(reply, bytes) else None
+
+
+def _peer(row: list[Reply]) -> Peer:
+    node, epoch, is_left, is_over = _numbers(row)
+    return Peer(node, epoch, (_bytes_or_none(row[2]) or b"").decode(), bool(is_left), bool(is_over))
 
 
 def _numbers(reply: Reply) -> list[int]:

@@ -166,7 +166,8 @@ class NodeStore:
 
     async def _enter(self, node: int, *, is_own: bool) -> HeldPartition:
         """Become the writer of a partition and open its queue. Raises NodeTakenError and StoreError."""
-        token = uuid4().hex
+        # The next process of this machine knows what this one has adopted by the token.
+        token = uuid4().hex if is_own else self._own.partition.writer
         seen = await STORE.run(SeenFile, self._directory / f"{node}.seen", token) if is_own else None
         around = replace(self._around, register=self._register)
         if not is_own:
@@ -227,12 +228,14 @@ class NodeStore:
         peers = await self._engine.peers()
         self._over = {peer.node for peer in peers if peer.is_over}
         held = {self._own.node, *self._heirs}
+        # A former process of this machine, which has died, is the writer of what it had adopted.
         for peer in peers:
             if peer.node in held:
                 continue
             reads = await self._reads_of(peer.node)
             try:
-                if peer.is_over and await reads.queues():
+                is_free = peer.is_over or peer.writer == self._own.partition.writer
+                if is_free and await reads.queues():
                     await self._adopt(peer.node)
             except StoreError as error:  # one that is damaged keeps no other mail
                 _log.warning("node %d of the queue is gone and cannot be adopted: %s", peer.node, error)

@@ -228,7 +228,8 @@ class ObjectEngine:
     async def _peer(self, node: int) -> Peer:
         beat = await self.beat_of(node)
         is_over = self.is_over(node, beat)
-        return Peer(node, beat.epoch if beat else 0, bool(beat and beat.is_left), is_over)
+        beat = beat or Beat()
+        return Peer(node, beat.epoch, beat.writer, beat.is_left, is_over)
 
     async def beat_of(self, node: int) -> Beat | None:
         data = await self.place.read(f"beats/{node}")
