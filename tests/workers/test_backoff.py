@@ -44,7 +44,9 @@ async def test_5xx_fails_at_once_and_no_address_is_in_the_error_log(bed: OutboxB
         assert found["attempts"] == 1
         lines = str(found["error_log"]).splitlines()
         assert len(lines) == 2
-        assert all(re.fullmatch(f"{HIDDEN} failed.*550 5.1.1 {HIDDEN} user unknown", line) for line in lines)
+        for at, line in enumerate(lines, 1):
+            wanted = rf"{HIDDEN} \(recipient {at} of 2\) failed.*550 5.1.1 {HIDDEN} user unknown"
+            assert re.fullmatch(wanted, line), line
         assert "alice" not in str(found["error_log"]) + str(found["recipient_state"]["alice@example.com"])  # type: ignore[index]
         # The row is the report: nobody is sent another.
         assert not running.log.named("dsn")

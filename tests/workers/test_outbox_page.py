@@ -34,6 +34,19 @@ def test_the_examples_work(bed: OutboxBed) -> None:
     assert unseal(sealed, [b"k" * 32], host="smtp.example.net", port=587, user="ann") == "secret"
 
 
+def test_the_rights_that_are_printed_are_enough_for_the_page(bed: OutboxBed) -> None:
+    """`error_log` could not be read, and no row be tried again or deleted."""
+    printed = script(Names(bed.schema, "outbound_messages", "mailboxes"))
+    bed.server.psql(printed)
+    role = f"app_{bed.schema}"
+    bed.server.psql(f"CREATE ROLE {role}")
+    rights = printed.partition("An application's role")[2].partition("The relay's role")[0]
+    for grant in re.findall(r"-- (GRANT .*) TO app;", rights):
+        bed.server.psql(f"{grant} TO {role}")
+    for statements in (*blocks("sql")[:2], "SELECT error_log FROM outbound_messages"):
+        bed.psql(f"SET ROLE {role}; {statements}")
+
+
 async def test_the_sqlalchemy_example_inserts_with_the_applications_own_work(bed: OutboxBed) -> None:
     bed.server.psql(script(Names(bed.schema, "outbound_messages", "mailboxes")))
     bed.psql("CREATE TABLE orders (id int, shipped bool); INSERT INTO orders VALUES (7, false)")

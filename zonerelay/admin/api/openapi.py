@@ -91,12 +91,6 @@ def _tag(path: str) -> str:
     return path.removeprefix("/v1").split("/")[1].partition(".")[0].partition("-")[0]
 
 
-def _set(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a parameter that is there: no parameter is null."""
-    some = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
-    return some[0] if len(some) == 1 else schema
-
-
 def _for_clients(part: Any, *, members: bool = False) -> Any:
     """Return a part of the description as generators of clients understand it. `members`: the names in it are
     those of a document, and no words of a schema.
@@ -136,7 +130,7 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
         refusals["404"] = "There is none, or no longer."
     query = components[verb.parameters.__name__]
     parameters += [
-        {"name": name, "in": "query", "required": name in query.get("required", ()), "schema": _set(schema)}
+        {"name": name, "in": "query", "required": name in query.get("required", ()), "schema": schema}
         for name, schema in query["properties"].items()
     ]
     schema = found.get(repr(verb.answer), {"type": "string"})

@@ -66,7 +66,7 @@ MAX_AT_ONCE, MAX_OF_ONE = 32, 24
 SILENCE = 30.0
 """Seconds that a client may take for its next octets."""
 MAX_BATCH = 500
-SIDE_BY_SIDE = 10
+SIDE_BY_SIDE = 64
 """Messages of a batch."""
 SLACK = 1024 * 1024
 SMALL = 8 * 1024
@@ -516,14 +516,19 @@ def _filled(template: dict[str, Any], message: dict[str, Any], body: JsonBody) -
 
 
 async def _batch(call: Call) -> Answer:
-    """Submit some messages side by side: their commits share a write."""
-    answers: list[BatchAnswer] = []
+    """Submit messages side by side, so that their commits share writes."""
     with _submitted(call) as origin:
         async with _json(call, origin) as (body, data):
             given: Batch = await _decoded(data, Batch)
             template_size = len(msgspec.json.encode(given.template))
 
+            room = asyncio.Semaphore(SIDE_BY_SIDE)
+
             async def one(at: int) -> BatchAnswer:
+                async with room:
+                    return await taken(at)
+
+            async def taken(at: int) -> BatchAnswer:
                 message = given.messages[at]
                 size = len(msgspec.json.encode(message)) + template_size
                 key = origin.key and f"{origin.key}.{at}"
@@ -534,9 +539,7 @@ async def _batch(call: Call) -> Answer:
                     return BatchAnswer(status=problem.body.status, problem=problem.body)
                 return BatchAnswer(status=202, accepted=accepted)
 
-            for start in range(0, len(given.messages), SIDE_BY_SIDE):
-                some = range(start, min(start + SIDE_BY_SIDE, len(given.messages)))
-                answers += await asyncio.gather(*map(one, some))
+            answers = await asyncio.gather(*map(one, range(len(given.messages))))
     return BatchAnswers(messages=tuple(answers))
 
 

@@ -196,14 +196,18 @@ def _statements(text: str, names: Names) -> list[str]:
     return [part.replace("\0", ";").strip() for part in parts if part.strip()]
 
 
+READ_BY_APPLICATIONS = ("id", "status", "attempts", "next_retry_at", "sent_at", "error_log")
+
+
 def script(names: Names) -> str:
     """Returns all tables and rights as a script for psql (`zonerelay outbox schema`)."""
     columns = ", ".join(WRITTEN_BY_APPLICATIONS)
     rights = f"""
--- An application's role, here "app", inserts and reads what became of it:
+-- An application's role, here "app", inserts, reads what became of it, tries again and deletes:
 -- GRANT USAGE ON SCHEMA "{names.schema}" TO app;
 -- GRANT INSERT ({columns}) ON {names.quoted(names.messages)} TO app;
--- GRANT SELECT (id, status, attempts, next_retry_at, sent_at) ON {names.quoted(names.messages)} TO app;
+-- GRANT SELECT ({", ".join(READ_BY_APPLICATIONS)}) ON {names.quoted(names.messages)} TO app;
+-- GRANT UPDATE (status, attempts, next_retry_at), DELETE ON {names.quoted(names.messages)} TO app;
 -- The relay's role, here "relay", if it does not own the tables:
 -- GRANT USAGE ON SCHEMA "{names.schema}" TO relay;
 -- GRANT SELECT, UPDATE ON {names.quoted(names.messages)} TO relay;

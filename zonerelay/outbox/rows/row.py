@@ -294,11 +294,12 @@ def _with_reply(
 
 
 def _error_log(states: dict[Mailbox, State], redact: Redactor) -> str:
-    troubled = [(each, state) for each, state in states.items() if state.code]
+    troubled = [(at, each, state) for at, (each, state) in enumerate(states.items(), 1) if state.code]
     lines = [
-        f"{redact.mailbox(each)} {state.done or 'waits'} after {state.attempts} attempts:"
+        f"{redact.mailbox(each)} (recipient {at} of {len(states)}) {state.done or 'waits'}"
+        f" after {state.attempts} attempts:"
         f" {state.code} {state.detail and f'{state.code // 100}.{state.detail} '}{state.text}"
-        for each, state in troubled[:MAX_LINES]
+        for at, each, state in troubled[:MAX_LINES]
     ]
     if len(troubled) > MAX_LINES:
         lines.append(f"and {len(troubled) - MAX_LINES} more")
