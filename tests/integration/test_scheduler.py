@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,9 @@ from tests.support.queueing import (
     route_to,
 )
 from zonerelay.config.settings import InDoubt, RetrySettings, ZoneSettings
-from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.queue_name import MAILBOXES, queue_of
+from zonerelay.model.queue_name import MAILBOXES, QueueName, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.selection import LEAST
 from zonerelay.queue.settle import outcome_log as journal
@@ -242,6 +243,27 @@ async def test_mail_with_a_release_time_leaves_then_and_holds_up_nobody(make: Ma
     (delivered,) = [each for each in relay.sink.named("delivered") if "later" in str(each["recipient"])]
     assert 0 <= delivered["age"] < 0.1  # type: ignore[operator]  # a number
     assert delivered["attempt"] == 1
+
+
+async def test_what_comes_due_one_by_one_is_claimed_together(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = make()
+    claim, asked = relay.store.claim, 0
+
+    async def counted(queue: QueueName, limit: int, **options: Any) -> list[Delivery]:
+        nonlocal asked
+        asked += 1
+        return await claim(queue, limit, **options)
+
+    monkeypatch.setattr(relay.store, "claim", counted)
+    first = relay.clock.now() + 0.3
+    for number in range(50):
+        relay.accept(f"u{number}@example.com", release=first + number * 0.005)
+    await relay.scheduler.start()
+    await relay.until_empty()
+    assert len(relay.courier.recipients()) == 50
+    assert asked < 25
 
 
 async def test_mail_that_came_due_as_the_clock_was_set_back_is_sent_when_it_is_due_again(make: Make) -> None:

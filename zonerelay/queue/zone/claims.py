@@ -26,6 +26,8 @@ CLAIM_RETRY_LONGEST = 30.0
 WORTHWHILE = 8
 """Deliveries of a line that has run short, which are fetched without a pause: it may be a quick one."""
 
+TOGETHER = 0.1
+"""Seconds between two claims of due mail: those of hosts that cannot be reached come due one by one."""
 OVERDUE_PAUSE = 1.0
 """Seconds to the next look when the store names a due time that has passed although a claim found nothing."""
 
@@ -91,7 +93,7 @@ class Claims:
         """There is nothing new before `when`."""
         self.priorities.add(priority)
         if not self._stopping:
-            self._alarm.set(when)
+            self._wake_at(when, priority)
 
     def go_on(self) -> None:
         """There may be room again."""
@@ -194,7 +196,12 @@ class Claims:
             if due is not None:
                 # Something overdue that a claim passed over is fetched by name; the store need not know that.
                 overdue = due <= self._claimed_at[priority]
-                self._alarm.set(self._clock.now() + OVERDUE_PAUSE if overdue else due)
+                self._wake_at(self._clock.now() + OVERDUE_PAUSE if overdue else due, priority)
+
+    def _wake_at(self, when: float, priority: Priority) -> None:
+        """Claim what is due then, with what comes due within `TOGETHER` after the last claim."""
+        last = min(self._claimed_at[priority], self._clock.now())
+        self._alarm.set(max(when, last + TOGETHER))
 
     async def _wait_for_store(self, error: Exception) -> None:
         self._events.trouble("store.claim", error)
