@@ -17,10 +17,11 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import queue_of
-from zonerelay.queue.operator.clock_watch import ClockWatch
+from zonerelay.queue.operator.clock_watch import ClockLeaps, ClockWatch
 from zonerelay.queue.operator.journal import Act, Journal
 from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.queue.orders.order import SUSPEND, Order
+from zonerelay.queue.settle.settler import SettlerCallbacks
 
 DAY = 86_400.0
 MINUTE = 60.0
@@ -184,3 +185,49 @@ async def test_a_list_that_waits_is_due_by_the_clock_as_it_is(relay: Relay) -> N
     await changed(relay, last=None, created=born, next_attempt=born - OVERDUE)
     await watch.look()
     assert (await relay.stored())[0].next_attempt == clock.now()
+
+
+async def test_mail_does_not_age_by_a_leap_until_it_is_confirmed_or_a_day_has_passed(
+    relay: Relay, tmp_path: Path
+) -> None:
+    clock, path = clock_of(relay), tmp_path / "clock.json"
+    leaps = ClockLeaps(path, clock)
+    watch = ClockWatch(operations_of(relay), events=relay.events, clock=clock, leaps=leaps)
+    before = clock.now()
+    clock.suspend(2 * DAY)  # the machine slept: no leap
+    clock.step(MINUTE)
+    assert (leaps.skipped(before), leaps.problems()) == (0.0, ())
+    clock.step(5 * DAY)
+    assert leaps.skipped(before) == 5 * DAY
+    assert leaps.skipped(clock.now()) == 0.0
+    assert "leapt forward by 5d" in leaps.problems()[0]
+    await watch.look()
+    again = ClockLeaps(path, clock)
+    assert again.skipped(before) == 5 * DAY, "a restart does not forget it"
+    assert again.confirm()
+    assert (again.skipped(before), again.problems(), again.confirm()) == (0.0, (), False)
+    clock.advance(DAY + 1)
+    assert (leaps.skipped(before), leaps.problems()) == (0.0, ())
+    clock.step(5 * DAY)
+    clock.step(-5 * DAY)
+    assert leaps.skipped(before) == 0.0
+    await watch.look()
+    assert not path.exists()
+
+
+async def test_a_leap_is_no_reason_to_expire_or_to_warn(relay: Relay, tmp_path: Path) -> None:
+    clock = clock_of(relay)
+    leaps = ClockLeaps(tmp_path / "clock.json", clock)
+    relay.settler._callbacks = SettlerCallbacks(
+        paused=lambda delivery, message, where: leaps.skipped(delivery.created)
+    )
+    relay.accept("b@example.com")
+    await relay.until(lambda: len(relay.sink.named("deferred")) == 1)
+    clock.step(30 * DAY)
+    relay.scheduler.wake(queue_of("default"))
+    await relay.until(lambda: len(relay.sink.named("deferred")) == 2)
+    assert not relay.sink.named("dsn")
+    assert leaps.confirm()
+    clock.advance(MINUTE)
+    relay.scheduler.wake(queue_of("default"))
+    await relay.until(lambda: len(relay.sink.named("expired")) == 1)

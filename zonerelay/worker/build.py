@@ -46,7 +46,7 @@ from zonerelay.process.setup import Identity, StartError, history_redactor
 from zonerelay.process.threads import STATUS
 from zonerelay.queue.aio import Tasks
 from zonerelay.queue.operator.bin import Bin
-from zonerelay.queue.operator.clock_watch import ClockWatch
+from zonerelay.queue.operator.clock_watch import ClockLeaps, ClockWatch
 from zonerelay.queue.operator.journal import DIRECTORY, Journal
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.orders import Orders
@@ -229,6 +229,7 @@ async def _assemble(
         resume=lambda zone: scheduler.resume(zone),
         granted=lambda zone: scheduler.granted(zone),
     )
+    leaps = ClockLeaps(home / f"clock-{name_of(identity.index)}.json", clock)
     settler = Settler(
         store=store,
         ids=ids,
@@ -243,7 +244,9 @@ async def _assemble(
         callbacks=SettlerCallbacks(
             postponed=lambda queue, when: scheduler.postponed(queue, when),
             teller=lambda: telling.teller,
-            paused=lambda delivery, message, where: orders.paused(delivery, message, where),
+            paused=lambda delivery, message, where: (
+                orders.paused(delivery, message, where) + leaps.skipped(delivery.created)
+            ),
             keep=lambda message, some, where: orders.keep_unattempted(message, some, where),
             refused_stranger=lambda recipient, reply, now: listeners.refused_stranger(recipient, reply, now),
         ),
@@ -320,6 +323,7 @@ async def _assemble(
         orders=orders,
         operations=operations,
         journal=journal,
+        leaps=leaps,
     )
     answers = build_answers(parts)
     board = build_board(settings, parts, lambda: assembled.surface(), answers)
@@ -415,10 +419,14 @@ async def _start(worker: Worker, stack: AsyncExitStack) -> None:
     if worker.report is not None:
         stack.push_async_callback(worker.report.close)
         await worker.report.configure(settings)
-    clock_watch = ClockWatch(parts.operations, events=parts.context.events, clock=parts.context.clock)
+    clock_watch = ClockWatch(
+        parts.operations, events=parts.context.events, clock=parts.context.clock, leaps=parts.leaps
+    )
     stack.push_async_callback(clock_watch.stop)
     clock_watch.start(worker.store.last_message_id())
-    dropped = Bin(worker.store, events=parts.context.events, clock=parts.context.clock)
+    dropped = Bin(
+        worker.store, events=parts.context.events, clock=parts.context.clock, skipped=parts.leaps.skipped
+    )
     stack.push_async_callback(dropped.stop)
     dropped.start()
     outages = Tasks("queue.names", parts.context.events)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from zonerelay.config.settings import Settings, ZoneSettings
 from zonerelay.control.acts import OperatorActs
@@ -19,6 +20,7 @@ from zonerelay.control.streams import Streams
 from zonerelay.history.writer import History
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.queue.operator.clock_watch import NAME, ClockLeaps
 from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.orders import Orders
@@ -46,6 +48,7 @@ class Parts:
     orders: Orders
     operations: Operations
     journal: Journal
+    leaps: ClockLeaps
 
 
 def build_answers(parts: Parts) -> OrderAnswers:
@@ -101,11 +104,18 @@ def build_handler(
         acts=OperatorActs(parts.operations, parts.journal, parts.zones, context.clock),
         streams=Streams(context.events, context.redactor, parts.sending.courier.join),
         phase_of=parts.sending.courier.phase_of,
-        acknowledge=parts.queue.acknowledge,
+        acknowledge=partial(_acknowledge, parts),
         part=answers,
         webhooks=lambda: parts.telling.webhooks,
         history=history,
     )
+
+
+async def _acknowledge(parts: Parts, loss: str) -> bool:
+    """Dismiss a loss of the spool, or confirm a leap of the clock."""
+    if loss == NAME:
+        return parts.leaps.confirm()
+    return await parts.queue.acknowledge(loss)
 
 
 def _build_bodies(parts: Parts) -> Bodies:

@@ -206,6 +206,7 @@ class Worker:
             self.store,
             self.history,
             parts.telling,
+            parts.leaps,
         )
         return Surface(
             listeners=self.addresses(),

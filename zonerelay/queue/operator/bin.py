@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
@@ -30,7 +30,11 @@ SPAN = 60.0
 class Bin:
     """One per worker; `start` once, `stop` before the store is closed."""
 
-    def __init__(self, store: Store, *, events: Events, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, *, events: Events, clock: Clock, skipped: Callable[[float], float] = lambda _: 0.0
+    ) -> None:
+        """`skipped` is that of `ClockLeaps`."""
+        self._skipped = skipped
         self._store = store
         self._events = events
         self._clock = clock
@@ -44,7 +48,8 @@ class Bin:
 
     async def sweep(self) -> None:
         """Destroy what is over, and the oldest of what is too much. Raise StoreError."""
-        await self._destroy(self._clock.now())
+        now = self._clock.now()
+        await self._destroy(now - self._skipped(now - 1.0))
         sizes: Counter[float] = Counter()
         async for batch in self._batches():
             messages = await self._store.read_messages(list({each.message_id for each in batch}))

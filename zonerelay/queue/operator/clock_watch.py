@@ -7,14 +7,26 @@ when it is released, or when an undo restores its due time.
 The queue is read when there is a reason: the clock has gone back by more than `TOLERANCE` seconds, or the
 store's highest message id, which holds a time, is in the future at a start. A store that refuses is read at
 the next look, `INTERVAL` seconds later.
+
+`ClockLeaps` keeps mail from expiring because the wall clock has leapt forward. A leap is more than `LEAP`
+seconds that the wall clock gains on CLOCK_BOOTTIME, which counts the sleep of the machine, too. The age of
+mail that was accepted before does not count those seconds until an operator confirms the new time (`zonerelay
+spool acknowledge clock`), a day has passed, or the clock goes back. A leap is noted in a file beside the
+spool, so that a restart does not forget it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import msgspec
+
+from zonerelay import durable
+from zonerelay.config.units import span
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId, first_at
+from zonerelay.process.threads import FILES
 from zonerelay.queue.aio import Tasks
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.store.contract import StoreError
@@ -22,12 +34,88 @@ from zonerelay.telemetry.events.events import Events
 
 TOLERANCE = 60.0
 INTERVAL = 30.0
+LEAP = 3600.0
+TRUSTED_AFTER = 86400.0
+NAME = "clock"
+"""What an operator acknowledges."""
+
+
+class Leap(msgspec.Struct, frozen=True, kw_only=True):
+    """`at` is the wall time after the leap."""
+
+    at: float
+    seconds: float
+
+
+class ClockLeaps:
+    """One per worker. `path` is its file."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._ahead = clock.now() - clock.boottime()
+        self._leap = self._stored = _read(path)
+
+    def skipped(self, created: float) -> float:
+        """Return how many seconds of the age of mail come from a leap."""
+        leap = self._present()
+        return leap.seconds if leap is not None and created < leap.at else 0.0
+
+    def problems(self) -> tuple[str, ...]:
+        leap = self._present()
+        if leap is None:
+            return ()
+        return (
+            f"the wall clock has leapt forward by {span(leap.seconds)}: mail does not expire by that today."
+            f" Check the time; `zonerelay spool acknowledge {NAME}` confirms it",
+        )
+
+    def confirm(self) -> bool:
+        """Count the leap as time that has passed. Return false when there is none."""
+        found = self._present() is not None
+        self._leap = None
+        return found
+
+    async def store(self) -> None:
+        """Write down what has changed. Raise OSError."""
+        leap = self._present()
+        if leap != self._stored:
+            await FILES.run(_write, self._path, leap)
+            self._stored = leap
+
+    def _present(self) -> Leap | None:
+        now = self._clock.now()
+        ahead = now - self._clock.boottime()
+        gained, self._ahead = ahead - self._ahead, ahead
+        before = self._leap
+        if gained > LEAP:
+            self._leap = Leap(at=now, seconds=gained + (0.0 if before is None else before.seconds))
+        elif before is not None and (gained < -LEAP or now > before.at + TRUSTED_AFTER):
+            self._leap = None
+        return self._leap
+
+
+def _read(path: Path) -> Leap | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Leap)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _write(path: Path, leap: Leap | None) -> None:
+    if leap is None:
+        path.unlink(missing_ok=True)
+    else:
+        durable.write(path, msgspec.json.encode(leap))
 
 
 class ClockWatch:
     """The clock watch of a worker; `start` once, `stop` before the store is closed."""
 
-    def __init__(self, operations: Operations, *, events: Events, clock: Clock) -> None:
+    def __init__(
+        self, operations: Operations, *, events: Events, clock: Clock, leaps: ClockLeaps | None = None
+    ) -> None:
+        self._leaps = leaps
         self._operations = operations
         self._events = events
         self._clock = clock
@@ -45,6 +133,11 @@ class ClockWatch:
         await self._tasks.cancel()
 
     async def look(self) -> None:
+        if self._leaps is not None:
+            try:
+                await self._leaps.store()
+            except OSError as error:
+                self._events.trouble("queue.clock", error)
         difference = self._difference()
         if difference < self._ahead - TOLERANCE:
             self._is_suspect = True

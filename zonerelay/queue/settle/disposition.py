@@ -117,7 +117,7 @@ class DispositionPolicy:
         next_attempt = await self._next_attempt(message.envelope, aged, outcome, until, now)
         if next_attempt is None:
             return self._failed(message.envelope, delivery, _expired(delivery, outcome))
-        return self._deferred(message.envelope, delivery, outcome, next_attempt, now)
+        return self._deferred(message.envelope, delivery, outcome, next_attempt, now, paused=paused)
 
     def needs_message(self, delivery: Delivery, now: float) -> bool:
         """A deferral without an attempt may expire the delivery or owe a warning, so the sender matters."""
@@ -150,11 +150,18 @@ class DispositionPolicy:
         return min(until, expires)
 
     def _deferred(
-        self, envelope: Envelope, delivery: Delivery, outcome: Outcome, next_attempt: float, now: float
+        self,
+        envelope: Envelope,
+        delivery: Delivery,
+        outcome: Outcome,
+        next_attempt: float,
+        now: float,
+        *,
+        paused: float,
     ) -> Disposition:
         counts = outcome.counts and outcome.scope is not Scope.LOCAL
         later = delivery.deferred(next_attempt, outcome.attempt(now), counts=counts)
-        if not self._owes_warning(envelope, delivery, now):
+        if not self._owes_warning(envelope, delivery, now - paused):
             return Disposition(delivery, outcome, Postpone(later), next_attempt)
         change = Postpone(replace(later, warned=True))
         return Disposition(delivery, outcome, change, next_attempt, DsnKind.DELAYED)
