@@ -376,6 +376,7 @@ async def test_a_partition_whose_adoption_failed_is_adopted_later(
     assert failed
 
 
+@pytest.mark.parametrize("place", ["memory"], indirect=True)
 async def test_mail_is_found_while_the_reads_of_its_node_are_given_up(crew: list[Machine]) -> None:
     """An adoption closes them under the hands of others."""
     one, two = crew[:2]
