@@ -21,13 +21,15 @@ def zonerelay(capsys: pytest.CaptureFixture[str]) -> Shell:
     return Shell(capsys)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_what_happened_is_reported_once_and_a_missed_report_at_the_next_start(
-    tmp_path: Path, sink: Sink, zonerelay: Shell
+    tmp_path: Path, sink: Sink, zonerelay: Shell, workers: int
 ) -> None:
     due = time.strftime("%H:%M", time.localtime(time.time() + 7200))
     relay = RelayProcess(
         tmp_path,
         next_hop=f"{LOOPBACK}:{sink.port}",
+        top={"workers": workers},
         tables={
             **RETRY,
             "report": {"to": ["boss@example.com"], "at": due},
@@ -83,6 +85,7 @@ async def test_what_happened_is_reported_once_and_a_missed_report_at_the_next_st
         assert b"From: <postmaster@relay.test>" in body
         assert b"Auto-Submitted: auto-generated" in body
         assert b"messages accepted" in body
+        assert b"  default" in body, "the relay has told what waits"
         with relay:
             submit(relay, "later@example.com")
             relay.wait_until_empty()

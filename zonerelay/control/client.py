@@ -134,7 +134,7 @@ class ControlClient:
 
     def _frames(self, response: HTTPResponse) -> Iterator[Frame]:
         if response.status != 200:
-            raise _failure(response)
+            raise failure(response.status, response.read(MAX_FRAME))
         unread = bytearray()
         while piece := response.read1(_PIECE):
             unread += piece
@@ -170,9 +170,10 @@ def written(request: msgspec.Struct) -> tuple[str, str, bytes | None]:
     return "GET", f"{target}?{query}" if query else target, None
 
 
-def _failure(response: HTTPResponse) -> ControlError:
+def failure(status: int, body: bytes) -> ControlError:
+    """Return the error that an answer with another status than 200 stands for."""
     try:
-        found = msgspec.json.decode(response.read(MAX_FRAME), type=_Failed)
+        found = msgspec.json.decode(body, type=_Failed)
     except msgspec.DecodeError:
         found = _Failed()
-    return error_of(found.code, found.detail or f"the relay has answered with HTTP status {response.status}")
+    return error_of(found.code, found.detail or f"the relay has answered with HTTP status {status}")

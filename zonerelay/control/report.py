@@ -1,13 +1,12 @@
 """The report of a day, or of another time: what the history says of it, and what waits now, as plain text.
 
-It reads the histories of all workers of this machine, and asks the running relay for its queue. Blocks; it
-gives way to other threads all the time, because a busy day has millions of events. A history that is not
-whole is said in it, and so is a relay that does not answer.
+It reads the histories of all workers of this machine. Blocks; it gives way to other threads all the time,
+because a busy day has millions of events. A history that is not whole is said in it, and so is a relay that
+does not answer.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,15 +15,12 @@ from datetime import datetime
 
 from zonerelay.config.settings import Settings
 from zonerelay.config.units import format_duration, format_size
-from zonerelay.control.client import ControlClient
 from zonerelay.control.history import pseudonyms
-from zonerelay.control.socket import control_socket_path
 from zonerelay.history.reader import Gap, Histories, Record
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.reply import same_reply
-from zonerelay.operations.answers import RelayStatus, Summary
+from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.errors import ControlError
-from zonerelay.operations.requests import QueueSummary, Status
 
 MOST = 10
 """Rows of one list."""
@@ -95,20 +91,26 @@ LISTS = (
 )  # fmt: skip
 
 
-def report(settings: Settings, hostname: str, since: float, until: float, *, clear: bool = False) -> str:
-    """The report of the time between two Unix times. Blocks. `clear`: senders that the queue knows are shown
-    by their addresses.
+def report(
+    settings: Settings,
+    hostname: str,
+    period: tuple[float, float],
+    now: RelayStatus | ControlError,
+    senders: Sequence[str] = (),
+) -> str:
+    """Return the report of the `period` between two Unix times. Blocks. `now` is what the relay says of its
+    queue; `senders` are shown by their addresses.
     """
-    figures = Figures()
+    (since, until), figures = period, Figures()
     with Histories(settings.spool.path.parent / DIRECTORY, None) as histories:
         for number, record in enumerate(histories.since(since, until)):
             figures.add(record)
             if number % SLICE == 0:
                 time.sleep(0.0002)
         gaps = [gap for gap in histories.gaps(since, until) if not gap.unsearchable]
-    if clear and (senders := figures.lists.get(SENDERS)):
-        names = pseudonyms(settings, _senders_in_queue(settings))
-        figures.lists[SENDERS] = Counter({names.get(each, each): senders[each] for each in senders})
+    if senders and (found := figures.lists.get(SENDERS)):
+        names = pseudonyms(settings, senders)
+        figures.lists[SENDERS] = Counter({names.get(each, each): found[each] for each in found})
     lines = [f"{hostname}: mail from {_when(since)} to {_when(until)}", ""]
     if not settings.history.enabled:
         lines += ["The history is off ([history] enabled = false): there is nothing to report.", ""]
@@ -116,7 +118,7 @@ def report(settings: Settings, hostname: str, since: float, until: float, *, cle
         *_totals(figures),
         *(line for name in LISTS for line in _list(name, figures.lists.get(name))),
     ]
-    lines += [*_slowest(figures.slowest), *_queue(settings), *_gaps(gaps)]
+    lines += [*_slowest(figures.slowest), *_queue(now), *_gaps(gaps)]
     return "\n".join(lines) + "\n"
 
 
@@ -155,18 +157,9 @@ def _slowest(slowest: Sequence[tuple[float, str, str]]) -> Iterable[str]:
         yield ""
 
 
-def _senders_in_queue(settings: Settings) -> list[str]:
-    with contextlib.suppress(ControlError):
-        relay = ControlClient(control_socket_path(settings))
-        return [row.key for row in relay.ask(QueueSummary(by="sender"), Summary).rows]
-    return []
-
-
-def _queue(settings: Settings) -> Iterable[str]:
-    try:
-        status = ControlClient(control_socket_path(settings)).ask(Status(), RelayStatus)
-    except ControlError as error:
-        yield from ("The queue now", f"  is not known: {error}", "")
+def _queue(status: RelayStatus | ControlError) -> Iterable[str]:
+    if isinstance(status, ControlError):
+        yield from ("The queue now", f"  is not known: {status}", "")
         return
     yield "The queue now        ready   deferred       held  oldest"
     for zone in status.zones:

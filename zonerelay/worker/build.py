@@ -351,7 +351,14 @@ async def _assemble(
         sandbox=sandbox,
     )
     is_first = identity.index == 0 and not identity.drains_spool
-    report = DailyReport(context, settler=settler, ids=ids, choose_zone=zones.choose, notify=notify)
+    report = DailyReport(
+        context,
+        settler=settler,
+        ids=ids,
+        choose_zone=zones.choose,
+        notify=notify,
+        status=endpoints.relay_status,
+    )
     assembled = worker = Worker(
         tables=tables,
         parts=parts,

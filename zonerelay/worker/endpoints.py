@@ -7,24 +7,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.admin.control_socket import ControlSocket
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.config.settings import ListenerSettings, Settings
-from zonerelay.control.client import ControlClient
-from zonerelay.control.runner import Answer, Handler
+from zonerelay.control.relay_handler import RelayHandler
+from zonerelay.control.runner import Handler, Runner
 from zonerelay.control.socket import WorkerSocket, control_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.listen.http_connection import ServesHttp
-from zonerelay.operations.answers import End
+from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.errors import AnotherRelayError, ControlError
-from zonerelay.operations.requests import Request
+from zonerelay.operations.requests import Status
 from zonerelay.process.tasks import Part, Retried
-from zonerelay.process.threads import FILES, OPERATORS
+from zonerelay.process.threads import FILES
 from zonerelay.worker.context import WorkerContext
 
 if TYPE_CHECKING:
@@ -122,11 +121,18 @@ class Endpoints:
         await FILES.run(import_module, "zonerelay.admin.submission.server")
         from zonerelay.admin.submission.server import SubmissionServer  # noqa: PLC0415 - with the first client
 
-        handler = self.handler
-        if self._identity.supervised:
-            handler = _Supervisor(control_socket_path(self._settings()))
-        operators = self._build_operators(handler, submit, rules)
+        operators = self._build_operators(self._relay(), submit, rules)
         return SubmissionServer(operators, rules)
+
+    def _relay(self) -> Handler:
+        """Return what answers for the whole relay."""
+        if self._identity.supervised:
+            return RelayHandler(control_socket_path(self._settings()))
+        return self.handler
+
+    async def relay_status(self) -> RelayStatus:
+        """Raises ControlError."""
+        return await Runner(self._relay(), self._events.trouble).one(Status(), RelayStatus, "report")
 
     def _build_operators(
         self,
@@ -157,17 +163,3 @@ class Endpoints:
             await each.asking.close()
         await self._board.close()
         await self._readiness.close()
-
-
-class _Supervisor:
-    """Satisfies `Handler`: the supervisor answers, over its control socket."""
-
-    def __init__(self, path: Path) -> None:
-        self._client = ControlClient(path)
-
-    async def handle(self, request: Request, answer: Answer) -> End:
-        *frames, end = await OPERATORS.run(lambda: list(self._client.stream(request)))
-        for frame in frames:
-            await answer.send(frame)
-        assert isinstance(end, End)
-        return end

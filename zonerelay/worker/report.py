@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import QueueName
+from zonerelay.operations.answers import RelayStatus
+from zonerelay.operations.errors import ControlError
 from zonerelay.process.threads import FILES, REPORTS
 from zonerelay.queue.settle.bounces import PROTOCOL, own_mail
 from zonerelay.queue.settle.settler import Settler
@@ -44,10 +46,12 @@ class DailyReport:
         ids: MessageIdSource,
         choose_zone: ChooseZone,
         notify: Callable[[QueueName], None],
+        status: Callable[[], Awaitable[RelayStatus]],
     ) -> None:
+        """`status` asks the whole relay. It raises ControlError."""
         self._hostname, self._events, self._clock = context.hostname, context.events, context.clock
         self._settler, self._ids = settler, ids
-        self._choose_zone, self._notify = choose_zone, notify
+        self._choose_zone, self._notify, self._status = choose_zone, notify, status
         self._task: asyncio.Task[None] | None = None
 
     async def configure(self, settings: Settings) -> None:
@@ -84,7 +88,12 @@ class DailyReport:
         from zonerelay.control.report import report  # noqa: PLC0415 - SQLite
 
         since = max(last, due - LONGEST)
-        text = await REPORTS.run(report, settings, self._hostname, since, due)
+        queue: RelayStatus | ControlError
+        try:
+            queue = await self._status()
+        except ControlError as error:
+            queue = error
+        text = await REPORTS.run(report, settings, self._hostname, (since, due), queue)
         stored = asyncio.Event()
         submit = self._message(settings, text, due)
         self._settler.write([submit], stored.set)

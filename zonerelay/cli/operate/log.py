@@ -31,9 +31,9 @@ from zonerelay.history.database import forget, open_for_writing
 from zonerelay.history.reader import Entry, Gap
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
-from zonerelay.operations.answers import MessageDetail, TraceStep
+from zonerelay.operations.answers import MessageDetail, RelayStatus, Summary, TraceStep
 from zonerelay.operations.errors import ControlError, NotFoundError
-from zonerelay.operations.requests import HistoryFind, QueueShow
+from zonerelay.operations.requests import HistoryFind, QueueShow, QueueSummary, Status
 from zonerelay.process.setup import redact_key_of
 from zonerelay.telemetry.logs.redact import RedactKeyError, SearchError
 
@@ -180,7 +180,15 @@ def report(arguments: Namespace) -> int:
     settings = load_for_reading(arguments.config)
     now = time.time()
     hostname = resolve_hostname(settings, socket.getfqdn)
-    told = figures(settings, hostname, now - arguments.since, now, clear=True)
+    client = ControlClient(control_socket_path(settings))
+    status: RelayStatus | ControlError
+    senders: list[str] = []
+    try:
+        status = client.ask(Status(), RelayStatus)
+        senders = [row.key for row in client.ask(QueueSummary(by="sender"), Summary).rows]
+    except ControlError as error:
+        status = error
+    told = figures(settings, hostname, (now - arguments.since, now), status, senders)
     print(text.clean_lines(told), end="")
     return OK
 
