@@ -44,7 +44,9 @@ def test_broken_utf8_is_refused(octets: bytes) -> None:
     with pytest.raises(CommandError, match=r"553 5\.6\.7"):
         parse_command(b"RCPT TO:<" + octets + b"@c>")
     with pytest.raises(CommandError, match=r"500 5\.5\.2"):
-        parse_command(b"EHLO " + octets)
+        parse_command(b"VRFY " + octets)
+    verb, name = parse_command(b"EHLO " + octets)
+    assert (verb, name.strip("?")) == ("EHLO", "")
 
 
 def test_lines_are_limited_by_verb_and_the_limit_does_not_move() -> None:
