@@ -250,7 +250,7 @@ def test_events_tell_the_life_of_a_message_without_naming_anybody(lines: Lines) 
         sender=alice,
         recipients=(Recipient(address=bob),),
         created=CLOCK.now() - 2,
-        origin=Origin(client_address="192.0.2.77", user="alice"),
+        origin=Origin(client_address="192.0.2.77", user="shop"),
     )
     events.accepted(Message(envelope=envelope, size=4096, chunks=1), bare_lf=3)
     delivery = Delivery(
