@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
+import msgspec
+
 from zonerelay.operations.answers import DestinationStatus, RelayStatus
 
 MOST = 8
@@ -56,8 +58,12 @@ class Flow:
 
 def flow_of(status: RelayStatus) -> Flow:
     waiting = sorted(filter(mail_of, status.destinations), key=mail_of, reverse=True)
-    shown, rest = waiting[:MOST], waiting[MOST:]
-    most = max(map(mail_of, waiting), default=1)
+    shown = waiting[:MOST]
+    others: dict[str, list[DestinationStatus]] = defaultdict(list)
+    for each in waiting[MOST:]:
+        others[each.zone].append(each)
+    shown += [_together(some) for some in others.values()]
+    most = max(map(mail_of, shown), default=1)
     thick = {id(each): max(LEAST, THICKEST * sqrt(mail_of(each) / most)) for each in shown}
     zones: dict[str, list[DestinationStatus]] = defaultdict(list)
     for each in shown:
@@ -88,9 +94,18 @@ def flow_of(status: RelayStatus) -> Flow:
         right_y = left_y
     what = ", ".join(f"{row.destination} {mail_of(row):,} {kind_of(row)}" for row in shown)
     title = f"Mail that waits, by zone and destination: {what}" if shown else "No mail waits."
-    if rest:
-        title += f"; and {sum(map(mail_of, rest)):,} for {len(rest)} other destinations"
     return Flow(title, nodes, bands, round(max(left_y, right_y, 60.0), 1))
+
+
+def _together(rows: Sequence[DestinationStatus]) -> DestinationStatus:
+    """Return one row for the destinations of a zone that have no band of their own."""
+    counts = ("ready", "active", "deferred", "held", "suspended")
+    return msgspec.structs.replace(
+        rows[0],
+        destination=f"{len(rows):,} others",
+        suspended_until=None,
+        **{name: sum(getattr(row, name) for row in rows) for name in counts},
+    )
 
 
 def mail_of(row: DestinationStatus) -> int:

@@ -30,6 +30,8 @@ ROWS = 50
 HURTING = 15
 MOST = 500
 """Destinations, recipients and steps that a page shows at most."""
+RECENT = "1h"
+"""What the history shows before anything is searched for."""
 MAX_BODY = 256 * 1024
 """Octets of a body that are shown."""
 BEAT = 15.0
@@ -169,10 +171,9 @@ async def history(visitor: Visitor) -> web.StreamResponse:
                 return addresses_of(await visitor.one(request, answers.MessageDetail))
         return []
 
-    if not common["asked"]:
-        return await visitor.page("history.html", problem="", **common)
+    wanted = given if common["asked"] else {**given, "since": RECENT}
     try:
-        answer = await search.find(visitor.operators.settings(), visitor.now, given, addresses)
+        answer = await search.find(visitor.operators.settings(), visitor.now, wanted, addresses)
     except search.SearchError as error:
         return await visitor.page("history.html", 400, problem=error, **common)
     return await visitor.page("history.html", problem="", **common, **answer)
