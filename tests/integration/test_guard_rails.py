@@ -236,6 +236,19 @@ async def test_files_beside_the_spool_are_problems_until_they_can_be_used(
         assert await problems() == []
 
 
+async def test_a_file_that_the_configuration_names_is_a_problem_while_it_is_missing(house: House) -> None:
+    async def missing() -> list[str]:
+        return [each for each in (await house.running.status()).problems if "is missing" in each]
+
+    assert await missing() == []
+    away = house.credentials.rename(house.credentials.with_name("away"))
+    assert [str(house.credentials) in each and "auth.credentials" in each for each in await missing()] == [
+        True
+    ]
+    away.rename(house.credentials)
+    assert await missing() == []
+
+
 async def test_mail_is_redirected_copied_and_captured(house: House) -> None:
     house.set("mode=redirect", "mailbox=qa@example.org")
     assert (await house.send(["ann@example.com", "bob@example.com"])).startswith("250")

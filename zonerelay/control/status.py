@@ -12,7 +12,8 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
@@ -55,6 +56,8 @@ class Surface:
     quotas: Sequence[tuple[str, str, int, int]] = ()
     """Users, with the quotas that are nearly used up, what is used of them, and what they are."""
     history: History | None = None
+    settings: Settings | None = None
+    """Those that are active."""
 
 
 class StatusBoard:
@@ -98,6 +101,7 @@ class StatusBoard:
         """Captured mail, when it was last looked at; `None` where there is none."""
         self._capture: Capture | None = None
         self._capture_problem = ""
+        self._files = settings, _named_files(settings)
 
     async def close(self) -> None:
         """Call before the store is closed."""
@@ -182,6 +186,7 @@ class StatusBoard:
         surface = self._surface()
         history = surface.history
         destinations, total = await self._destinations.rows(MAX_DESTINATIONS)
+        problems = (*surface.problems, *filter(None, (self._capture_problem, self._space_problem())))
         return RelayStatus(
             software=__version__,
             pid=os.getpid(),
@@ -195,7 +200,7 @@ class StatusBoard:
             zones=tuple(self._zone(queue) for queue in self.queues()),
             destinations=tuple(destinations),
             destinations_total=total,
-            problems=(*surface.problems, *filter(None, (self._capture_problem, self._space_problem()))),
+            problems=(*problems, *await STATUS.run(self._missing, surface.settings, problems)),
             source_penalties=self._sources.penalties(),
             limits=self._limits(),
             counted=self._store.is_counted(),
@@ -214,6 +219,16 @@ class StatusBoard:
                 for user, quota, used, most in surface.quotas
             ),
         )
+
+    def _missing(self, settings: Settings | None, told: Sequence[str]) -> list[str]:
+        """Return the files of the configuration that were there when it was taken up. Blocks."""
+        if settings is not None and settings is not self._files[0]:
+            self._files = settings, _named_files(settings)
+        return [
+            f"{file} is missing, which {name} names: put it back, or change the configuration"
+            for file, name in self._files[1].items()
+            if not file.exists() and not any(str(file) in each for each in told)
+        ]
 
     def _space_problem(self) -> str:
         if self.free_space is None or self._store.unhealthy() is not Unhealthy.NO_SPACE:
@@ -247,6 +262,21 @@ class StatusBoard:
             held=queue.held,
             oldest_seconds=queue.oldest,
         )
+
+
+def _named_files(settings: Settings) -> dict[Path, str]:
+    """Return the files that are named and there, with the option that names each. Blocks."""
+    found = {}
+    for table in fields(settings):
+        value = getattr(settings, table.name)
+        rows = value if isinstance(value, tuple) else (value,)
+        options = fields(rows[0]) if rows and is_dataclass(rows[0]) else ()
+        for name in [each.name for each in options if "Path" in str(each.type)]:
+            for paths in [getattr(row, name) for row in rows]:
+                for path in paths if isinstance(paths, tuple) else (paths,):
+                    if path is not None and path.is_file():
+                        found[path] = f"{table.name}.{name}"
+    return found
 
 
 def _free_space(settings: Settings) -> int | None:

@@ -216,6 +216,7 @@ class Worker:
             refused=self.refused_at,
             quotas=tuple(parts.listeners.guard.nearly_used()),
             history=self.history,
+            settings=self.settings,
             problems=(
                 *self.problems,
                 *filter(None, (self._left_over, self.key_problem)),
