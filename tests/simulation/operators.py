@@ -128,7 +128,8 @@ class Operators:
             await self.ask(self._nodes[index], requests.Undo(undoes=answer.act))
 
     async def do_drop(self, index: int, seconds: float, seed: int) -> None:
-        await self._change(index, seed, requests.Drop)
+        """What is in the bin for a day would be left in the spool at the end of a run."""
+        await self._change(index, seed, requests.Drop, purge=True)
 
     async def do_bounce(self, index: int, seconds: float, seed: int) -> None:
         await self._change(index, seed, requests.Bounce)

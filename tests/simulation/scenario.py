@@ -402,11 +402,12 @@ class Run:
 
     async def _drain(self) -> None:
         ends, looks = self.loop.now + DRAINED_WITHIN, itertools.count(1)
-        while any(self._queued_keys()):
+        while any(self._queued_keys()) or self._refusals():
             if self.loop.now > ends:
                 left = [key.decode() for key in self._queued_keys()][:5]
                 self.failures.append(
-                    f"the queue is not empty {DRAINED_WITHIN} s after the last fault: {left}"
+                    f"{DRAINED_WITHIN} s after the last fault these are queued: {left}, and new mail is"
+                    f" refused by {self._refusals()}"
                 )
                 break
             await asyncio.sleep(5.0)
@@ -423,6 +424,13 @@ class Run:
                     # What an operator chose may be a time that is far away since the clock was set.
                     if not each.held and not each.act and (wait := self._wait(each)) > LONGEST_WAIT
                 ]
+
+    def _refusals(self) -> dict[str, str]:
+        """Why nodes take no mail."""
+        workers = {node.name: node.worker for node in self.nodes if node.is_up}
+        stores = {name: worker.store for name, worker in workers.items() if worker is not None}
+        reasons = {name: store.unhealthy() for name, store in stores.items() if store is not None}
+        return {name: reason.name for name, reason in reasons.items() if reason is not None}
 
     async def _revive(self) -> None:
         for node in self.nodes:

@@ -89,7 +89,7 @@ def size_of(stored: bytes) -> int:
 class ObjectIndex(Database):
     """One partition's index."""
 
-    def open(self, *, anew: bool = False) -> LogState:
+    def open(self, anew: bool = False) -> LogState:
         """Open the index, and return what it is an index of. Raises StoreError."""
         if not anew:
             with contextlib.suppress(StoreError, *FAILURES, msgspec.MsgspecError, OSError):

@@ -36,7 +36,6 @@ import logging
 import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar, TypeVarTuple
 
@@ -443,7 +442,7 @@ class ObjectKeys:
 
     async def _follow(self, beat: Beat, ahead: int) -> None:
         if not self._is_open or self._is_suspect:
-            self._state = await STORE.run(partial(self._index.open, anew=self._is_suspect))
+            self._state = await self._threads.read(ObjectIndex.open, self._is_suspect)
             self._is_open, self._is_suspect = True, False
             if self._state.slot == 0 or not await self._fits():
                 await self._rebuild(await self._last_snapshot())
