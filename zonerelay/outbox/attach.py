@@ -1,4 +1,4 @@
-"""Opens the outbox, and connects it to the relay's scheduler, log-ins and key for pseudonyms."""
+"""Opens the outbox and connects it to the relay's scheduler, logins and pseudonym key."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NAME_FILE = "outbox-{:02d}.name"
 
 
 class Outbox:
-    """The outbox of a worker, where [outbox] has a url. `join` makes one store of it and the spool."""
+    """The outbox of a worker, if `[outbox]` has a `url`. `join` combines it and the spool into one store."""
 
     def __init__(
         self, spool: SpoolSettings, index: int, environment: Mapping[str, str], around: OutboxSurroundings
     ) -> None:
-        """Prepare it for worker `index`. Raises StoreOpenError for secrets that cannot be read."""
+        """Prepare the outbox for worker `index`. Raises StoreOpenError if a secret cannot be read."""
         load_driver()
         outbox = around.settings
         self._name = _HeldName(spool.path.parent / NAME_FILE.format(index))
@@ -43,7 +43,7 @@ class Outbox:
         return JoinedStore(spool, self.store, counts=self._is_first)
 
     async def start(self, zones: ZoneHost, logins: LoginHost) -> None:
-        """Start, once the scheduler runs. Raises StoreOpenError."""
+        """Start the outbox after the scheduler. Raises StoreOpenError."""
         self.mailboxes.attach(zones, logins)
         await self.store.start()
 
@@ -58,10 +58,10 @@ class Outbox:
 
 
 class _HeldName:
-    """A name for this relay that stays over restarts, and that no other relay has while it runs.
+    """A name for this relay that survives restarts and that no other relay has while this one runs.
 
-    It is in a file beside the spool, which is locked: a relay that finds it locked takes
-    a name for this run only.
+    The name is in a file next to the spool, which is locked. A relay that finds it locked uses a name for
+    this run only.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +69,7 @@ class _HeldName:
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
-            return  # then nothing of an earlier run is taken over before its lease has ended
+            return  # then the claims of an earlier run are taken over when its lease has ended
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -88,7 +88,7 @@ def access_of(outbox: OutboxSettings, environment: Mapping[str, str]) -> Access:
 
 
 def read_keys(outbox: OutboxSettings, environment: Mapping[str, str]) -> list[bytes]:
-    """Read the keys that decrypt passwords of mailboxes. Raises StoreOpenError."""
+    """Read the keys that decrypt the passwords of mailboxes. Raises StoreOpenError."""
     keys = []
     for at, reference in enumerate(outbox.keys):
         try:

@@ -1,7 +1,8 @@
-"""Makes an envelope and a draft of a row's columns, or raises BadRowError.
+"""Creates an envelope and a draft from the columns of a row, or raises BadRowError.
 
-What an application writes is checked like what an SMTP client says. The names below bound lengths and
-counts. No error text holds a value of the row, only the column, so the text can be stored and logged.
+The values of an application are checked like the commands of an SMTP client. The constants below limit
+lengths and counts. Error texts name the column but contain no value of the row, so they can be stored and
+logged.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _CONTENT_TYPE = re.compile(
     r"[A-Za-z0-9!#$&^_.+-]{1,64}/[A-Za-z0-9!#$&^_.+-]{1,96}"
     r"(?:; ?[A-Za-z0-9_-]{1,32}=(?:\"[ !#-\[\]-~]{0,80}\"|[A-Za-z0-9_.+-]{1,80})){0,4}"
 )
-# The relay makes these itself, or they would change the recipients or how the message is read.
+# The relay sets these fields itself, or they would change the recipients or how the message is read.
 _OURS = frozenset(
     (
         *("from", "to", "cc", "bcc", "subject", "date", "mime-version"),
@@ -52,12 +53,14 @@ _LOOK_AT = 64 * 1024
 
 
 class BadRowError(Exception):
-    """No attempt will ever do: the text says which column is wrong and why, without its value."""
+    """The row can never be sent. The text names the column and the reason, without the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipients:
-    """The recipients of a draft: `everybody` once each, in the columns' order; `to` and `cc` are shown."""
+    """The recipients of a draft. `everybody` has each of them once, in the order of the columns; `to` and
+    `cc` are for the header.
+    """
 
     author: Address
     sender: Mailbox
@@ -68,7 +71,7 @@ class Recipients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """The other columns as they came; `headers` and `attachments` are JSON, the latter in UTF-8."""
+    """The other columns, unparsed. `headers` and `attachments` are JSON, the latter in UTF-8."""
 
     subject: str | None = None
     text: str | None = None
@@ -85,7 +88,7 @@ class _File(msgspec.Struct):
 
 
 def recipients_of(row: Mapping[str, object], default_author: str = "") -> Recipients:
-    """Return author and recipients of a row. Raises BadRowError."""
+    """Return the author and the recipients of a row. Raises BadRowError."""
     author = address(_text(row.get("from_address")) or default_author, "from_address")
     to = _addresses(row, "to_addresses")
     cc = _addresses(row, "cc_addresses")
@@ -106,7 +109,7 @@ def _text(value: object) -> str:
 
 
 def _addresses(row: Mapping[str, object], column: str) -> tuple[Address, ...]:
-    values = cast("Sequence[object] | None", row.get(column)) or ()  # text[] of the database
+    values = cast("Sequence[object] | None", row.get(column)) or ()  # text[] in the database
     if not all(value is None or isinstance(value, str) for value in values):
         raise BadRowError(f"{column} is no plain list: it has several dimensions")
     texts = (value if isinstance(value, str) else "" for value in values)
@@ -114,11 +117,11 @@ def _addresses(row: Mapping[str, object], column: str) -> tuple[Address, ...]:
 
 
 def address(text: str, column: str) -> Address:
-    """Read `a@b.example`, or `Name <a@b.example>`. Domains become A-labels. Raises BadRowError."""
+    """Parse `a@b.example` or `Name <a@b.example>`. Domains become A-labels. Raises BadRowError."""
     name, opening, _ = text.rpartition("<")
     if opening and "@" not in name and re.search("[,;:]", name) and '"' not in name:
         quoted = name.strip().replace("\\", r"\\")
-        text = f'"{quoted}" <{text[len(name) + 1 :]}'  # a name that should have been in quotes
+        text = f'"{quoted}" <{text[len(name) + 1 :]}'  # a name that lacks its quotes
     found = addresses(text, column)
     if len(found) > 1:
         raise BadRowError(f"{column} has {len(found)} addresses: it takes one")
@@ -126,7 +129,7 @@ def address(text: str, column: str) -> Address:
 
 
 def addresses(text: str, column: str) -> tuple[Address, ...]:
-    """Read at least one of those, with commas or semicolons between them. Raises BadRowError."""
+    """Parse at least one address. Commas or semicolons separate several. Raises BadRowError."""
     if _CONTROL.search(text):
         raise BadRowError(f"{column} has a line end or another control character in it")
     entries = read_addresses(text).entries
@@ -144,7 +147,7 @@ def addresses(text: str, column: str) -> tuple[Address, ...]:
 
 
 def mailbox(text: str, column: str) -> Mailbox:
-    """Return `local@domain` for SMTP, its domain as A-labels. Raises BadRowError."""
+    """Return `local@domain` for SMTP with the domain as A-labels. Raises BadRowError."""
     try:
         found, behind = forward_path(f"<{text}>")
         if behind or "@" not in found:
@@ -165,7 +168,9 @@ def _checked_name(name: str, column: str) -> str:
 
 
 def draft_of(row: int, created: float, people: Recipients, content: Content) -> Draft:
-    """Raises BadRowError. Whether files are base64 shows when the message is made of it."""
+    """Create the draft of a row. Raises BadRowError. Invalid base64 of files is only found when the message
+    is composed.
+    """
     subject = checked_subject(content.subject or "")
     headers = dict(_headers(content.headers))
     given = headers.pop("Message-ID", None)
@@ -196,13 +201,13 @@ def _headers(json: str | None) -> Iterator[tuple[str, str | Sequence[Address]]]:
 
 
 class HeaderFields:
-    """Checks the further fields of one message, one after the other."""
+    """Checks the additional header fields of one message, one after the other."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def checked(self, name: str, value: str) -> tuple[str, str | Sequence[Address]] | None:
-        """Return the field, `None` if it is for the relay alone. Raises BadRowError."""
+        """Return the field, or `None` if only the relay may set it. Raises BadRowError."""
         key = name.lower()
         _check_header(name, key, value)
         if key in self._seen:
@@ -256,7 +261,7 @@ def _file(file: _File, where: str) -> File:
 
 
 def checked_file(file: File, where: str) -> File:
-    """Return the file if its type and name can be header fields. Raises BadRowError."""
+    """Return the file if its type and name are valid in header fields. Raises BadRowError."""
     kind = file.content_type.lower()
     if not _CONTENT_TYPE.fullmatch(file.content_type) or kind.startswith(("multipart/", "message/")):
         raise BadRowError(f"{where}.content_type is no type of a file, as application/pdf")
@@ -268,7 +273,7 @@ def checked_file(file: File, where: str) -> File:
 
 
 def checked_subject(subject: str) -> str:
-    """Return the subject if it can be a header field. Raises BadRowError."""
+    """Return the subject if it is valid in a header field. Raises BadRowError."""
     if _CONTROL.search(subject):
         raise BadRowError("subject has a line end or another control character in it")
     if len(subject) > MAX_SUBJECT:
@@ -277,14 +282,18 @@ def checked_subject(subject: str) -> str:
 
 
 def checked_text(text: str | None, column: str) -> str | None:
-    """Raises BadRowError. A message has no NUL (RFC 5322 4), and receivers refuse one that has."""
+    """Return the text. Raises BadRowError if it contains NUL, which is invalid (RFC 5322 4) and which
+    receivers reject.
+    """
     if text is not None and "\0" in text:
         raise BadRowError(f"{column} has a NUL in it, which no message may have")
     return text
 
 
 def _text_of(json: msgspec.Raw) -> bytes | memoryview:
-    """Return what stands between the quotes; not copied, if nothing in it is escaped."""
+    """Return the content of a JSON string as bytes. It is a view of the input unless the string has
+    escapes.
+    """
     view = memoryview(json)
     if bytes(view[:1]) != b'"':
         raise BadRowError(f"attachments is not a JSON list as {_SHAPE}")

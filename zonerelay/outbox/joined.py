@@ -1,7 +1,8 @@
-"""Spool and outbox as one store, so that zones, rates, connections and operators' verbs know one queue.
+"""Combines spool and outbox into one store, so that zones, rates, connections and operators' commands see one
+queue.
 
-A message's id says which of the two holds it. New mail and reports go to the spool. A write to the spool
-never waits for the outbox's database, and trouble of that database affects the outbox alone.
+A message's id shows which of the two holds it. New mail and bounces go to the spool. A write to the spool
+never waits for the outbox's database, and a failure of that database affects the outbox alone.
 """
 
 from __future__ import annotations
@@ -28,20 +29,22 @@ from zonerelay.store.contract import (
 
 
 class JoinedStore:
-    """Owns both stores: `close` closes them. `counts`: of several workers one counts the rows of all."""
+    """Owns both stores and closes them. `counts` is set for the one of several workers that counts the
+    rows.
+    """
 
     def __init__(self, spool: Store, outbox: OutboxStore, *, counts: bool = True) -> None:
         self._counts_rows = counts
         self._spool = spool
         self._outbox = outbox
-        # Rows that were claimed for claims of both which still wait for the spool.
+        # Rows that were claimed by calls that still wait for the spool.
         self._waiting: list[dict[DeliveryKey, Delivery]] = []
-        # What concerns new mail and ids is the spool's alone.
+        # Only the spool has new mail and assigns ids.
         self.unhealthy = spool.unhealthy
         self.problems = spool.problems
         self.usable = spool.usable
         self.probe = spool.probe
-        # A table that cannot be asked has a figure of its own, and hides none of the spool's.
+        # A table that cannot be queried has its own metric, and does not affect the spool's.
         self.is_counted = spool.is_counted
         self.last_message_id = spool.last_message_id
         self.queues = spool.queues
@@ -53,14 +56,14 @@ class JoinedStore:
     def node(self) -> int:
         return self._spool.node
 
-    # --- handing out
+    # --- claims
 
     async def claim(
         self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         if queue.kind is Kind.MAILBOX:
             return self._outbox.claim(queue, limit, skip_domains)
-        # Half for each while both have enough.
+        # Half of the limit for each while both have enough.
         found = self._outbox.claim(queue, max(limit // 2, 1), skip_domains)
         if len(found) < limit:
             room = limit - len(found)
@@ -71,8 +74,8 @@ class JoinedStore:
         return found
 
     async def _beside(self, rows: list[Delivery], claim: Awaitable[list[Delivery]]) -> list[Delivery]:
-        """Returns the rows that were not given back meanwhile, and the deliveries that the spool's claim
-        brings.
+        """Return the rows that were not released during the spool's claim, and the deliveries of that
+        claim.
         """
         kept = {row.key: row for row in rows}
         self._waiting.append(kept)
@@ -88,7 +91,7 @@ class JoinedStore:
     async def claim_new(
         self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        """Claims from the spool alone. Half of every `claim` is the outbox's, so its rows do not wait."""
+        """Claim from the spool alone. The outbox gets half of every `claim`, so its rows do not wait."""
         if queue.kind is Kind.MAILBOX:
             return []
         return await self._spool.claim_new(queue, limit, since=since, skip_domains=skip_domains)
@@ -135,7 +138,7 @@ class JoinedStore:
             if isinstance(change, Submit) or not is_row(change.delivery.message_id)
         ]
         if ours:
-            # First: a report that is stored twice is better than none.
+            # The spool comes first: it is better to store a bounce twice than to lose it.
             await self._spool.settle(ours, lazy=lazy)
         self._outbox.settle(theirs)
 
@@ -186,7 +189,7 @@ class JoinedStore:
         ours = await self._spool.oldest(queue, now=now)
         return min((each for each in (ours, theirs) if each is not None), default=None)
 
-    # --- operators, and the end
+    # --- operators, and closing
 
     async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
         theirs = [key for key in keys if is_row(key.message_id)]

@@ -1,13 +1,13 @@
 """Keeps the outbox's database usable: a session in the relays' table, its lease, and the rows of dead relays.
 
-Claimed rows name the session. Whichever relay notices that a session has ended gives its rows back to the
+Claimed rows name the session. The first relay that notices that a session has ended returns its rows to the
 queue. A relay that was killed and starts again under its `name` ends its earlier session itself. A session
-that is not renewed for `lease` seconds ends, and any other relay frees its claims.
+that is not renewed for `lease` seconds ends, and any other relay releases its claims.
 
-On trouble nothing is claimed and nothing new is sent until everything is connected again, which is tried
-with growing pauses for as long as it takes. The pauses are short again only after a beat: a server with a
-full disk accepts connections and writes nothing. SMTP does not notice. Tables that cannot be used are an
-error at the start only.
+On failure nothing is claimed and nothing new is sent until every connection is restored. The relay retries
+without limit, with growing pauses. The pauses become short again only after a renewal has succeeded, because
+a server with a full disk accepts connections but writes nothing. SMTP is not affected. Tables that cannot be
+used are an error at the start only.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from zonerelay.telemetry.logs.redact import Redactor
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
-"""Seconds between two attempts to connect again."""
+"""Seconds between two attempts to reconnect."""
 BEATS = 4
-"""Renewals in one lease: three may fail."""
+"""Renewals in one lease, of which three may fail."""
 LONGEST_BEAT = 10.0
 LONGEST_LEASE = 3600.0
-"""Seconds that a relay's lease may last from now on, as other relays see it. A longer one was written before
-the server's clock was set back, and would keep a dead relay's mail for as long as the clock was ahead."""
+"""The longest remaining lease, in seconds, that other relays accept. A longer one was written before the
+server's clock was set back, and would keep a dead relay's mail until the clock has caught up.
+"""
 REAP_PAGES = 100
 
 _log = logging.getLogger("zonerelay.outbox")
@@ -47,9 +48,10 @@ _log = logging.getLogger("zonerelay.outbox")
 
 @dataclass(frozen=True, slots=True)
 class OutboxSurroundings:
-    """What a worker gives to all parts of its outbox. `redact` is always on: its texts go into the database.
+    """The dependencies that a worker passes to all parts of its outbox.
 
-    `on_lost(keys)`: what waits of these is to be dropped; `on_news(queue)`: there is something to be claimed.
+    `redact` is always on, because its texts go into the database. `on_lost(keys)` is called with deliveries
+    that must no longer wait, and `on_news(queue)` if a queue may have rows to claim.
     """
 
     settings: OutboxSettings
@@ -66,12 +68,12 @@ def names_of(outbox: OutboxSettings) -> Names:
 
 
 class OutboxKeeper:
-    """One relay's place in the database of the outbox.
+    """The connections and the lease of one relay in the database of the outbox.
 
-    `heard`: an application may have inserted rows. `paused` and `resumed(kept)` frame trouble; `kept` says
-    whether what was claimed before still belongs to this relay. `regained`: the lease had lapsed, and no
-    other relay has used that. Statements go over `_links`; `_control` carries the lease, `_writer` the
-    outcomes.
+    It calls `heard` if an application may have inserted rows, and `paused` and `resumed(kept)` before and
+    after a failure; `kept` is whether earlier claims still belong to this relay. It calls `regained` if the
+    lease had lapsed and no other relay has taken advantage of that. Statements use `_links`; `_control`
+    carries the lease and `_writer` the outcomes.
     """
 
     def __init__(self, access: Access, name: str, around: OutboxSurroundings) -> None:
@@ -101,16 +103,16 @@ class OutboxKeeper:
         self._around = around
         self._claimed_under = ""
 
-    # --- may it be used?
+    # --- availability
 
     @property
     def holds_lease(self) -> bool:
-        """No other relay can have taken over what this one has claimed."""
+        """Whether no other relay can have taken over the claims of this one."""
         return self._clock.boottime() < self._held_until
 
     @property
     def may_begin(self) -> bool:
-        """What is claimed may be attempted."""
+        """Whether claimed deliveries may be attempted."""
         return self.usable and self.holds_lease
 
     def check_usable(self) -> None:
@@ -118,27 +120,27 @@ class OutboxKeeper:
             raise StoreError(f"the outbox cannot be used: {self.problem or 'it is closed'}")
 
     def writing_link(self) -> Link:
-        """Return the connection for outcomes. Raises StoreError while there is none."""
+        """Return the connection for outcomes. Raises StoreError if it is down."""
         self.check_usable()
         return _connected(self._writer)
 
     async def fetch(self, statement: str, *values: object) -> Sequence[Columns]:
-        """Carry out a statement. Raises StoreError; a connection that breaks is trouble for all users of the
-        session.
-        """
+        """Run a statement. Raises StoreError. A lost connection pauses every user of the session."""
         self.check_usable()
         try:
             async with self._links.use() as link:
                 return await link.fetch(statement, *values)
         except ConnectionLostError as error:
-            # It is unknown which claims the lost statement made: only a new connection can tell.
+            # It is unknown which rows the lost statement has claimed. Only a new connection can find out.
             self.trouble(error)
             raise
 
     # --- start and end
 
     async def start(self) -> None:
-        """Raises StoreOpenError for tables that will not do. A database out of reach is tried again."""
+        """Connect and take the lease. Raises StoreOpenError if the tables cannot be used. If the database
+        cannot be reached, the relay keeps trying.
+        """
         try:
             await self._return()
         except StoreOpenError:
@@ -152,7 +154,7 @@ class OutboxKeeper:
         self._tasks.start(self._beat())
 
     async def close(self) -> None:
-        """Ends the session. Call it when nothing is written any more."""
+        """End the session. Call this after the last write."""
         self._closed = True
         await self._tasks.cancel()
         if self.usable and self._control is not None:
@@ -165,7 +167,7 @@ class OutboxKeeper:
     # --- connecting
 
     async def _connect(self) -> bool:
-        """Connect again. Returns true when the claims of the session before are void. Raises StoreError."""
+        """Connect again, and return whether the claims of the session before are void. Raises StoreError."""
         control = self._control = await Link.open(self._access)
         is_new = await self._enter(control)
         writer = self._writer = await Link.open(self._access)
@@ -191,7 +193,7 @@ class OutboxKeeper:
         await self._links.close()
 
     async def _enter(self, control: Link) -> bool:
-        """Prepare the tables, listen, and renew or begin the session. True when it is a new session."""
+        """Prepare the tables, listen, and renew or begin the session. Return whether the session is new."""
         if self._around.settings.create_tables:
             await tables.migrate(control, self._statements.names)
         await tables.check(control, self._statements.names)
@@ -204,7 +206,7 @@ class OutboxKeeper:
         return True
 
     def _begin_use(self) -> None:
-        # A session that a failed attempt to connect has begun holds no claims.
+        # A session that began in a failed attempt to connect has no claims.
         kept = self.session == self._claimed_under
         self._claimed_under = self.session
         self.usable = True
@@ -217,7 +219,7 @@ class OutboxKeeper:
     async def _take_lease(
         self, link: Link, statement: str, *values: object, timeout: float | None = None
     ) -> Sequence[Columns]:
-        """Carries out a statement that begins or renews the session; without rows the session has ended."""
+        """Run a statement that begins or renews the session. It returns no rows if the session has ended."""
         sent = self._clock.boottime()
         rows = await link.fetch(statement, *values, timeout=timeout)
         if rows:
@@ -231,7 +233,7 @@ class OutboxKeeper:
                 continue
             try:
                 if not await self._renew():
-                    # Another relay has found this session dead: it begins again under a new one.
+                    # Another relay has ended this session as dead. This relay begins again under a new one.
                     self.trouble(
                         StoreError("the lease has run out: other relays may have taken over the rows")
                     )
@@ -246,7 +248,7 @@ class OutboxKeeper:
                 self._report_bug(error)
 
     async def _renew(self) -> bool:
-        """Renew the lease with a durable write; false when the session has ended."""
+        """Renew the lease with a durable write, and return false if the session has ended."""
         had_lapsed = not self.holds_lease
         values = (self._statements.renew, self.session, self._lease)
         rows = await self._take_lease(_connected(self._control), *values, timeout=self._renew_timeout)
@@ -255,9 +257,9 @@ class OutboxKeeper:
         return bool(rows)
 
     async def _after_beat(self) -> None:
-        """Gives back what dead relays have claimed."""
+        """Release the claims of dead relays."""
         control = _connected(self._control)
-        # Other relays may have a lease as long as this relay's.
+        # Other relays may have longer leases than this one.
         await control.fetch(self._statements.bound, max(LONGEST_LEASE, 4 * self._lease))
         await control.fetch(self._statements.bury, self.session, self._name)
         found = await self._reap_orphans(control)
@@ -274,10 +276,10 @@ class OutboxKeeper:
                 break
         return total
 
-    # --- trouble
+    # --- failures
 
     def trouble(self, error: StoreError) -> None:
-        """Stops using the database until everything is connected again."""
+        """Stop using the database until every connection is restored."""
         if self._closed or self._recovering:
             return
         self._recovering = True
@@ -302,7 +304,7 @@ class OutboxKeeper:
                 return
 
     async def _return(self) -> None:
-        """Connect again and put right what the trouble has left. Raises StoreError."""
+        """Connect again and clean up after the failure. Raises StoreError."""
         await self._connect()
         await self._after_beat()
 

@@ -1,11 +1,11 @@
-"""The outbox as a queue: the verbs of a store over rows that applications have inserted.
+"""Implements the operations of a store on rows that applications have inserted.
 
-Unlike a spool's, `settle` hands outcomes to a writer that tries until they are stored, so that the SMTP
-side does not wait for a database that it does not use. A row stays claimed until its outcome is stored, so
-no other relay sends it. A relay that dies leaves such rows in doubt, as one that dies in a transaction
-does.
+Unlike `settle` of a spool, `settle` of the outbox passes outcomes to a writer that retries until they are
+stored. So the SMTP side never waits for a database that it does not use. A row stays claimed until its
+outcome is stored, so no other relay sends it. If a relay dies, these rows are in doubt, as after a crash
+within an SMTP transaction.
 
-A row that turns out to be wrong while its message is made is finalised as failed at once.
+A row that proves to be invalid when its message is composed is failed at once.
 """
 
 from __future__ import annotations
@@ -73,20 +73,20 @@ class OutboxStore:
         keeper.regained = claims.tell_all
 
     async def start(self) -> None:
-        """Raises StoreOpenError for tables that cannot be used."""
+        """Connect and start to claim rows. Raises StoreOpenError if the tables cannot be used."""
         await self.keeper.start()
         self.claims.start()
         self.reader.start()
 
     async def close(self) -> None:
-        """Writes the outcomes that are known, and lets the other rows go back into the queue."""
+        """Write the known outcomes, and release the other rows."""
         await self.claims.close()
         await self.reader.close()
         await self._writer.close(CLOSE_TIMEOUT if self.keeper.usable else 0.0)
         await self.keeper.close()
         self._composer.clear()
 
-    # --- handing out
+    # --- claims
 
     def claim(self, queue: QueueName, limit: int, skip: Collection[str]) -> list[Delivery]:
         return self._hand_out(self.claims.take(queue, limit, skip))
@@ -99,8 +99,8 @@ class OutboxStore:
         for delivery in found:
             self._handed.add(delivery.key)
             if delivery.key in self._lost:
-                # An attempt of an earlier claim has not ended. It counts again: another one would be a
-                # duplicate of our own.
+                # An attempt of an earlier claim has not ended. It counts again, because another attempt would
+                # be a duplicate.
                 self._lost.discard(delivery.key)
             else:
                 handed.append(delivery)
@@ -125,7 +125,7 @@ class OutboxStore:
     # --- settling
 
     def settle(self, changes: Sequence[Finish | Postpone]) -> None:
-        """Notes the outcomes, and hands them to the writer."""
+        """Record the outcomes and queue their writes."""
         now = self._clock.now()
         touched: dict[MessageId, Row] = {}
         for change in changes:
@@ -149,7 +149,9 @@ class OutboxStore:
             self._store(row, now)
 
     def _was_stalled(self, row: Row, delivery: Delivery) -> bool:
-        """Return whether no attempt was made because the lease had lapsed: the delivery need not wait."""
+        """Return whether no attempt was made because the lease had lapsed. The delivery need not wait
+        then.
+        """
         attempts = row.state(delivery.recipient).attempts
         return row.message_id in self._stalled and delivery.attempts == attempts and not delivery.held
 
@@ -164,7 +166,7 @@ class OutboxStore:
         return write
 
     def _stored(self, write: Write, kept: bool) -> None:
-        """Takes in that a write is durable, or that another relay has the row."""
+        """Process a completed write. `kept` is false if another relay has the row."""
         waiter = self._waiters.pop((write.id, write.token), None)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -185,7 +187,7 @@ class OutboxStore:
         self.claims.finished(row)
 
     def _lose(self, row: Row) -> None:
-        """Forgets a row that another relay has, or that was changed by hand."""
+        """Forget a row that another relay has claimed, or that was changed by hand."""
         keys = list(keys_of(row))
         self._forget(row)
         lost = [key for key in keys if key in self._handed]
@@ -193,10 +195,10 @@ class OutboxStore:
         if lost:
             self._on_lost(lost)
 
-    # --- trouble
+    # --- failures
 
     def _paused(self) -> None:
-        """Begins nothing new; claims stay this relay's until the lease ends."""
+        """Start no new attempts. The claims stay with this relay until the lease ends."""
         if self._handed:
             self._on_lost(list(self._handed))
 
@@ -305,11 +307,11 @@ class OutboxStore:
                     existed |= self._change(row, list(some), change)
                     await self._written(self._store(row, self._clock.now()))
             except BadRowError:
-                # The next claim says so in the row.
+                # The next claim writes the error into the row.
                 self.claims.doubt()
             finally:
                 self._changing.discard(number)
-        # What is due again has gone back to the table.
+        # A row that is due again is back in the table.
         self.claims.look()
         return existed
 

@@ -1,1 +1,3 @@
-"""The outbox's tables: their columns and versions, the statements over them, sealed passwords."""
+"""The outbox's tables: their columns and versions, the SQL statements that use them, and encrypted
+passwords.
+"""

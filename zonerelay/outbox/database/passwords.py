@@ -1,9 +1,11 @@
-"""Passwords of mailboxes as the database has them: AES-256-GCM, bound to the server that they are for.
+"""Encrypts and decrypts the passwords of mailboxes as the database stores them. AES-256-GCM binds each
+password to its server.
 
-    zr1.<base64url of 12 bytes of nonce and the sealed password>
+    zr1.<base64url of a 12-byte nonce and the ciphertext>
 
-The server and the user name are the associated data, so a writer of the table cannot have a password
-sent to another server. The first key seals; each is tried to open, so keys are replaced one after the other.
+The server and the user name are the associated data, so somebody who can write to the table cannot have a
+password sent to another server. The first key encrypts. Decryption tries every key, so keys can be replaced
+one after the other. On failure: PasswordError, whose text holds no secret.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ MAX_SEALED = 4096
 
 
 class PasswordError(Exception):
-    """The text is for the operator and holds no secret."""
+    """A key or a password cannot be used. The text is for the operator and holds no secret."""
 
 
 def read_key(text: str) -> bytes:
-    """Read a key: 32 bytes in base64 (`openssl rand -base64 32`) or hexadecimal. Raises PasswordError."""
+    """Read a key of 32 bytes in base64 (`openssl rand -base64 32`) or hexadecimal. Raises PasswordError."""
     text = "".join(text.split())
     try:
         key = bytes.fromhex(text) if len(text) == 2 * KEY_SIZE else _unbase64(text)
@@ -68,7 +70,7 @@ def _bound(host: str, port: int, user: str) -> bytes:
 
 
 def _unbase64(text: str) -> bytes:
-    """Decode base64 in both alphabets, with or without padding. Raises ValueError."""
+    """Decode base64 of either alphabet, with or without padding. Raises ValueError."""
     plain = text.rstrip("=").replace("-", "+").replace("_", "/")
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)

@@ -1,6 +1,6 @@
-"""The statements of the outbox. `Statements` holds them for one set of tables.
+"""The SQL statements of the outbox. `Statements` holds them for one set of tables.
 
-A table need not have the column `priority`; the statements name it only while the table has it.
+A table need not have the column `priority`. The statements name it only if the table has it.
 """
 
 # ruff: noqa: S608  (names are checked in the configuration, everything else is a parameter)
@@ -10,11 +10,11 @@ from __future__ import annotations
 from zonerelay.outbox.database.tables import Names
 
 INLINE = 16 * 1024
-"""Octets of a row's text up to which it comes with its claim; with attachments it never does."""
+"""A row with at most this many bytes of text, and without attachments, is returned with its claim."""
 MAX_PEOPLE = 400 * 1024
-"""Octets of all its addresses, beyond which a row is not looked at."""
+"""A row whose addresses have more bytes than this is rejected unread."""
 
-# These are counted for each row that is claimed: no value that an application can write may make them fail,
+# These are evaluated for each row that is claimed. No value that an application can write may make them fail,
 # or no mail would leave. Arrays of several dimensions cannot always be joined to one.
 _PEOPLE = " + ".join(
     f"coalesce(octet_length({text}), 0)"
@@ -43,14 +43,14 @@ _CONTENT = ("m.subject", "m.text_body", "m.html_body", "m.headers::text")
 _ZONE = (
     "CASE WHEN m.mailbox_id IS NULL THEN coalesce(nullif(m.zone, ''), {}) ELSE 'mailbox/' || m.mailbox_id END"
 )
-# As `QueueName.text` has it.
+# The same text as `QueueName.text`.
 _QUEUE = f"{_ZONE} || CASE <priority> WHEN 'high' THEN ';high' WHEN 'bulk' THEN ';bulk' ELSE '' END"
 _IS_SMALL = f"p.ok AND m.attachments IS NULL AND {_TEXTS} <= {INLINE}"
 _CHECKED = f"CROSS JOIN LATERAL (SELECT {_PEOPLE} <= {MAX_PEOPLE} AS ok) p"
 
 
 class _Statement:
-    """A statement in which words in angle brackets stand for the names of one set of tables."""
+    """A statement whose names in angle brackets are replaced by those of one set of tables."""
 
     def __init__(self, template: str) -> None:
         self._template = template
@@ -60,9 +60,11 @@ class _Statement:
 
 
 class Statements:
-    """The statements for one set of tables. `use` says what the tables are like, as of now."""
+    """The statements for one set of tables. Call `use` to state whether the table has the column
+    `priority`.
+    """
 
-    # $1 limit, $2 session, $3 queues that are full, $4 default zone, $5 due after ('-infinity': fresh too)
+    # $1 limit, $2 session, $3 full queues, $4 default zone, $5 only rows due after '-infinity' (retries)
     claim = _Statement(f"""
 WITH picked AS (
     SELECT m.id FROM <table> m
@@ -86,7 +88,7 @@ FROM m {_CHECKED} ORDER BY m.id""")
         f"SELECT {', '.join(_CONTENT)}, convert_to(m.attachments::text, 'UTF8') FROM <table> m"
         " WHERE m.id = $1"
     )
-    # A lost claim has another token, or none: then nothing is changed.
+    # A row whose claim was lost has another token, or none. It is not changed then.
     write = _Statement("""
 UPDATE <table> m SET status = k.status, attempts = k.attempts, error_log = k.error_log,
     recipient_state = k.state::jsonb,
@@ -102,7 +104,7 @@ WHERE m.id = k.id AND m.claim_token = k.token AND m.status = 'processing' RETURN
         f"SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM <table> m {_CHECKED} WHERE m.id = $1"
         " AND m.status IN ('queued', 'processing')"
     )
-    # Taken as by a claim, so that what is written afterwards is fenced in the same way.
+    # Locks the row as a claim does, so that later writes are fenced in the same way.
     lock = _Statement(f"""
 WITH picked AS (
     SELECT id FROM <table> WHERE id = $1 AND status = 'queued' FOR UPDATE SKIP LOCKED
@@ -146,11 +148,11 @@ VALUES (gen_random_uuid(), $1, clock_timestamp() + $2 * interval '1 second') RET
 UPDATE <relays> SET expires = clock_timestamp() + $2 * interval '1 second'
 WHERE session = $1::uuid RETURNING 1""")
     retire = _Statement("DELETE FROM <relays> WHERE session = $1::uuid")
-    # As BOUND of the spool's: a lease from before the server's clock was set back ends in time all the same.
+    # As BOUND of the spool: a lease that was written before the server's clock was set back ends in time too.
     bound = _Statement("""
 UPDATE <relays> SET expires = clock_timestamp() + $1 * interval '1 second'
 WHERE expires > clock_timestamp() + $1 * interval '1 second'""")
-    # $2: our own name. Its earlier session has ended with its process.
+    # $2 is this relay's name. Its earlier session has ended with its process.
     bury = _Statement("""
 DELETE FROM <relays> WHERE session IN (
     SELECT session FROM <relays> WHERE (expires < clock_timestamp() OR name = $2) AND session <> $1::uuid

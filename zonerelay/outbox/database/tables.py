@@ -1,16 +1,17 @@
-"""The outbox's tables: their columns, the rights on them, their versions, and whether a database has them.
+"""Creates, upgrades and checks the outbox's tables: their columns, privileges and version.
 
-Applications write the first columns of a row, the relay the others. They may own the tables, in any schema
-and under any name: then `check` says at the start which column is missing or has another type.
+Applications write the first columns of a row, the relay writes the others. Applications may own the tables,
+in any schema and under any name. `check` then reports at the start which column is missing or has another
+type.
 
-`migrate` brings the tables to this version by steps, each in one transaction, one relay at a time. A step
-that was released never changes; a new version appends one. Each step says the `oldest` version that can work
-with its result, which should be the version before, so that a fleet can be upgraded one by one: an older
-relay works with newer tables that allow for it, and refuses others. A step that does not allow for the
-version before is only taken when no relay is alive.
+`migrate` upgrades the tables to this version in steps. Each step is one transaction, and one relay at a time
+takes it. A released step never changes; a new version appends one. Each step records the `oldest` version
+that can work with its result. That should be the version before, so that the relays of a fleet can be
+upgraded one by one: an older relay works with newer tables that allow it, and refuses others. A step that
+does not allow the version before is only taken when no relay is alive.
 
-Tables without a recorded version were made by the application's owner. If their columns are those of this
-version they are taken as they are; if not, they count as version 1. `check` then says what is wrong.
+Tables without a recorded version were created by the application's owner. If their columns are those of this
+version, they are accepted as they are. Otherwise they count as version 1, and `check` reports what is wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from zonerelay.store.postgres.schema import Migration, check_version, run_alone
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of the tables. An insert is announced on `channel`."""
+    """The names of the tables. Every insert sends a notification on `channel`."""
 
     schema: str
     messages: str
@@ -44,7 +45,9 @@ class Names:
         return f"{self.schema}_{self.messages}"
 
     def quoted(self, name: str) -> str:
-        """Return a table, or a function, as statements name it. Names are checked in the configuration."""
+        """Return the quoted name of a table or function for a statement. The configuration has checked the
+        names.
+        """
         return f'"{self.schema}"."{name}"'
 
 
@@ -88,9 +91,11 @@ WRITTEN_BY_APPLICATIONS = tuple(_MESSAGES)[1:14]
 _WRITTEN = tuple(_MESSAGES)[15:]
 """The columns that a relay writes."""
 _OPTIONAL = "priority"
-"""Tables without it, or with something else under its name, are served as if it were empty."""
+"""An optional column. A table without it, or with another column of its name, is treated as if it were
+empty.
+"""
 _ALIKE = {"character varying": "text", "integer": "bigint"}
-"""Types that will do as well, where the other one is wanted."""
+"""Types that are accepted in place of the one on the right."""
 
 _FIRST = """
 CREATE TABLE {mailboxes} (
@@ -148,7 +153,7 @@ CREATE TRIGGER {prefix}_again AFTER UPDATE OF status ON {messages} FOR EACH ROW
     WHEN (new.status = 'queued' AND old.status IN ('failed', 'sent')) EXECUTE FUNCTION {wake}();
 """
 
-# A table that has such a column of its own keeps it as it is.
+# A table that already has a column of this name keeps it as it is.
 _WITH_PRIORITY = """
 ALTER TABLE {messages} ADD COLUMN IF NOT EXISTS priority text CHECK (priority IN ('high', 'normal', 'bulk'))
 """
@@ -163,11 +168,13 @@ CREATE TABLE IF NOT EXISTS {versions} (
 
 
 MIGRATIONS: tuple[Migration, ...] = (Migration(_FIRST, oldest=1), Migration(_WITH_PRIORITY, oldest=1))
-"""Migration n makes version n of version n - 1. `_MESSAGES` and the others list the columns of the newest."""
+"""Migration n upgrades version n - 1 to version n. `_MESSAGES` and the others list the columns of the newest
+version.
+"""
 
 
 def _recorded(names: Names, steps: Sequence[Migration], before: int) -> list[str]:
-    """Returns statements that record these steps, taken after version `before`."""
+    """Return the statements that record these steps, which follow version `before`."""
     table = names.quoted(names.versions)
     return [
         *_statements(_VERSIONS, names),
@@ -179,7 +186,7 @@ def _recorded(names: Names, steps: Sequence[Migration], before: int) -> list[str
 
 
 def _statements(text: str, names: Names) -> list[str]:
-    """Splits a step into statements, each to be carried out by itself."""
+    """Split a step into statements that are executed one by one."""
     words = {
         "messages": names.quoted(names.messages),
         "mailboxes": names.quoted(names.mailboxes),
@@ -191,7 +198,7 @@ def _statements(text: str, names: Names) -> list[str]:
     }
     for word, value in words.items():
         text = text.replace(f"{{{word}}}", value)
-    # A function's body has semicolons of its own.
+    # The body of a function contains semicolons, which are escaped.
     parts = text.replace("\\;", "\0").split(";")
     return [part.replace("\0", ";").strip() for part in parts if part.strip()]
 
@@ -200,7 +207,7 @@ READ_BY_APPLICATIONS = ("id", "status", "attempts", "next_retry_at", "sent_at", 
 
 
 def script(names: Names) -> str:
-    """Returns all tables and rights as a script for psql (`zonerelay outbox schema`)."""
+    """Return all tables and privileges as a script for psql (`zonerelay outbox schema`)."""
     columns = ", ".join(WRITTEN_BY_APPLICATIONS)
     rights = f"""
 -- An application's role, here "app", inserts, reads what became of it, tries again and deletes:
@@ -225,7 +232,7 @@ async def has_priority(fetch: Fetch, names: Names) -> bool:
 
 
 async def _check_columns(fetch: Fetch, names: Names) -> None:
-    """Raises StoreOpenError with everything that is missing or of another type."""
+    """Raise StoreOpenError that lists every column that is missing or has another type."""
     wrong = await _problems(fetch, names)
     if wrong:
         raise StoreOpenError(
@@ -248,8 +255,8 @@ WHERE EXISTS (
 
 
 async def _check_rights(fetch: Fetch, names: Names) -> None:
-    """Raises StoreOpenError when the role may not do what the relay does, because a row could be claimed and
-    sent, and what became of it could not be stored.
+    """Raise StoreOpenError if the role lacks a privilege that the relay needs. Otherwise a row could be
+    claimed and sent, and its outcome could not be stored.
     """
     wanted = [("SELECT", names.messages), ("UPDATE", names.messages), ("SELECT", names.mailboxes)]
     wanted += [(right, names.relays) for right in ("SELECT", "INSERT", "UPDATE", "DELETE")]
@@ -306,7 +313,7 @@ async def _columns(fetch: Fetch, names: Names, table: str) -> dict[str, str]:
 
 
 async def migrate(link: Link, names: Names) -> None:
-    """Makes the tables, or brings them to this version. Raises StoreOpenError for those that are too new."""
+    """Create the tables, or upgrade them to this version. Raises StoreOpenError if they are too new."""
     await run_alone(
         link,
         f"zonerelay outbox {names.channel}",
@@ -316,7 +323,7 @@ async def migrate(link: Link, names: Names) -> None:
 
 
 async def check(link: Link, names: Names) -> None:
-    """Raises StoreOpenError for tables that this relay cannot work with."""
+    """Raise StoreOpenError if this relay cannot work with the tables."""
     await _recorded_version(link.fetch, names)
     await _check_columns(link.fetch, names)
     await _check_rights(link.fetch, names)
@@ -328,7 +335,7 @@ async def _migrate(fetch: Fetch, names: Names) -> None:
     recorded = there = await _recorded_version(fetch, names)
     current = len(MIGRATIONS)
     if not there and (found := await _columns(fetch, names, names.messages)):
-        # The first version had everything but the optional column, and did not write its number down.
+        # The first version lacked only the optional column, and did not record its number.
         there = current if _OPTIONAL in found and not await _problems(fetch, names) else 1
     if recorded >= current:
         return
@@ -343,8 +350,8 @@ async def _migrate(fetch: Fetch, names: Names) -> None:
 
 
 async def _recorded_version(fetch: Fetch, names: Names) -> int:
-    """Return the stored version, 0 for none. A role that may not see it is not hindered: the columns
-    say enough. Raises StoreOpenError for tables that are too new.
+    """Return the recorded version, or 0 if there is none or the role may not read it. In that case the check
+    of the columns has to suffice. Raises StoreOpenError if the tables are too new.
     """
     if not await fetch(
         "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1"

@@ -1,3 +1,3 @@
-"""Rows on their way: claimed, held within a window, made messages, read for operators, written when an
-outcome is known.
+"""The rows that this relay processes: claimed, limited by a window, composed into messages, read for
+operators, and written when an outcome is known.
 """

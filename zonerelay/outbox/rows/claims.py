@@ -1,12 +1,13 @@
-"""Claims rows in batches: on every sign of new rows, and once per poll interval in case a sign was missed.
+"""Claims rows in batches, at each notification of new rows, and once per poll interval in case a notification
+was missed.
 
 Strategies (policy → the harm it prevents):
 
 - `FOR UPDATE SKIP LOCKED` → relays never wait for each other, and no two relays have the same row.
 - Queues share a window of rows (`window.py`) → memory is bounded, and a slow server delays no other queue.
-- New rows and those that have come due take turns → neither starves the other.
-- A row that is wrong is finalised at once → it delays no other row.
-- A claim in the table that this relay does not know of is given back → a claim whose answer was lost with the
+- New rows and due retries alternate → neither starves the other.
+- An invalid row is failed at once → it delays no other row.
+- A claim in the table that this relay does not know is released → a claim whose response was lost with the
   connection does not last as long as the relay.
 """
 
@@ -34,8 +35,9 @@ TROUBLE_PAUSE = 1.0
 
 
 class OutboxClaims:
-    """The claims on rows. `put(write)` finalises a row. `superseded` is told of a row that was queued again
-    under our hands; `in_hand` knows claims that are not in `rows`.
+    """Claims rows and holds the claims. `put(write)` stores the final state of a row. `superseded` is called
+    with a row that was queued again while this relay had it; `in_hand` returns whether a claim outside `rows`
+    belongs to this relay.
     """
 
     def __init__(
@@ -83,16 +85,16 @@ class OutboxClaims:
         await cancel_all(self._task)
 
     def look(self) -> None:
-        """Looks soon for rows to claim."""
+        """Schedule a search for rows to claim."""
         self._wanted.set()
 
     def doubt(self) -> None:
-        """Notes that a claim may have been made whose answer did not come."""
+        """Note that a row may have been claimed whose response was lost."""
         self._in_doubt = True
         self.look()
 
     def due_in(self, seconds: float) -> None:
-        """Looks again in so many seconds, when a row that was let go of comes due."""
+        """Schedule a search in `seconds`, when a released row becomes due."""
         if seconds < self._poll and (
             self._timer is None or self._timer.when() > asyncio.get_running_loop().time() + seconds
         ):
@@ -121,7 +123,7 @@ class OutboxClaims:
                 await asyncio.sleep(TROUBLE_PAUSE)
 
     async def _give_back_strays(self) -> None:
-        # Nothing is being claimed meanwhile; what is let go of meanwhile has another token, or none.
+        # Nothing is claimed during this query. A row that is released during it gets another token, or none.
         found = await self._keeper.fetch(self._statements.mine, self._keeper.session)
         strays = [(row, token) for row, token in found if not self._is_known(row, token)]
         if strays:
@@ -154,7 +156,7 @@ class OutboxClaims:
             self._timer.cancel()
             self._timer = None
         if seconds < self._poll:
-            # Not a moment too early: the database's clock decides.
+            # Slightly later, because the database's clock decides whether a row is due.
             self._timer = asyncio.get_running_loop().call_later(seconds + 0.01, self._alarm)
 
     def _alarm(self) -> None:
@@ -183,7 +185,7 @@ class OutboxClaims:
             await self._read_mailboxes(ids)
             self._mailboxes.forget_idle({queue.zone for queue in self._window.queues})
 
-    # --- rows coming and going
+    # --- rows added and removed
 
     def _admitted(self, columns: Columns) -> QueueName | None:
         try:
@@ -194,7 +196,9 @@ class OutboxClaims:
             return None
 
     def _admit(self, columns: Columns) -> QueueName | None:
-        """Returns the queue that has something new to do, `None` when the row has been finalised."""
+        """Add a claimed row to its pool. Return its queue, or `None` if the row was not admitted and its
+        new state was queued for writing.
+        """
         try:
             mailbox = self._mailbox_of(columns)
             row = read_row(columns, self._default, mailbox)
@@ -230,7 +234,7 @@ class OutboxClaims:
         return mailbox
 
     def finished(self, row: Row) -> None:
-        """Forgets a row of which no recipient is out any more."""
+        """Forget a row whose last attempt has ended."""
         if self.rows.pop(row.message_id, None) is None:
             return
         if self._window.remove(row.queue):
@@ -240,7 +244,9 @@ class OutboxClaims:
             self._parked.pop(row.queue, None)
 
     def lose(self) -> list[DeliveryKey]:
-        """Forgets all claims, which are gone. Returns the keys that were out."""
+        """Forget all claims because they were lost. Return the keys of the deliveries that were being
+        attempted.
+        """
         keys = [key for row in self.rows.values() for key in keys_of(row)]
         self.rows.clear()
         self._pools.clear()
@@ -289,7 +295,7 @@ class OutboxClaims:
             self._pools[key.queue].put(row.delivery(key.recipient, due=True))
 
     def withdraw(self, key: DeliveryKey) -> None:
-        """Takes a delivery out of the pool, because an operator has changed it."""
+        """Remove a delivery from the pool, because an operator has changed it."""
         if key.queue in self._pools:
             self._pools[key.queue].forget(key)
         if key.queue in self._parked:

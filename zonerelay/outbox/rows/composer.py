@@ -1,8 +1,8 @@
-"""Makes messages of rows, and keeps them while they are being sent.
+"""Composes messages from rows and keeps them while they are being sent.
 
-A small message is made at once and kept in memory; the least recently used is forgotten first. A large one
-is made in a thread and kept in a file without a name. A row is read only after it has `room`: of rows
-larger than `_SIDE_BY_SIDE` bytes there is never more than one in memory.
+A small message is composed immediately and kept in memory; the least recently used one is dropped first. A
+large one is composed in a thread and kept in an unnamed file. A row is read only after `room` has granted it
+memory: at most one row larger than `_SIDE_BY_SIDE` bytes is in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ File: TypeAlias = "tempfile.SpooledTemporaryFile[bytes]"
 
 @dataclass(slots=True, eq=False)
 class Composed:
-    """A composed message: `data` of a small one, or else `file`."""
+    """A composed message. A small one is in `data`, a large one in `file`."""
 
     message: Message
     data: bytes
@@ -47,7 +47,7 @@ class Composed:
 
 
 class Composer:
-    """The composer of an outbox. `max_size`: of a message."""
+    """Composes the messages of an outbox. `max_size` is the largest size of a message, in bytes."""
 
     def __init__(self, max_size: int) -> None:
         self._max_size = max_size
@@ -58,7 +58,7 @@ class Composer:
         self._one = asyncio.Lock()
 
     def room(self, size: int) -> AbstractAsyncContextManager[None]:
-        """Return a lock for a row of so many bytes, to hold from before it is read until it is composed."""
+        """Return a lock for a row of `size` bytes. Hold it while the row is read and composed."""
         return self._few if size <= _SIDE_BY_SIDE else self._one
 
     def known(self, message_id: MessageId) -> Composed | None:
@@ -68,7 +68,9 @@ class Composer:
         return found
 
     async def make(self, row: Row, content: Content) -> Composed:
-        """Raises BadRowError, and StoreError when there is no room for a large one."""
+        """Compose the message of a row. Raises BadRowError, or StoreError if there is no space for a large
+        one.
+        """
         if _length(content) <= INLINE:
             made = self._compose(row, content)
         else:
@@ -120,11 +122,11 @@ class Composer:
 
 
 class _Output:
-    """Takes a message in pieces, into memory or, once it is large, into a file."""
+    """Collects the chunks of a message in memory or, if the message is large, in a file."""
 
     def __init__(self, max_size: int) -> None:
         self.size = 0
-        # In memory until it is large; it is closed with its last reader.
+        # In memory until the message is large. The last reader closes it.
         self.file: File = tempfile.SpooledTemporaryFile(_LARGE, prefix="zonerelay-outbox-")  # noqa: SIM115
         self.header = bytearray()
         self.plain_lines = True
@@ -133,7 +135,7 @@ class _Output:
         self._end = b""
 
     def add(self, piece: bytes) -> None:
-        """Raises BadRowError when it is too large, and OSError."""
+        """Append a chunk. Raises BadRowError if the message becomes too large, and OSError."""
         self.size += len(piece)
         if self.size > self._max_size:
             raise BadRowError(f"the message has more than max_message_size, {self._max_size} octets")
@@ -145,7 +147,7 @@ class _Output:
         self.file.write(piece)
 
     def finish(self) -> bytes:
-        """Return the message if it is small; a large one stays in the file. Raises OSError."""
+        """Return the message if it is small. A large one stays in the file. Raises OSError."""
         if self.size > _LARGE:
             self.file.flush()
             return b""

@@ -1,10 +1,9 @@
-"""Mailboxes in use: each is a zone and a credential of its own while it has mail.
+"""Manages the mailboxes in use. While a mailbox has mail, it has its own zone and credential.
 
-A mailbox is read with the rows that name it, and again while it is in use, so a correction in the table
-takes effect at the next read. A mailbox without mail for `IDLE` seconds is forgotten, with its zone.
-
-Mail of a mailbox that cannot be used as it is (an unknown TLS mode, clear text to another machine) waits. A
-password is unsealed for each log-in, is never kept, and is in no text.
+A mailbox is read together with the rows that name it, and again while it is in use, so a correction in the
+table takes effect at the next read. A mailbox without mail for `IDLE` seconds is forgotten with its zone.
+Mail of an unusable mailbox (an unknown TLS mode, or plain text to another machine) waits. A password is
+decrypted for each login, is never kept, and appears in no text.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MODES = ("starttls", "implicit", "none")
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """A mailbox as the table has it."""
+    """A mailbox as stored in the table."""
 
     id: int
     from_address: str
@@ -51,7 +50,9 @@ class Mailbox:
         return mailbox_zone(self.id)
 
     def problem(self) -> str:
-        """Returns why no mail can be sent through it, `""` if it can. Holds no value of the row."""
+        """Return why no mail can be sent through the mailbox, or "" if it is usable. The text has no value of
+        the row.
+        """
         in_clear = self.tls == "none"
         checks = (
             (
@@ -98,7 +99,9 @@ class Mailbox:
 
 
 class ZoneHost(Protocol):
-    """The scheduler, as far as mailboxes need it. `dismiss` is false while something is under way."""
+    """The part of the scheduler that mailboxes need. `dismiss` returns false while mail of the zone is being
+    processed.
+    """
 
     def provide(self, zone: ZoneSettings) -> None: ...
 
@@ -108,7 +111,7 @@ class ZoneHost(Protocol):
 
 
 class LoginHost(Protocol):
-    """`delivery.logins.Logins`, likewise."""
+    """The part of `delivery.logins.Logins` that mailboxes need."""
 
     def provide(self, credential: CredentialSettings) -> None: ...
 
@@ -118,8 +121,8 @@ class LoginHost(Protocol):
 
 
 class Mailboxes:
-    """Those in use, by their zones: each is a zone and a log-in of the relay. `attach` comes first. `keys`:
-    the first seals, all open.
+    """The mailboxes in use, by zone. Each is a zone and a login of the relay. Call `attach` first. The first
+    of `keys` encrypts, and all of them decrypt.
     """
 
     _zones: ZoneHost
@@ -140,7 +143,7 @@ class Mailboxes:
         return [mailbox.id for mailbox in self._known.values()]
 
     def found(self, mailboxes: Iterable[Mailbox]) -> None:
-        """Takes in mailboxes as the table has them now."""
+        """Store mailboxes as the table has them at present."""
         for mailbox in mailboxes:
             old = self._known.get(mailbox.zone)
             if old == mailbox:
@@ -155,23 +158,23 @@ class Mailboxes:
                 self._logins.withdraw(mailbox.zone)
             self._zones.provide(mailbox.settings())
             if old is not None:
-                # What was refused before may work now.
+                # An attempt that was rejected before may succeed now.
                 self._zones.resume(mailbox.zone)
 
     def gone(self, ids: Collection[int]) -> None:
-        """Forgets mailboxes that have left the table: rows that name them are wrong."""
+        """Forget mailboxes that are no longer in the table. Rows that name them are invalid."""
         for mailbox in ids:
             self._known.pop(mailbox_zone(mailbox), None)
 
     def use(self, zone: str) -> Mailbox | None:
-        """Returns the mailbox of a zone whose row has come."""
+        """Return the mailbox of a zone, and note that it has a row."""
         mailbox = self._known.get(zone)
         if mailbox is not None:
             self._used[zone] = self._monotonic()
         return mailbox
 
     def forget_idle(self, busy: Collection[str]) -> None:
-        """Forget unused mailboxes. `busy`: zones with rows that this relay has claimed."""
+        """Forget unused mailboxes. `busy` has the zones with rows that this relay has claimed."""
         limit = self._monotonic() - IDLE
         for zone, used in list(self._used.items()):
             if used > limit or zone in busy:
@@ -195,7 +198,7 @@ class Mailboxes:
 
 
 def _host(text: str) -> str | None:
-    """Returns the host as connections want it, `None` for neither a name nor an address."""
+    """Return the host as connections need it, or `None` if it is neither a name nor an address."""
     plain = text.removeprefix("[").removesuffix("]")
     if _is_address(plain):
         return plain

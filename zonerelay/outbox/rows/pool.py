@@ -1,4 +1,6 @@
-"""The deliveries of one queue that this relay has claimed in the outbox and not handed out yet."""
+"""The deliveries of one queue that this relay has claimed in the outbox and not yet passed to the
+scheduler.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from zonerelay.store.leveldb.ready_order import ReadyOrder
 
 
 class ZonePool:
-    """The claimed deliveries of one queue, in the order in which they are handed out."""
+    """The claimed deliveries of one queue, in the order in which they are attempted."""
 
     def __init__(self) -> None:
         self._waiting: dict[DeliveryKey, Delivery] = {}
@@ -27,7 +29,9 @@ class ZonePool:
         self._waiting.pop(key, None)
 
     def take(self, limit: int, skip: Collection[str], now: float) -> tuple[list[Delivery], list[Delivery]]:
-        """Return up to `limit` deliveries, fresh and due in turns; and those met of a domain in `skip`."""
+        """Take up to `limit` deliveries, alternating fresh and due ones. Also return those that were skipped
+        because their domain is in `skip`.
+        """
         found: list[Delivery] = []
         passed: list[Delivery] = []
         while len(found) < limit and (key := self._order.pop_next(now)) is not None:

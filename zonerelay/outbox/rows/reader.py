@@ -20,8 +20,8 @@ COUNT_EVERY = 10.0
 
 
 class OutboxReader:
-    """The reader of an outbox. `rows` by status, and `lag`, the seconds that the first row that is due has
-    waited, are those of the last count.
+    """Reads the table of an outbox. The last count sets `rows`, the number of rows by status, and `lag`, the
+    seconds that the first due row has waited.
     """
 
     def __init__(self, keeper: OutboxKeeper, around: OutboxSurroundings) -> None:
@@ -45,17 +45,18 @@ class OutboxReader:
     # --- one row
 
     async def size(self, row: int) -> int:
-        """Returns the bytes of a row. Raises BadRowError for one that is too large to be looked at."""
+        """Return the size of a row in bytes. Raises BadRowError if the row is too large to be read."""
         found = await self._keeper.fetch(self._statements.size, row)
         if not found:
             raise MessageNotFoundError(f"row {row} has left the outbox")
-        # What is base64 or quoted there is no smaller as a message by much: the rest is found in composing.
+        # Base64 and quoted-printable make a message little smaller than its row. Composing finds the other
+        # cases.
         if found[0][0] > 2 * self._max_size:
             raise BadRowError(f"the row has {found[0][0]} octets, more than max_message_size allows")
         return int(found[0][0])
 
     async def content(self, row: int) -> Content:
-        """Reads the texts of a row. Ask for the size first."""
+        """Read the texts of a row. Check its `size` first."""
         found = await self._keeper.fetch(self._statements.content, row)
         if not found:
             raise MessageNotFoundError(f"row {row} has left the outbox")
@@ -63,11 +64,11 @@ class OutboxReader:
         return Content(subject=subject, text=text, html=html, headers=headers, attachments=attachments)
 
     async def row(self, row: int) -> Row | None:
-        """Returns an open row without recipients that are out. Raises BadRowError."""
+        """Return an open row without recipients that are being attempted. Raises BadRowError."""
         return await self._one(await self._keeper.fetch(self._statements.one, row))
 
     async def lock(self, row: int, session: str) -> Row | None:
-        """Claims a row that is queued. Raises BadRowError."""
+        """Claim a queued row. Raises BadRowError."""
         return await self._one(await self._keeper.fetch(self._statements.lock, row, session))
 
     async def _one(self, rows: Sequence[Columns]) -> Row | None:
@@ -81,10 +82,10 @@ class OutboxReader:
         found = await self._keeper.fetch(self._statements.mailboxes, [columns[3]])
         return Mailbox.read(found[0]) if found else None
 
-    # --- all of them
+    # --- all rows
 
     async def scan(self, queue: QueueName | None) -> AsyncIterator[Delivery]:
-        """Open deliveries in the order of rows; rows that are wrong have none."""
+        """Yield the open deliveries in the order of rows. Invalid rows have none."""
         last = -1
         name = None if queue is None else queue.text
         while rows := await self._keeper.fetch(self._statements.scan, last, name, self._default):
@@ -105,14 +106,15 @@ class OutboxReader:
 
     async def _count(self) -> None:
         while True:
-            with contextlib.suppress(StoreError):  # the keeper has told
+            with contextlib.suppress(StoreError):  # the keeper has reported it
                 await self.count()
             await asyncio.sleep(COUNT_EVERY)
 
     async def count(self) -> None:
         """Count the rows by queue. Raises StoreError."""
         rows = await self._keeper.fetch(self._statements.counts, self._default)
-        # Others are whatever an application has written, and no label of a metric. They fail when claimed.
+        # Other zones are arbitrary texts of an application and must not become labels of a metric. Their rows
+        # fail when they are claimed.
         known = {zone: queue_of(zone) for zone in self._known_zones()} | {MAILBOXES.text: MAILBOXES}
         rows = [row for row in rows if row[0] in known]
         self._counts = {known[row[0]]: QueueCounts(row[1], row[2], row[3]) for row in rows}

@@ -1,14 +1,14 @@
-"""Holds a row that this relay has claimed: reads it from its columns, and decides what is written into it.
+"""Represents a row that this relay has claimed: reads it from its columns, and decides what is written to it.
 Pure.
 
-What an application has written is as untrusted as what an SMTP client says: BadRowError names the column
-that cannot be sent. Each recipient has a state of its own, so a recipient that has the message is not sent
-it again. The row is written each time a recipient has its final outcome or is to be retried. When the last
-recipient that was being attempted has one, the row gets its status:
+Values that an application has written are as untrusted as the commands of an SMTP client. BadRowError names
+the column that cannot be sent. Each recipient has its own state, so a recipient who has received the message
+does not get it again. The row is written each time a recipient has its final outcome or is deferred. After
+the last attempt of a claim the row gets its status:
 
-    every recipient has it        sent
-    a recipient is to be retried  queued; next_retry_at is the time of the first of them
-    otherwise                     failed; error_log says why, and names recipients by the log's pseudonyms
+    every recipient has the message   sent
+    a recipient is to be retried      queued; next_retry_at is the earliest retry
+    otherwise                         failed; error_log has the reasons, with pseudonyms of the recipients
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ MAX_LINES = 20
 MAX_ATTEMPTS = 1_000_000
 MAX_DELAY = 10 * 366 * 86400.0
 SOON = 1.0
-"""Seconds: who is due so shortly after the row is tried with it."""
+"""A recipient who is due at most this many seconds later than the row is attempted with it."""
 PUT_OFF = 300.0
-"""Seconds until a row of a mailbox that cannot be used is looked at again."""
+"""Seconds until a row of an unusable mailbox is checked again."""
 MAX_CREATED = 253_402_300_799
-"""The end of the year 9999, beyond which no Date can be written."""
+"""The end of the year 9999, after which no Date field can be written."""
 
-# What is none of these is normal: a table of the application's own may have such a column for other reasons.
+# Every other value means normal, because the application's table may have such a column for other reasons.
 _PRIORITIES = {each.value: each for each in Priority}
 _OK = HEAD_COLUMNS
 _PEOPLE = slice(HEAD_COLUMNS + 1, HEAD_COLUMNS + 1 + len(PEOPLE))
@@ -52,7 +52,7 @@ _SMALL = HEAD_COLUMNS + 1 + len(PEOPLE)
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One recipient's. `done` is `sent` or `failed`; `text` is redacted."""
+    """The state of one recipient. `done` is `sent` or `failed`; `text` is redacted."""
 
     done: str = ""
     attempts: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -67,7 +67,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     act: str = ""
 
     def last(self) -> Attempt | None:
-        if self.code < 200:  # no reply has it
+        if self.code < 200:  # not an SMTP reply code
             return None
         reply = Reply(self.code, self.detail, self.text)
         return Attempt(self.at, reply, local=self.local, in_doubt=self.in_doubt)
@@ -77,7 +77,7 @@ _States = dict[str, State]
 
 
 class Write(NamedTuple):
-    """What is stored of a row. `delay` in seconds; `None`: at once, or never again."""
+    """The values to store in a row. `delay` is in seconds; `None` means at once, or never again."""
 
     id: int
     token: str
@@ -89,8 +89,8 @@ class Write(NamedTuple):
 
 
 def read_states(json: str | None) -> _States:
-    """Read the states. If they are unreadable no relay wrote them: every recipient starts again, which
-    repeats nothing that the relay has written down.
+    """Read the states of recipients. Unreadable states were not written by a relay, so every recipient starts
+    again. This repeats no outcome that a relay has stored.
     """
     try:
         return msgspec.json.decode(json, type=_States) if json else {}
@@ -100,8 +100,8 @@ def read_states(json: str | None) -> _States:
 
 @dataclass(eq=False)
 class Row:
-    """A row that was claimed. `out`: recipients that wait in this relay, or are being attempted. `content` is
-    there of small ones.
+    """A claimed row. `out` has the recipients that wait in this relay or are being attempted. `content` is
+    set for small rows.
     """
 
     id: int
@@ -137,18 +137,21 @@ class Row:
         )
 
     def open(self) -> list[Delivery]:
-        """Return the recipients that neither have the message nor were given up."""
+        """Return the deliveries without a final outcome."""
         return [self.delivery(each) for each in self.people.everybody if not self.state(each).done]
 
     def take_due(self, now: float) -> list[Delivery]:
-        """Returns the deliveries to attempt with this claim, at least one if any recipient is open."""
+        """Select and return the deliveries to attempt with this claim, at least one if any recipient is
+        open.
+        """
         if not self.open():
-            # It was over and was queued again: a recipient that has it does not get it twice.
+            # The row was finished and was queued again. A recipient who has the message does not get it
+            # twice.
             self.states = {each: state for each, state in self.states.items() if state.done == SENT}
         waiting = [each for each in self.open() if not each.held]
         due = [each for each in waiting if each.next_attempt <= now + SOON]
         if not due and waiting:
-            # The row is due although no recipient is: an operator has set next_retry_at.
+            # The row is due although no recipient is, so an operator has set next_retry_at.
             due = waiting
         self.out = {each.recipient for each in due}
         return [self.delivery(each.recipient, due=True) for each in due]
@@ -164,7 +167,7 @@ class Row:
             origin=Origin(protocol=OUTBOX),
         )
 
-    # --- what happened
+    # --- outcomes
 
     def finish(self, delivery: Delivery, failure: Outcome | None, now: float, redact: Redactor) -> None:
         attempts = delivery.attempts + (1 if failure is None or failure.counts else 0)
@@ -199,11 +202,11 @@ class Row:
         self.attempts = max(self.attempts, state.attempts)
         self.out.discard(recipient)
 
-    # --- what is stored
+    # --- stored values
 
     @property
     def is_over(self) -> bool:
-        """Whether no recipient is out: the next write lets go of the row then."""
+        """Whether no recipient is being attempted. The next write then releases the row."""
         return not self.out
 
     def write(self, now: float, redact: Redactor) -> Write:
@@ -222,7 +225,7 @@ class Row:
         if status == SENT:
             error_log = None
         state = None if status == SENT else _encode(self.states)
-        # The owner of the table may have written anything; too large a number would never be stored.
+        # The owner of the table may have written any number. One that is too large could never be stored.
         attempts = min(max(self.attempts, 0), MAX_ATTEMPTS)
         if delay is not None and delay != FOREVER:
             delay = min(delay, MAX_DELAY)
@@ -230,7 +233,7 @@ class Row:
 
 
 def read_row(columns: Columns, default_zone: str, mailbox: TableMailbox | None) -> Row:
-    """Return the row with these columns. Raises BadRowError."""
+    """Create a row from these columns. Raises BadRowError."""
     if not columns[_OK]:
         raise BadRowError(f"the addresses have more than {MAX_PEOPLE} octets")
     created = -1 if columns[5] is None else columns[5]
@@ -258,12 +261,12 @@ def read_row(columns: Columns, default_zone: str, mailbox: TableMailbox | None) 
 
 
 def put_off(columns: Columns, problem: str) -> Write:
-    """Return the write for a row that waits until something else has been corrected."""
+    """Return the write that postpones a row until another problem has been corrected."""
     return Write(columns[0], columns[1], QUEUED, columns[4], problem, columns[6], PUT_OFF)
 
 
 def refused(row: int, token: str, attempts: int, problem: str) -> Write:
-    """Return the write for a row that can never be sent."""
+    """Return the write that fails a row for good."""
     return Write(row, token, FAILED, attempts, problem, None, None)
 
 

@@ -1,14 +1,14 @@
-"""Counts the rows of the outbox that this relay has claimed, the window, and says how many more it may
-claim. Pure.
+"""Counts the claimed rows of the outbox (the window) and decides how many more this relay may claim. Pure.
 
-A queue is a zone's, or a mailbox's, for one priority. Policies:
+A queue belongs to a zone or a mailbox, and to one priority. Policies:
 
-- A queue whose rows fill its share claims no more until they fill only half of it. So one slow server does
+- A queue whose rows fill its share claims no more until they fill only half of it, so one slow server does
   not fill the window.
-- A share is at most `SHARE`, and at most half of what is free. So several slow servers leave room for others.
-- A queue with fewer than `FEW` rows may claim beyond `MOST`. So a new queue's rows come in, however full the
-  window is.
-- The window never holds more than `MOST` + `RESERVE` rows. So memory grows neither with the table nor with
+- A share is at most `SHARE`, and at most half of the free window, so several slow servers leave space for
+  others.
+- A queue with fewer than `FEW` rows may claim beyond `MOST`, so a new queue gets rows even if the window is
+  full.
+- The window never holds more than `MOST` + `RESERVE` rows, so memory grows neither with the table nor with
   the number of mailboxes.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Collection
 from zonerelay.model.queue_name import QueueName
 
 BATCH = 100
-"""Rows that are claimed together."""
+"""Rows that one statement claims at most."""
 MOST = 2000
 SHARE = 500
 FEW = 10
@@ -28,7 +28,7 @@ RESERVE = 2000
 
 
 class Window:
-    """Counts rows by their queues."""
+    """Counts the claimed rows by queue."""
 
     def __init__(self) -> None:
         self._counts: Counter[QueueName] = Counter()
@@ -41,11 +41,11 @@ class Window:
 
     @property
     def queues(self) -> set[QueueName]:
-        """Those with rows at hand."""
+        """Return the queues that have claimed rows."""
         return set(self._counts)
 
     def full(self) -> Collection[QueueName]:
-        """Queues that are not to be claimed from, as of now."""
+        """Return the queues that must not claim at present."""
         share = self._share()
         self._full = {
             queue
@@ -55,7 +55,9 @@ class Window:
         return self._full
 
     def room(self) -> int:
-        """Return how many rows to claim next. A batch is at most a share: all of it may be one queue's."""
+        """Return how many rows to claim next. All of a batch may belong to one queue, so it is at most one
+        share.
+        """
         room = min(BATCH, self._share(), MOST + RESERVE - self._total)
         self._wants_room = room <= 0
         return max(room, 0)
@@ -68,7 +70,7 @@ class Window:
         self._total += 1
 
     def remove(self, queue: QueueName) -> bool:
-        """Note that something of the queue has left; return whether it is worth looking for more."""
+        """Count a row less for the queue, and return whether it is worth claiming more."""
         left = self._counts[queue] - 1
         if left:
             self._counts[queue] = left

@@ -1,8 +1,9 @@
-"""Writes outcomes of rows: many in one statement, in order for each row, until each is stored.
+"""Writes the outcomes of rows: many in one statement, in order for each row, until each is stored.
 
-While the database is away, outcomes are kept and written when it is back; the caller does not wait. At most
-as much is kept as the relay has claimed. A row whose claim was lost is not changed, and the callback
-`written` is told. A write that the database refuses for its values is tried once more without error texts.
+While the database is down, outcomes are kept in memory and written when it is back. The caller does not wait.
+The writer never holds more outcomes than the relay has claims. A row whose claim was lost is not changed, and
+the callback `written` is called. A write that the database rejects for its values is tried once more without
+error texts.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from zonerelay.store.postgres.driver import ClashError, SickError
 
 MAX_TOGETHER = 500
 GATHERING = 0.005
-"""Seconds that outcomes wait for company."""
+"""Seconds that outcomes wait for others to share their statement."""
 PAUSE = 0.5
 
 
 class OutboxWriter:
-    """The writer of outcomes. `written(write, kept)`: it is durable, or (`kept` false) the claim was lost."""
+    """Writes outcomes. It calls `written(write, kept)` when a write is durable or, with `kept` false, when
+    the claim was lost.
+    """
 
     def __init__(
         self, keeper: OutboxKeeper, around: OutboxSurroundings, written: Callable[[Write, bool], None]
@@ -39,7 +42,9 @@ class OutboxWriter:
         self._idle.set()
 
     def put(self, write: Write) -> None:
-        """Queues a write. It replaces an earlier one of the same claim, because it says all that is known."""
+        """Queue a write. It replaces an earlier one of the same claim, because it includes that one's
+        outcomes.
+        """
         self._waiting[write.id, write.token] = write
         self._idle.clear()
         self._wanted.set()
@@ -47,23 +52,25 @@ class OutboxWriter:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def has(self, row: int, token: str) -> bool:
-        """Returns whether something of this claim is still to be written."""
+        """Return whether a write of this claim is pending."""
         return (row, token) in self._waiting
 
     def go_on(self) -> None:
-        """Writes again, because the database is back."""
+        """Resume writing, because the database is back."""
         if self._waiting:
             self._wanted.set()
 
     def forget(self) -> None:
-        """Drops all writes, because every claim was lost."""
+        """Drop all writes, because every claim was lost."""
         for write in self._waiting.values():
             self._written(write, False)
         self._waiting.clear()
         self._idle.set()
 
     async def close(self, timeout: float) -> None:
-        """Writes what is left, within the time; the relay that reaps the other rows attempts them again."""
+        """Write the remaining outcomes within `timeout`. The relay that takes over the other rows attempts
+        them again.
+        """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
         await cancel_all(self._task)
@@ -91,7 +98,7 @@ class OutboxWriter:
             return False
 
     async def _write(self, batch: Sequence[Write]) -> bool:
-        """Returns false when the same is to be tried again later."""
+        """Write a batch. Return false if the same batch is to be tried again later."""
         try:
             kept = await self._update(batch)
         except SickError as error:
