@@ -1,12 +1,12 @@
 """The frames that answer operators' requests: one JSON object per line.
 
-A client reads frames until `End` or `Problem`, and reports a stream that stops without either as cut. A list
-travels as one frame per delivery, so neither side ever holds a whole queue. Times are Unix seconds, ages are
-seconds.
+A client reads frames until `End` or `Problem`, and reports a stream that stops without either as truncated. A
+list is sent as one frame per delivery, so neither side ever holds a whole queue. Times are Unix seconds, ages
+are seconds.
 
 Requests are in `requests.py`; this module has the frames of answers, their encoder and their decoder.
-`--json` and `/v1/` give the same frames, so their field names are an outside contract: fields may be added,
-never renamed or given another meaning.
+`--json` and `/v1/` return the same frames, so their field names are a public contract: fields may be added,
+but never renamed or given another meaning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_FRAME = 16 * 1024 * 1024
 """One frame holds at most one message with all its recipients; this is far above any of them."""
 
 
-# --- parts of frames, under the same promise ------------------------------------------------------------
+# --- parts of frames, under the same contract -----------------------------------------------------------
 
 
 class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,18 +44,20 @@ class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`active` and `waiting` are deliveries in the scheduler's window. `ready`, `deferred` and `held` are
-    those of the whole queue (`RelayStatus.every`: how they were counted), `oldest_seconds` is the age of the
-    oldest.
+    """The state of one destination.
 
-    `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
-    `next_turn`: mail waits for its turn at a rate, and that is when the next one is; after `turns_seconds`
-    all that are ready have had theirs, if each has a transaction of its own.
+    `active` and `waiting` count deliveries in the scheduler's window. `ready`, `deferred` and `held` count
+    deliveries in the whole queue (`RelayStatus.every` says how they were counted), and `oldest_seconds` is
+    the age of the oldest one. `suspended` counts deliveries that an operator has suspended; `ready` and
+    `deferred` do not include them.
 
-    `suspended` are those that an order of an operator keeps; `ready` and `deferred` are without them.
+    `destination` is the MX domain or next hop under which the destination was first seen, and `hosts` are its
+    hosts. `next_turn` is set while mail waits for a rate limit: it is the time of the next turn. After
+    `turns_seconds`, all ready deliveries have had a turn, if each of them needs a transaction of its own.
 
-    `reply_class` is the meaning of the last reply (docs/deliver/replies.md). `per_minute` transactions have
-    begun in the last minute, of `max_rate` ("" without one); `max_connections` is 0 where it is not known.
+    `reply_class` is the class of the last reply (docs/deliver/replies.md). `per_minute` transactions have
+    begun in the last minute, of at most `max_rate` ("" means no limit). `max_connections` is 0 if it is not
+    known.
     """
 
     zone: str
@@ -79,7 +81,9 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hurts(row: DestinationStatus) -> tuple[object, ...]:
-    """The order of `status`: suspended before others, then the most deferred mail, then the oldest."""
+    """Return the sort key of `status`: suspended destinations first, then the most deferred and the oldest
+    mail.
+    """
     return order_of(
         row.suspended_until,
         row.active,
@@ -112,8 +116,8 @@ class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
-    """A destination (its hosts) has refused a source for its reputation: it is passed over there `until`, or
-    its IPv6 alone.
+    """A source that a destination has refused because of its reputation. Until `until`, the source, or only
+    its IPv6 address, is not used at the destination, which is named by its hosts.
     """
 
     source: str
@@ -124,7 +128,7 @@ class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A quota of a user (`messages_per_hour`) that is nearly used up, or is."""
+    """A quota of a user (such as `messages_per_hour`) that is used up or nearly used up."""
 
     user: str
     quota: str
@@ -133,7 +137,9 @@ class QuotaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several workers. `problem`: why the one before it ended, or this one does not answer."""
+    """One of several workers. `problem` is the reason why its predecessor ended, or why the worker does not
+    answer.
+    """
 
     worker: int
     pid: int
@@ -144,8 +150,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TlsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`because` is who says so: "zone", "destination" or "mta-sts". `dane`: hosts with TLSA records are held
-    to them. `names` and `certificates` are accepted instead of the host's name.
+    """The TLS policy for a host. `because` names where it comes from: "zone", "destination" or "mta-sts".
+    With `dane`, hosts that have TLSA records must match them. `names` and `certificates` are accepted instead
+    of the host's name.
     """
 
     mode: str
@@ -156,8 +163,8 @@ class TlsPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The domain's MTA-STS policy. `mode` is "" when none is held; `problem` says why, where there should be
-    one.
+    """The MTA-STS policy of a domain. `mode` is "" if no policy is known; `problem` is the reason if there
+    should be one.
     """
 
     mode: str = ""
@@ -168,9 +175,10 @@ class StsPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewritePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the `sender` or the `recipient` becomes, and `by` what: `rewrite=2` (they count from 1) or `srs`.
+    """The rewriting of the `sender` or the `recipient` (`what`). `by` is the rule that rewrites it:
+    `rewrite=2` (rules are counted from 1) or `srs`.
 
-    `problem`: RCPT would be refused instead.
+    With a `problem`, RCPT would be refused instead.
     """
 
     what: str
@@ -180,10 +188,10 @@ class RewritePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the zone changes. `sender` is what SRS makes of it, "" where it stays; `removed`, `replaced` and
-    `added` are its rules. `signed_by` are the signatures for the domain `author`, `unsigned` is why there is
-    none, and with `must_sign` mail waits then. `author_assumed`: no From was given, the sender's domain is
-    taken for it.
+    """The changes that a zone makes to a message. `sender` is the sender as SRS rewrites it, or "" if it is
+    unchanged. `removed`, `replaced` and `added` are the zone's header rules. `signed_by` lists the DKIM
+    signatures for the domain `author`. `unsigned` is the reason why there is none; with `must_sign`, the mail
+    waits in that case. `author_assumed` means that no From was given, so that the sender's domain is used.
     """
 
     sender: str = ""
@@ -198,9 +206,10 @@ class ChangePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddressPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """An IP address of a host, and ours that packets to it leave from: several, with commas between, where
-    that depends on the message. `problem`: it would not be used. `learned`: what the relay does differently
-    there because of what the host has done.
+    """An IP address of a host, and the local address that packets to it leave from. These are several,
+    separated by commas, if the choice depends on the message. `problem` is the reason why the address would
+    not be used. `learned` lists what the relay does differently there because of the host's earlier
+    behaviour.
     """
 
     address: str
@@ -210,9 +219,9 @@ class AddressPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One MX host, or the next hop. `problem` says why it cannot be used now.
+    """One MX host, or the next hop. `problem` is the reason why it cannot be used now.
 
-    `tlsa`: the kinds of its TLSA records that its certificate must match, as "3 1 1" (DANE).
+    `tlsa` has the types of the TLSA records that its certificate must match, such as "3 1 1" (DANE).
     """
 
     name: str
@@ -224,9 +233,10 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A source of the zone and its share of the mail. `chosen`: the mail would go out from it; `None` when
-    that depends on the message. `refused_until`: the destination has refused it; it, or its IPv6, is passed
-    over. `absent`: those of its addresses that this machine has not got.
+    """A source of the zone and its share of the mail. `chosen` tells whether this mail would be sent from it;
+    `None` means that this depends on the message. Until `refused_until`, the source or its IPv6 address is
+    not used, because the destination has refused it. `absent` lists those of its addresses that this machine
+    does not have.
     """
 
     name: str
@@ -241,7 +251,9 @@ class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `[[route]]` says; they count from 1. `unmatched` are the conditions that do not hold."""
+    """The result of evaluating one `[[route]]`. Rules are counted from 1. `unmatched` lists the conditions
+    that do not hold.
+    """
 
     rule: int
     zone: str
@@ -253,7 +265,9 @@ class RouteCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """A line of an answer. Unknown fields are ignored, so that an older command reads a newer relay."""
+    """A line of an answer. Unknown fields are ignored, so that an older command can read a newer relay's
+    answer.
+    """
 
 
 class Pong(_Frame, frozen=True, kw_only=True, tag="pong"):
@@ -262,11 +276,12 @@ class Pong(_Frame, frozen=True, kw_only=True, tag="pong"):
 
 
 class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
-    """One recipient of one message. `next_attempt` is 0 when it is due now; `sender` is "" for `<>`.
+    """One recipient of one message. `next_attempt` is 0 if the delivery is due now; `sender` is "" for `<>`.
 
-    `created` is what ages count from; in the future, it is the release that the sender asked for.
-    One message's also have `routed`, what chose the zone at acceptance, and `new_zone`, where a new message
-    like it would go now, if that is another, with `new_why`.
+    Ages are measured from `created`. If it is in the future, it is the release time that the sender
+    requested. In the answer about one message, `routed` is the rule that chose the zone at acceptance.
+    `new_zone` is the zone that would be chosen for a new message like it, if that is a different one, and
+    `new_why` is the rule.
     """
 
     message_id: str
@@ -300,8 +315,9 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
 
 
 class OrderRow(_Frame, OrderFields, frozen=True, kw_only=True, tag="order"):
-    """An order of an operator in force. `until` `None`: until it is resumed. `held` are the deliveries that
-    it holds by itself, `refused` what clients were refused for it; both since the start of the relay.
+    """An active suspension or hold rule of an operator. `until` is `None` if it lasts until it is resumed.
+    `held` counts the deliveries that it holds individually, and `refused` is how often clients were refused
+    because of it; both since the start of the relay.
     """
 
     held: int = 0
@@ -309,8 +325,8 @@ class OrderRow(_Frame, OrderFields, frozen=True, kw_only=True, tag="order"):
 
 
 class OrderGiven(_Frame, frozen=True, kw_only=True, tag="order-given"):
-    """The order is in force. `new`: there was none with these selectors. `first_expiry`: no mail that it is
-    about is too old before this; `None`: there is none yet.
+    """The suspension or hold rule is active. `new` is false if one with these selectors already existed. None
+    of the mail that it applies to expires before `first_expiry`; `None` means that no mail matches yet.
     """
 
     order: OrderRow
@@ -319,14 +335,16 @@ class OrderGiven(_Frame, frozen=True, kw_only=True, tag="order-given"):
 
 
 class OrdersEnded(_Frame, frozen=True, kw_only=True, tag="orders-ended"):
-    """These orders are over, none if there was none; so many deliveries that they held were released."""
+    """The suspensions and hold rules that have ended, if there were any, and the number of deliveries
+    released.
+    """
 
     orders: tuple[OrderRow, ...] = ()
     released: int = 0
 
 
 class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
-    """Everything the relay knows about a stored message but its body."""
+    """Everything the relay knows about a stored message except its body."""
 
     message_id: str
     created: float
@@ -353,7 +371,9 @@ class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
 
 
 class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
-    """One thing that happened, or is going to: `at` is Unix seconds; `recipient` "" concerns them all."""
+    """One thing that has happened or is going to happen, at the Unix time `at`. A `recipient` of "" means all
+    of them.
+    """
 
     at: float
     event: str
@@ -362,8 +382,8 @@ class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
 
 
 class MessageBody(_Frame, frozen=True, kw_only=True, tag="body"):
-    """Before the pieces of a body: its `size` in octets. `zone` is the one that would send it so, from this
-    `sender`; "": it is as it was received.
+    """The frame before the chunks of a body, with its `size` in bytes. `zone` is the zone that would send the
+    message in this form, from this `sender`; "" means that the message is as it was received.
     """
 
     message_id: str
@@ -373,15 +393,16 @@ class MessageBody(_Frame, frozen=True, kw_only=True, tag="body"):
 
 
 class BodyPiece(_Frame, frozen=True, kw_only=True, tag="piece"):
-    """The next octets of a body, in base64. Line ends are CRLF, dots are not stuffed."""
+    """The next bytes of a body, in base64. Line ends are CRLF, and dots are not stuffed."""
 
     octets: bytes
 
 
 class Summary(_Frame, frozen=True, kw_only=True, tag="summary"):
-    """Deliveries by a property, the most first. `minutes` are the bounds of the ages: each row has one more
-    count than there are. `other` are those beyond the keys that are counted. `every`: one delivery in so many
-    was looked at, and the figures are estimates, if it is not 1.
+    """Deliveries counted by a property, the largest count first. `minutes` are the bounds between the age
+    groups, so each row has one more count than there are bounds. `other` sums up the keys that are not
+    counted separately. If `every` is not 1, only one in `every` deliveries was counted and the numbers are
+    estimates.
     """
 
     by: str
@@ -392,15 +413,15 @@ class Summary(_Frame, frozen=True, kw_only=True, tag="summary"):
 
 
 class Progress(_Frame, frozen=True, kw_only=True, tag="progress"):
-    """Still working. `total` is what the queue held at the start, 0 when that is not known."""
+    """A progress report. `total` is the number of deliveries at the start, or 0 if it is not known."""
 
     done: int
     total: int = 0
 
 
 class Count(_Frame, frozen=True, kw_only=True, tag="count"):
-    """How many deliveries match, and the first of them, as many as were asked for. `missing` is that of
-    `End`, where there is one document.
+    """The number of matching deliveries, and the first of them, up to the requested number. `missing` has the
+    value of `End.missing` when the answer is a single document.
     """
 
     matched: int
@@ -409,11 +430,12 @@ class Count(_Frame, frozen=True, kw_only=True, tag="count"):
 
 
 class Changed(_Frame, frozen=True, kw_only=True, tag="changed"):
-    """`busy` deliveries are on their way at this moment, so they were left alone.
+    """The result of a change. `busy` deliveries are being attempted at this moment and were not changed.
 
-    `act` is the id of this act. `no_undo`: why it cannot be undone, "" if it can. `undoes` is the act that
-    this one has undone: of its deliveries, `gone` have left the queue and `altered` were changed since by
-    something else. `note` says the rest in words: where the mail goes now, when it is due.
+    `act` is the id of this change. `no_undo` is the reason why it cannot be undone, or "" if it can. `undoes`
+    is the id of the change that this one has undone. Of its deliveries, `gone` have left the queue and
+    `altered` have been changed by something else since. `note` adds details as text: where the mail goes now,
+    and when it is due.
     """
 
     action: str
@@ -429,8 +451,9 @@ class Changed(_Frame, frozen=True, kw_only=True, tag="changed"):
 
 
 class ActRow(_Frame, frozen=True, kw_only=True, tag="act"):
-    """An act of an operator. `what` is its filter in words, `until` how long it can be undone. `no_undo`: why
-    it cannot, "" if it can. `finished` false: it runs, or a crash has ended it.
+    """A change that an operator made. `what` is its filter as text, and `until` is the time until which it
+    can be undone. `no_undo` is the reason why it cannot, or "" if it can. `finished` is false while the
+    change runs, or if a crash has interrupted it.
     """
 
     act: str
@@ -448,7 +471,7 @@ class ActRow(_Frame, frozen=True, kw_only=True, tag="act"):
 
 
 class Acknowledged(_Frame, frozen=True, kw_only=True, tag="acknowledged"):
-    """The loss of a spool is told no more."""
+    """The spool loss was dismissed and is no longer reported."""
 
     loss: str
 
@@ -506,15 +529,18 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
-    """Where mail would go and under which policy. With `unroutable` it would get that reply instead, and
-    `verdict` says whether that defers or bounces it. `relay_running` false: read from the configuration.
-    `routes` are those that were asked, up to the one that matches. `sources` are the zone's, if it has any;
-    `ehlo_name` is theirs, several with commas between where that depends on the message. `credential` is the
-    one that the zone logs in with, if it does, in words.
-    `tls`, `limits` and `rates` are those in force, `destination` is the [[destination]] that was met.
-    `address` and `sender` are as asked about; with `rewritten`, all else is about what they become.
-    `changes` are the zone's, if it changes anything. `queued` is the delivery, where a message of the queue
-    was asked about.
+    """The route of mail for an address, and the policy that applies to it.
+
+    With `unroutable`, the mail would get that reply instead, and `verdict` tells whether the reply defers or
+    bounces it. If `relay_running` is false, the answer was derived from the configuration. `routes` lists the
+    evaluated rules, up to the one that matches. `sources` are the sources of the zone, if it has any.
+    `ehlo_name` is theirs: several, separated by commas, if the choice depends on the message. `credential`
+    describes the credential with which the zone logs in, if it does.
+
+    `tls`, `limits` and `rates` are the ones that apply, and `destination` is the matching [[destination]].
+    `address` and `sender` are those of the request. If there is a `rewritten`, everything else describes the
+    rewritten addresses. `changes` are the zone's, if it changes anything. `queued` is the delivery, if the
+    request was about a message in the queue.
     """
 
     address: str
@@ -552,8 +578,8 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
 
 
 class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
-    """An event, with the fields of its line in the log: addresses are pseudonyms there unless
-    `[log] redact = false`. `worker` is set where there are several.
+    """An event, with the fields of its log line: addresses are pseudonyms unless `[log] redact = false`.
+    `worker` is set if there are several.
     """
 
     at: float
@@ -564,8 +590,8 @@ class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
 
 
 class Missed(_Frame, frozen=True, kw_only=True, tag="missed"):
-    """Of a stream, so many are missing here, because the reader is slow: events before they are filtered, or
-    lines. Or `why` there is a gap or an end, in words.
+    """A gap in a stream. So many events (counted before they are filtered) or lines are missing here because
+    the reader is slow; or `why` explains the gap or the end.
     """
 
     count: int = 0
@@ -574,9 +600,10 @@ class Missed(_Frame, frozen=True, kw_only=True, tag="missed"):
 
 
 class TranscriptLine(_Frame, frozen=True, kw_only=True, tag="line"):
-    """A line of a session, without its line end. `direction` is "received" or "sent" by the relay, or "note"
-    for what is no line: the octets of a body, a handshake, what was left out. `session` counts from 1 at
-    each worker; `side` is "inbound" or "outbound", `peer` the address at the other end.
+    """A line of a session, without its line end. `direction` is "received" or "sent", from the relay's point
+    of view, or "note" for an entry that is not a protocol line: the size of a body, a handshake, omitted
+    lines. Each worker counts its `session`s from 1. `side` is "inbound" or "outbound", and `peer` is the
+    address of the other end.
     """
 
     at: float
@@ -589,7 +616,9 @@ class TranscriptLine(_Frame, frozen=True, kw_only=True, tag="line"):
 
 
 class WebhookState(enum.StrEnum):
-    """From the best to the worst; `DISABLED`: the endpoint has answered 410 and gets no more events."""
+    """The state of a webhook, from best to worst. `DISABLED`: the endpoint has answered 410 and gets no more
+    events.
+    """
 
     OK = "ok"
     FAILING = "failing"
@@ -597,7 +626,7 @@ class WebhookState(enum.StrEnum):
 
 
 class WebhookRow(_Frame, frozen=True, kw_only=True, tag="webhook"):
-    """A webhook; `oldest` is Unix time."""
+    """A webhook. `oldest` is the Unix time of the oldest event that waits for it."""
 
     name: str
     url: str
@@ -609,34 +638,38 @@ class WebhookRow(_Frame, frozen=True, kw_only=True, tag="webhook"):
 
 
 class WebhookTested(_Frame, frozen=True, kw_only=True, tag="webhook-tested"):
-    """What the endpoint has answered."""
+    """The reply of the endpoint to a test event."""
 
     ok: bool
     text: str
 
 
 class WebhookReplayed(_Frame, frozen=True, kw_only=True, tag="webhook-replayed"):
-    """How many events wait for the endpoint now."""
+    """The number of events that now wait for the endpoint."""
 
     queued: int
 
 
 class Families(_Frame, frozen=True, kw_only=True, tag="families"):
-    """The metrics of a worker, for its supervisor. Never printed, so no outside contract."""
+    """The metrics of a worker, for its supervisor. They are never printed, so they are not a public
+    contract.
+    """
 
     families: tuple[Family, ...]
 
 
 class Reasons(_Frame, frozen=True, kw_only=True, tag="reasons"):
-    """A worker's reasons against being ready, for its supervisor; none is good. No outside contract."""
+    """The reasons why a worker is not ready, for its supervisor; none if it is ready. Not a public
+    contract.
+    """
 
     reasons: tuple[str, ...]
 
 
 class End(_Frame, frozen=True, kw_only=True, tag="end"):
-    """The answer is complete. `more` is true when a limit cut a list short, and `next` is the cursor of the
-    rest, if it can be asked for. `missing` names, in words, the workers that did not answer, and spools that
-    are damaged: what they have is not in it.
+    """The end of a complete answer. `more` is true if a limit cut a list short; `next` is then the cursor of
+    the next page, if there are pages. `missing` describes the workers that did not answer and the spools that
+    are damaged; the answer does not include their mail.
     """
 
     count: int = 0
@@ -646,7 +679,7 @@ class End(_Frame, frozen=True, kw_only=True, tag="end"):
 
 
 class Problem(_Frame, frozen=True, kw_only=True, tag="problem", omit_defaults=True):
-    """The request failed; `detail` is for a person."""
+    """The end of a failed request; `detail` is a text for people."""
 
     code: Kind
     detail: str
@@ -672,7 +705,7 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def decode_frame(line: bytes) -> Frame:
-    """Raises ControlError when the line is no frame."""
+    """Decode a frame. Raise ControlError if the line is not a frame."""
     try:
         frame: Frame = _frame.decode(line)
     except msgspec.DecodeError as error:
@@ -685,7 +718,7 @@ def problem_of(error: ControlError) -> Problem:
 
 
 def cursor_of(row: DeliveryRow) -> str:
-    """Return the place behind this row, for the next page of a list."""
+    """Return the cursor of the position after this row, for the next page of a list."""
     return (
         base64.urlsafe_b64encode(_encoder.encode((row.queue.text, row.message_id, row.recipient)))
         .decode()
@@ -694,7 +727,7 @@ def cursor_of(row: DeliveryRow) -> str:
 
 
 def place_of(cursor: str) -> DeliveryKey:
-    """Return the place that `cursor_of` has named. Raises InvalidError."""
+    """Return the position that a cursor stands for. Raise InvalidError if `cursor_of` has not made it."""
     try:
         octets = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         queue, message_id, recipient = msgspec.json.decode(octets, type=tuple[str, str, str])

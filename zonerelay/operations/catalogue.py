@@ -1,7 +1,7 @@
 """The catalogue: each operation of the relay, described once.
 
-A new operation is an entry here with its request and reply, a method in `control/handler`, a view in `cli/`,
-and a test.
+A new operation consists of an entry here with its request and reply, a method in `control/handler`, a view in
+`cli/`, and a test.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MESSAGE = "/v1/queue/messages/{message_id}"
 
 
 def _delivery_order(request: requests.QueueList, row: answers.DeliveryRow) -> tuple[object, ...]:
-    """Return the order in which each worker lists: queue by queue, the oldest message first, the outbox last.
-    Pages depend on it. The queues of one zone come in the order of urgency.
+    """Return the sort key by which each worker lists deliveries: by queue, then the oldest message first,
+    with the outbox last. Pages depend on this order. The queues of one zone are listed by priority.
     """
     zone = request.filter.zone
     place = 0 if zone is None else queues_of(zone).index(row.queue)
@@ -399,11 +399,11 @@ else:
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A request on its way to the handler that answers it, from a supervisor to its workers as one line of
-    JSON.
+    """A request on its way to the handler that answers it. A supervisor sends it to its workers as one line
+    of JSON.
 
-    `caller` is the person who asks, for the log. A supervisor gives all workers the same `id` for what they
-    begin, and the same time `at` of the request; "" and 0 are those of the worker itself.
+    `caller` is the person who makes the request, for the log. A supervisor gives the same `id` and the same
+    request time `at` to all workers; "" and 0 mean that the worker uses its own.
     """
 
     request: AnyRequest
@@ -417,7 +417,7 @@ MAX_CALL = 64 * 1024
 
 
 def decode_call(line: bytes) -> Call:
-    """Raises InvalidError."""
+    """Decode a call. Raise InvalidError if it is not valid."""
     try:
         return msgspec.json.decode(line, type=Call)
     except msgspec.DecodeError as error:

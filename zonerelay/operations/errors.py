@@ -1,4 +1,6 @@
-"""The errors of operations. Each has a kind, from which edges make statuses, and a text to be printed."""
+"""The errors of operations. Each error has a kind, from which HTTP and the command line derive a status, and
+a text for people.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import enum
 
 
 class Kind(enum.StrEnum):
-    """Why an operation failed."""
+    """The reason why an operation failed."""
 
     NOT_FOUND = "not_found"
     """What the request names does not exist, or no longer exists."""
@@ -39,23 +41,23 @@ class NotRunningError(ControlError):
 
 
 class AnotherRelayError(ControlError):
-    """Another relay answers where this one would listen."""
+    """Another relay answers at the socket on which this one would listen."""
 
 
 class NotFoundError(ControlError):
-    """What the request names does not exist, or no longer exists."""
+    """The object that the request names does not exist, or no longer exists."""
 
     kind = Kind.NOT_FOUND
 
 
 class InvalidError(ControlError):
-    """The request means nothing here."""
+    """The request is not valid."""
 
     kind = Kind.INVALID
 
 
 class BusyError(ControlError):
-    """As many requests are being answered as may be."""
+    """Too many requests are being answered at the same time."""
 
     kind = Kind.BUSY
 
@@ -67,13 +69,13 @@ class UnavailableError(ControlError):
 
 
 class ForbiddenError(ControlError):
-    """The client may not ask for it."""
+    """The client is not allowed to make this request."""
 
     kind = Kind.FORBIDDEN
 
 
 class UnexpectedError(ControlError):
-    """The relay met something that it has no words for; its log has it."""
+    """An unexpected error occurred; the details are in the relay's log."""
 
     kind = Kind.UNEXPECTED
 
@@ -88,5 +90,7 @@ _BY_KIND: dict[str, type[ControlError]] = {
 
 
 def error_of(code: str, detail: str, pointer: str = "") -> ControlError:
-    """Return the error that a relay has answered with. An unknown code is one of HTTP itself."""
+    """Return the error with which a relay has answered. An unknown code is treated as an error of HTTP
+    itself.
+    """
     return _BY_KIND.get(code, UnexpectedError)(detail, pointer=pointer)

@@ -1,7 +1,8 @@
-"""The description of an operation: what all sides read of one thing that an operator can ask or do.
+"""The description of an operation: one thing that operators can query or change.
 
-The worker's handler, the supervisor's merge, HTTP with its OpenAPI document, the page's forms and the command
-line are made from these values (`catalogue`). The module has no I/O and imports nothing heavy.
+The worker's handler, the supervisor's merge, HTTP with its OpenAPI document, the forms of the page and the
+command line are derived from these values (see `catalogue`). The module does no I/O and imports nothing
+heavy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Scope = Literal["read", "operate", "submit"]
 
 
 class Unit(enum.Enum):
-    """How a person writes the value of an option, where the field of the request has another form."""
+    """The notation in which people write an option's value, if it differs from that of the request's
+    field.
+    """
 
     DURATION = "duration"
     """ "2h" is 7200.0 seconds."""
@@ -40,10 +43,10 @@ class Unit(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A field of a request as people give it.
+    """A field of a request that people can set.
 
-    `flag` is its option on the command line, "" for none; a `positional` field is an argument without a flag.
-    `word` is its word in the text form of a filter, as in `from:@example.com`.
+    `flag` is its option on the command line, or "" if it has none; a `positional` field is an argument
+    without a flag. `word` is its name in the text form of a filter, as in `from:@example.com`.
     """
 
     flag: str = ""
@@ -63,10 +66,11 @@ def option(
     positional: bool = False,
     **constraints: Any,
 ) -> msgspec.Meta:
-    """Return the annotation of a field: its help, how people give it, and what msgspec checks.
+    """Return the annotation of a field: its help, how people write it, and the constraints that msgspec
+    checks.
 
-    The help is also the description in OpenAPI. A constraint belongs to a plain type; where the field may
-    also be `None`, annotate the type inside the union for it.
+    The help is also the description in OpenAPI. A constraint belongs to a plain type; if the field may also
+    be `None`, annotate the type inside the union.
     """
     of = Option(flag=flag, metavar=metavar, unit=unit, word=word, positional=positional)
     return msgspec.Meta(description=text, extra={"option": of}, **constraints)
@@ -74,11 +78,11 @@ def option(
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A field of a request that people give. `required` fields have no default. `choices` are its only
-    values.
+    """The description of a request's field that people can set. A `required` field has no default. `choices`
+    are the only values allowed.
 
-    `within` is the field of the request whose struct has it, as `filter` of `QueueList`; "" is the request
-    itself.
+    `within` is the field of the request whose struct contains this one, such as `filter` in `QueueList`; ""
+    is the request itself.
     """
 
     name: str
@@ -93,7 +97,9 @@ class Described:
 
 @cache
 def fields_of(request: type[msgspec.Struct], within: str = "") -> tuple[Described, ...]:
-    """Return the fields of a request that people give, those of structs inside it in their place."""
+    """Return the fields of a request that people can set; the fields of a nested struct replace the
+    struct.
+    """
     found: list[Described] = []
     hints = get_type_hints(request, include_extras=True)
     for field in msgspec.structs.fields(request):
@@ -136,7 +142,7 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 
 class Shape(enum.Enum):
-    """What an answer consists of, before its `End`."""
+    """The content of an answer before its `End`."""
 
     ONE = "one"
     """One frame."""
@@ -149,7 +155,7 @@ class Shape(enum.Enum):
 
 
 class How(enum.Enum):
-    """Who answers where the relay has several workers, and how one answer is made of theirs."""
+    """The way in which several workers answer a request, and how their answers become one."""
 
     ALONE = "alone"
     """The process that the client has reached answers by itself."""
@@ -169,10 +175,12 @@ class How(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """`add`, `most`, `least` and `worst` name the fields of frames to add up or to choose; the worst member
-    of an enum is its last one. `key` names the fields that frames have in common. `order` is the place of a
-    row in the answer to a request. `of_queue`: of a shared queue one worker is asked, because each sees all
-    of it.
+    """The rule by which a supervisor merges the answers of its workers.
+
+    `add`, `most`, `least` and `worst` name the fields of frames to add up or to choose from; the worst member
+    of an enum is its last one. `key` names the fields by which frames belong together. `order` returns the
+    sort key of a row. With `of_queue`, only one worker is queried if the queue is shared, because each worker
+    sees all of it.
     """
 
     how: How
@@ -194,15 +202,15 @@ WORKER = Merge(how=How.WORKER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One thing that operators can ask or do.
+    """One thing that operators can query or change.
 
-    `path` has the names of fields in braces. `http_absent` and `command_absent` are the reasons for having
-    none. `reply` is the frame that answers, `None` where the process answers by itself from what only it
-    knows. `wrapped` is the member of the JSON document that has the frame or the rows; "" is the document
-    itself. `completes`: it runs to its end although the client has left. `preview`: `dry_run` counts and
-    changes nothing. `audited`: the log reports each request by name; changes, suspensions and bodies have
-    events of their own. `flags` are other flags for this command, by the name of the field.
-    Just one of the fields `one_of` is given.
+    `path` has the names of fields in braces. `http_absent` and `command_absent` are the reasons for having no
+    HTTP path or no command. `reply` is the frame that answers, or `None` if the process answers by itself
+    from its own state. `wrapped` is the member of the JSON document that contains the frame or the rows; ""
+    is the document itself. `completes` means that the operation runs to its end even if the client
+    disconnects. `preview` means that `dry_run` counts and changes nothing. `audited` means that each request
+    is logged by name; changes, suspensions and reads of bodies have events of their own. `flags` maps names
+    of fields to flags that only this command uses. Exactly one of the fields in `one_of` must be given.
     """
 
     request: type[msgspec.Struct]

@@ -1,8 +1,8 @@
-"""The requests of operators, one struct each: the only place where their fields, checks and help stand.
+"""The requests of operators, one struct each: the only place that defines their fields, checks and help.
 
-The fields that people give carry an `option`; the others are what a supervisor adds. A request with a field
-that it has not got is refused: half understood it might change the wrong deliveries. `answers.py` has what
-comes back, `catalogue.py` how each request is reached.
+Fields that people can set carry an `option`; the others are set by a supervisor. A request with an unknown
+field is refused, because a request that is only partly understood might change the wrong deliveries.
+`answers.py` has the replies, and `catalogue.py` describes how each request is reached.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Reason = Annotated[Line, option("Reason, for the log", "--reason", metavar="TEXT
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Which deliveries. Everything given must match; `*` in the text fields matches any text. Ages are in
-    seconds.
+    """A selection of deliveries. All given conditions must match; `*` in a text field matches any text. Ages
+    are in seconds.
     """
 
     sender: Annotated[
@@ -94,15 +94,15 @@ class Request(
     omit_defaults=True,
     forbid_unknown_fields=True,
 ):
-    """A request; its tag is the name of the operation."""
+    """A request. Its tag is the name of the operation."""
 
 
 # --- the queue ------------------------------------------------------------------------------------------
 
 
 class QueueList(Request, frozen=True, kw_only=True, tag="queue-list"):
-    """Deliveries, zone by zone, the oldest message first; `limit` 0 means all. `cursor` is `next` of the page
-    before.
+    """Request the deliveries, zone by zone, the oldest message first. A `limit` of 0 means all of them.
+    `cursor` is the `next` of the previous page.
     """
 
     filter: Filter = Filter()
@@ -111,14 +111,16 @@ class QueueList(Request, frozen=True, kw_only=True, tag="queue-list"):
 
 
 class QueueCount(Request, frozen=True, kw_only=True, tag="queue-count"):
-    """The number of matching deliveries, and the first `sample` of them."""
+    """Request the number of matching deliveries, and the first `sample` of them."""
 
     filter: Filter = Filter()
     sample: Annotated[int, option("List the first N as well", metavar="N", ge=0, le=MAX_SAMPLE)] = 0
 
 
 class QueueSummary(Request, frozen=True, kw_only=True, tag="queue-summary"):
-    """Matching deliveries by a property and by age. Without `exact` a large queue is estimated."""
+    """Request the numbers of matching deliveries by a property and by age. Without `exact`, the numbers of a
+    large queue are estimates.
+    """
 
     by: Annotated[SummaryBy, option("Property to count by", "--by")] = "domain"
     filter: Filter = Filter()
@@ -126,19 +128,21 @@ class QueueSummary(Request, frozen=True, kw_only=True, tag="queue-summary"):
 
 
 class QueueShow(Request, frozen=True, kw_only=True, tag="queue-show"):
-    """One message with its open deliveries."""
+    """Request one message with its open deliveries."""
 
     message_id: MessageId
 
 
 class QueueTrace(Request, frozen=True, kw_only=True, tag="queue-trace"):
-    """The history of one message, in order."""
+    """Request the history of one message, in order of time."""
 
     message_id: MessageId
 
 
 class QueueCat(Request, frozen=True, kw_only=True, tag="queue-cat"):
-    """The bytes of one message, as received or `as_sent` in its zone; `zone` chooses one of several."""
+    """Request the bytes of one message, as received or, with `as_sent`, as its zone sends it. `zone` chooses
+    one of several zones.
+    """
 
     message_id: MessageId
     as_sent: Annotated[bool, option("As its zone changes and signs it", "--as-sent")] = False
@@ -146,8 +150,8 @@ class QueueCat(Request, frozen=True, kw_only=True, tag="queue-cat"):
 
 
 class QueueExplain(Request, frozen=True, kw_only=True, tag="queue-explain"):
-    """Where a message of the queue goes: an answer for each zone and domain of its recipients, or of
-    `address`.
+    """Request the route of a message in the queue: one answer for each zone and domain of its recipients, or
+    for `address` only.
     """
 
     message_id: Annotated[Id, option("Message of the queue", "--id", metavar="ID", unit=Unit.MESSAGE_ID)]
@@ -155,10 +159,11 @@ class QueueExplain(Request, frozen=True, kw_only=True, tag="queue-explain"):
 
 
 class QueueChange(Request, frozen=True, kw_only=True):
-    """What all changes have. An empty filter needs `everything`, so that no slip empties a queue. With
-    `dry_run` nothing changes, and the answer counts the matches and has the first `sample`.
+    """The fields of all changes. An empty filter requires `everything`, so that a slip cannot change the
+    whole queue. With `dry_run` nothing is changed; the answer has the number of matches and the first
+    `sample` of them.
 
-    `act` is the id of the change, "" for a new one: several requests with the same id are one change.
+    `act` is the id of the change, or "" for a new one. Several requests with the same id are one change.
     """
 
     action: ClassVar[ChangeVerb]
@@ -172,7 +177,7 @@ class QueueChange(Request, frozen=True, kw_only=True):
 
 
 class Retry(QueueChange, frozen=True, kw_only=True, tag="queue-retry"):
-    """Make deliveries due now, or `at` that Unix time."""
+    """Make deliveries due now, or at the Unix time `at`."""
 
     action: ClassVar[ChangeVerb] = "retry"
 
@@ -195,8 +200,8 @@ class Release(QueueChange, frozen=True, kw_only=True, tag="queue-release"):
 
 
 class Reroute(QueueChange, frozen=True, kw_only=True, tag="queue-reroute"):
-    """Move deliveries to one of `to_zone`, the zone with this `next_hop`, and the zone that the routes choose
-    now (`ask_again`).
+    """Move deliveries to another zone: to `to_zone`, to the zone with this `next_hop`, or to the zone that
+    the routes choose now (`ask_again`).
     """
 
     action: ClassVar[ChangeVerb] = "reroute"
@@ -207,13 +212,15 @@ class Reroute(QueueChange, frozen=True, kw_only=True, tag="queue-reroute"):
 
 
 class Bounce(QueueChange, frozen=True, kw_only=True, tag="queue-bounce"):
-    """Fail deliveries and send their senders a DSN, which has the `reason`."""
+    """Fail deliveries and send a DSN with the `reason` to their senders."""
 
     action: ClassVar[ChangeVerb] = "bounce"
 
 
 class Drop(QueueChange, frozen=True, kw_only=True, tag="queue-drop"):
-    """Remove deliveries without a DSN. They stay in the bin for 24 hours, from which an undo takes them."""
+    """Remove deliveries without a DSN. They stay in the bin for 24 hours, from which an undo restores
+    them.
+    """
 
     action: ClassVar[ChangeVerb] = "drop"
 
@@ -229,19 +236,19 @@ CHANGES: dict[ChangeVerb, type[QueueChange]] = {
 
 
 class Acts(Request, frozen=True, kw_only=True, tag="acts"):
-    """The changes of the last 24 hours, the last one first."""
+    """Request the changes of the last 24 hours, the newest first."""
 
     limit: Annotated[int, option("At most N changes", "--limit", metavar="N", ge=1, le=MAX_PAGE)] = 100
 
 
 class ActShow(Request, frozen=True, kw_only=True, tag="act-show"):
-    """One change of the last 24 hours."""
+    """Request one change of the last 24 hours."""
 
     act: Annotated[Line, option("Id of the change", metavar="ID", positional=True)]
 
 
 class Undo(Request, frozen=True, kw_only=True, tag="undo"):
-    """Revert what the change `undoes` changed."""
+    """Undo the change `undoes`."""
 
     undoes: Annotated[
         Line, option("Id of the change, which its command printed", metavar="ID", positional=True)
@@ -253,8 +260,9 @@ class Undo(Request, frozen=True, kw_only=True, tag="undo"):
 
 
 class Selectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Which mail, that which comes later too. Everything given must match; `*` in the text of addresses and
-    domains matches any text. `everything` is all mail, so that no slip stops a relay.
+    """A selection of mail, including mail that arrives later. All given conditions must match; `*` in an
+    address or a domain matches any text. `everything` selects all mail; it is required for that, so that a
+    slip cannot stop a relay.
     """
 
     zone: Annotated[Line | None, option("Zone", "--zone", metavar="ZONE")] = None
@@ -271,9 +279,9 @@ class Selectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
 
 class Suspend(Request, frozen=True, kw_only=True, tag="suspend"):
-    """Suspend mail, or hold it (`effect`), for so many `seconds`; without any until it is resumed. There is
-    one order for the same selectors and effect: it takes what is new. `refuse`: clients get 421 for such
-    mail.
+    """Suspend mail or hold it (`effect`), for `seconds`, or until it is resumed. A request with the same
+    selectors and the same effect replaces the values of the existing suspension. With `refuse`, clients get
+    421 for such mail.
     """
 
     about: Selectors
@@ -288,7 +296,7 @@ class Suspend(Request, frozen=True, kw_only=True, tag="suspend"):
 
 
 class Resume(Request, frozen=True, kw_only=True, tag="resume"):
-    """End the orders, of any effect, that have exactly these selectors, or the one with this `id`."""
+    """End the suspensions and hold rules with exactly these selectors, or the one with this `id`."""
 
     about: Selectors = Selectors()
     id: Annotated[Line, option("Id, as suspend --list shows it", metavar="ORDER", positional=True)] = ""
@@ -296,22 +304,24 @@ class Resume(Request, frozen=True, kw_only=True, tag="resume"):
 
 
 class Orders(Request, frozen=True, kw_only=True, tag="orders"):
-    """The suspensions and hold rules that are active."""
+    """Request the active suspensions and hold rules."""
 
 
 # --- the relay ------------------------------------------------------------------------------------------
 
 
 class Ping(Request, frozen=True, kw_only=True, tag="ping"):
-    """Whether a relay answers."""
+    """Check whether a relay answers."""
 
 
 class Status(Request, frozen=True, kw_only=True, tag="status"):
-    """Workers, zones, destinations and problems."""
+    """Request the state of workers, zones and destinations, and the current problems."""
 
 
 class Explain(Request, frozen=True, kw_only=True, tag="explain"):
-    """Where mail for an address would go. Nothing is sent. What is not given is unknown."""
+    """Request the route of mail for an address. Nothing is sent. Conditions about fields that are not given
+    are unknown.
+    """
 
     address: Annotated[Line, option("Recipient, or a domain", metavar="ADDRESS", positional=True)]
     sender: Annotated[Line, option("Envelope sender", "--from", metavar="ADDRESS")] = ""
@@ -339,7 +349,7 @@ class Explain(Request, frozen=True, kw_only=True, tag="explain"):
 
 
 class Resolve(Request, frozen=True, kw_only=True, tag="resolve"):
-    """The addresses in the queue that a pseudonym from the log stands for."""
+    """Request the addresses in the queue that match a pseudonym from the log."""
 
     pseudonym: Annotated[
         str,
@@ -349,8 +359,9 @@ class Resolve(Request, frozen=True, kw_only=True, tag="resolve"):
 
 
 class Tail(Request, frozen=True, kw_only=True, tag="tail"):
-    """Mail events as they happen. Everything given must match; `*` matches any text, but nothing in what the
-    log has pseudonyms for. `address` is any address, a user, a client, a Message-ID or a message id.
+    """Stream mail events as they happen. All given conditions must match. `*` matches any text, except in
+    fields that the log replaces with pseudonyms. `address` is any address, a user, a client, a Message-ID or
+    a message id.
     """
 
     address: Annotated[
@@ -376,9 +387,9 @@ class Tail(Request, frozen=True, kw_only=True, tag="tail"):
 
 
 class Transcript(Request, frozen=True, kw_only=True, tag="transcript"):
-    """The protocol lines of sessions as they happen: those of one `client` (an address or a network), of
-    connections to one `domain` (a recipient domain, an MX host or a next hop), or of one message. It ends
-    after `seconds`, `octets` or `sessions`, whichever comes first.
+    """Stream the protocol lines of sessions as they happen: of the sessions of one `client` (an address or a
+    network), of connections to one `domain` (a recipient domain, an MX host or a next hop), or of one
+    message. The stream ends after `seconds`, a number of bytes or `sessions`, whichever comes first.
     """
 
     client: Annotated[Line, option("Sessions of a client or network", "--client", metavar="ADDRESS")] = ""
@@ -405,7 +416,7 @@ class Transcript(Request, frozen=True, kw_only=True, tag="transcript"):
 
 
 class ConfigShow(Request, frozen=True, kw_only=True, tag="config-show"):
-    """The configuration of the running relay."""
+    """Request the configuration of the running relay."""
 
     which: Annotated[ConfigPart, option("Which options")] = "effective"
 
@@ -414,8 +425,8 @@ class ConfigShow(Request, frozen=True, kw_only=True, tag="config-show"):
 
 
 class HistoryFind(Request, frozen=True, kw_only=True, tag="history-find"):
-    """What became of mail, the newest `limit`. Everything given must match. `since` and `until` are Unix
-    seconds. Addresses may be pseudonyms.
+    """Search the history of mail, and return the newest `limit` entries. All given conditions must match.
+    `since` and `until` are Unix seconds. Addresses may be pseudonyms.
     """
 
     about: Annotated[
@@ -450,7 +461,7 @@ class HistoryFind(Request, frozen=True, kw_only=True, tag="history-find"):
 
 
 class HistoryShow(Request, frozen=True, kw_only=True, tag="history-show"):
-    """Everything that is known of one message, in order of time."""
+    """Request everything that is known of one message, in order of time."""
 
     message_id: MessageId
 
@@ -465,17 +476,19 @@ class SpoolAcknowledge(Request, frozen=True, kw_only=True, tag="spool-acknowledg
 
 
 class WebhookList(Request, frozen=True, kw_only=True, tag="webhook-list"):
-    """The webhooks, and how many events wait for each."""
+    """Request the webhooks and the number of events that wait for each."""
 
 
 class WebhookTest(Request, frozen=True, kw_only=True, tag="webhook-test"):
-    """Post an event webhook.test now."""
+    """Post a `webhook.test` event now."""
 
     name: Annotated[Line, option("Name of the [[webhook]]", metavar="NAME", positional=True)]
 
 
 class WebhookReplay(Request, frozen=True, kw_only=True, tag="webhook-replay"):
-    """Try now what waits; with `since` (Unix time) also report again what the history has from then on."""
+    """Retry the waiting events now. With `since` (a Unix time), also report the events again that the history
+    has from then on.
+    """
 
     name: Annotated[Line, option("Name of the [[webhook]]", metavar="NAME", positional=True)]
     since: Annotated[
@@ -488,8 +501,8 @@ class WebhookReplay(Request, frozen=True, kw_only=True, tag="webhook-replay"):
 
 
 class PartMetrics(Request, frozen=True, kw_only=True, tag="part-metrics"):
-    """Every metric of this worker."""
+    """Request all metrics of this worker."""
 
 
 class PartReadiness(Request, frozen=True, kw_only=True, tag="part-readiness"):
-    """Whether this worker is ready for mail."""
+    """Request the reasons why this worker is not ready for mail."""
