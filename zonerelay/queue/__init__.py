@@ -1,8 +1,8 @@
-"""The queue: it decides what is delivered next, and records what became of it.
+"""The queue: decides which delivery is attempted next, and records the outcomes.
 
-`scheduler` has the zones, `settle` turns outcomes into writes, `operator` holds the verbs of an operator,
-`contract` declares what the queue needs from routing and delivery.
+`scheduler` manages the zones, `settle` turns outcomes into writes, `operator` implements the commands of an
+operator, and `contract` declares what the queue needs from routing and delivery.
 
-Each sub-package says which modules are for code outside: the import contracts in pyproject.toml refuse
-others.
+The header of each sub-package names the modules that code outside may import. The import contracts in
+pyproject.toml enforce this.
 """

@@ -1,7 +1,6 @@
-"""The event-loop tools of the queue: owned tasks, work in slices, timers, and streams that are left early.
+"""Event loop tools of the queue: owned tasks, work in time slices, timers, and streams that are closed early.
 
-Nothing that `Tasks` starts outlives its `cancel`, and an error of such a task is reported as a `trouble`
-event.
+No task that `Tasks` starts outlives `Tasks.cancel`. An error in such a task is reported as a `trouble` event.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from typing import Generic, TypeVar
 from zonerelay.telemetry.events.events import Events
 
 LONGEST_TIMER = 60.0
-"""Seconds after which the clock is looked at again: a wall clock may have been set meanwhile."""
+"""Seconds after which the clock is read again, because the wall clock may have been set in the meantime."""
 SLICE = 0.005
-"""Seconds. A piece of work that takes longer is a slice of its own."""
+"""Seconds of work on the event loop before other tasks get their turn. A longer step is a slice of its own.
+"""
 
 _Step = TypeVar("_Step")
 _Item = TypeVar("_Item")
@@ -24,7 +24,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Tasks:
-    """A set of running tasks. Unlike in a TaskGroup, the others go on when one fails."""
+    """A set of running tasks. Unlike in a TaskGroup, the other tasks continue when one fails."""
 
     def __init__(self, where: str, events: Events) -> None:
         self._where = where
@@ -40,7 +40,9 @@ class Tasks:
         task.add_done_callback(self._ended)
 
     async def wait(self, timeout: float | None) -> bool:
-        """Waits until every task has ended, also those started meanwhile; false after `timeout` seconds."""
+        """Wait until every task has ended, including tasks started while waiting. Return false after
+        `timeout` seconds.
+        """
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while self._running:
@@ -51,7 +53,7 @@ class Tasks:
         return True
 
     async def cancel(self) -> None:
-        """Cancels the tasks that are left and waits until they have ended."""
+        """Cancel the remaining tasks and wait until they have ended."""
         while self._running:
             for task in self._running:
                 task.cancel()
@@ -64,7 +66,9 @@ class Tasks:
 
 
 class Once:
-    """Runs a callable once in the next round of the loop, however often it is asked to until then."""
+    """Runs a callable once in the next iteration of the event loop, however often it is requested before
+    then.
+    """
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
@@ -81,7 +85,9 @@ class Once:
 
 
 class Slices:
-    """Long work on the event loop: one slice of `SLICE` seconds a round, for all tasks that share this."""
+    """Limits long work on the event loop to `SLICE` seconds per iteration, over all tasks that share this
+    object.
+    """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -89,7 +95,7 @@ class Slices:
         self._until = 0.0
 
     async def next(self) -> None:
-        """Waits, before a piece of work, for the loop to come round when this round's slice is used up."""
+        """Wait, before a step of work, for the next loop iteration if the slice of this one is used up."""
         while self._is_open and self._monotonic() >= self._until:  # noqa: ASYNC110 - for a round of the loop, not an event
             await asyncio.sleep(0)
         if not self._is_open:
@@ -98,14 +104,14 @@ class Slices:
             asyncio.get_running_loop().call_soon(self._close)
 
     def _close(self) -> None:
-        """The loop has come round."""
+        """Close the slice, because the event loop has started a new iteration."""
         self._is_open = False
 
 
 async def in_slices(steps: Iterable[_Step], monotonic: Callable[[], float]) -> AsyncIterator[_Step]:
-    """Yields each step's result; what the caller does with it counts to the slice.
+    """Yield the result of each step. The time that the caller spends on a result counts towards the slice.
 
-    The data that the steps are about may change between two slices.
+    The data that the steps work on may change between two slices.
     """
     slices = Slices(monotonic)
     for step in steps:
@@ -114,7 +120,7 @@ async def in_slices(steps: Iterable[_Step], monotonic: Callable[[], float]) -> A
 
 
 class Alarm:
-    """Calls `call` when the clock, read with `now`, has reached the earliest time it was set to."""
+    """Calls `call` when the clock `now` has reached the earliest time that was set."""
 
     def __init__(self, now: Callable[[], float], call: Callable[[], None]) -> None:
         self._now = now
@@ -150,14 +156,14 @@ class Alarm:
 
 
 class Timers(Generic[_Key]):
-    """One timer for each key. `call(key)` is called when its time is over."""
+    """One timer for each key. `call(key)` is called when the timer of the key expires."""
 
     def __init__(self, call: Callable[[_Key], None]) -> None:
         self._call = call
         self._running: dict[_Key, asyncio.TimerHandle] = {}
 
     def start(self, key: _Key, seconds: float) -> None:
-        """Starts the key's timer; one that runs already is cancelled."""
+        """Start the timer of a key. A timer that is already running for the key is cancelled."""
         self.stop(key)
         self._running[key] = asyncio.get_running_loop().call_later(seconds, self._over, key)
 
@@ -167,7 +173,7 @@ class Timers(Generic[_Key]):
             running.cancel()
 
     def cancel(self) -> None:
-        """Stops all timers."""
+        """Stop all timers."""
         for timer in self._running.values():
             timer.cancel()
         self._running.clear()
@@ -179,7 +185,9 @@ class Timers(Generic[_Key]):
 
 @asynccontextmanager
 async def closing(stream: AsyncIterator[_Item]) -> AsyncIterator[AsyncIterator[_Item]]:
-    """Closes a store's stream on leaving. Most streams are generators, which hold a snapshot until closed."""
+    """Close a stream of a store on exit. Most streams are generators, which hold a snapshot until they are
+    closed.
+    """
     try:
         yield stream
     finally:

@@ -1,6 +1,6 @@
 """The contract between the queue, routing and delivery.
 
-The queue imports neither delivery nor inbound: they satisfy the protocols that are declared here.
+The queue imports neither delivery nor inbound. They implement the protocols that are declared here.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ from zonerelay.routing.destinations.route import Batch, Route, Unroutable
 from zonerelay.store.contract import Submit
 
 NotifyQueue = Callable[[QueueName], None]
-"""`notify(queue)`: there may be something to claim. Cheap, synchronous, never raises."""
+"""`notify(queue)` reports that there may be something to claim. It is cheap and synchronous, and never
+raises.
+"""
 
 
 Told = tuple[Delivery, Outcome, float | None, bool]
-"""A delivery, its outcome, the time of the next attempt, and whether it is held from here on."""
+"""A delivery, its outcome, the time of its next attempt, and whether it is held from now on."""
 
 
 class Teller(Protocol):
-    """Makes messages of our own that tell others of outcomes."""
+    """Creates the relay's own messages, such as webhook events, that report outcomes to others."""
 
     def outcomes(
         self, message: Message | None, told: Sequence[Told], *, destination: str, seconds: float | None
     ) -> list[Submit]:
-        """Returns what belongs into the write that holds these outcomes. Raises nothing."""
+        """Return the messages to store in the same write as these outcomes. Never raises."""
 
     def notify(self) -> None:
-        """That write is done."""
+        """Note that the write with these messages is complete."""
 
 
 class Courier(Protocol):
-    """Carries one batch to one of the route's hosts."""
+    """Delivers a batch to one of the hosts of its route."""
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """Returns one outcome per delivery, in order. Outcomes of scope HOST mean that no host of the route
-        answered.
+        """Deliver a batch and return one outcome per delivery, in order. If all outcomes have the scope HOST,
+        no host of the route answered.
 
-        Raises CancelledError and ClaimLostError alone, both only while no peer has answered for a recipient:
-        unknown trouble is a deferral.
+        Only CancelledError and ClaimLostError are raised, and only while no peer has replied for a recipient.
+        Any unexpected error becomes a deferral.
         """
 
 
@@ -52,7 +54,8 @@ class Router(Protocol):
     """Finds the hosts for a domain."""
 
     async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
-        """Returns the hosts for a domain, from a cache while it is fresh. Raises nothing but CancelledError.
+        """Return the hosts for a domain, from a cache while the entry is fresh. Only CancelledError is
+        raised.
 
-        A zone with a `next_hop` has one route for every domain; the scheduler then passes `""`.
+        In a zone with a `next_hop` all domains have the same route; the scheduler then passes `""`.
         """

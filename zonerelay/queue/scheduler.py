@@ -1,14 +1,14 @@
-"""The scheduler has all zones of one worker: it wakes and stops them, and withdraws mail for an operator.
+"""The scheduler manages all zones of one worker: it wakes and stops them, and withdraws mail for an operator.
 
-STRATEGIES (policy → the harm it prevents). Those inside a zone head `zone/plan.py`; here:
+STRATEGIES (policy → the harm it prevents). The strategies within a zone are listed in `zone/plan.py`.
 
-- Zones share nothing but the store and the settler → no zone waits for another's destinations.
-- Nothing polls: a zone wakes on new mail, on its earliest due time and on a freed connection
-  → an idle relay costs nothing, and new mail starts within a round or two of the event loop.
-- Mail in zones that the configuration no longer names is served with the default zone's settings
-  → no mail is orphaned by an edit of the configuration.
-- An operator's change withdraws its deliveries first and gives them back afterwards
-  → an operator's change and an attempt never cross.
+- Zones share only the store and the settler → no zone waits for the destinations of another zone.
+- Nothing polls: a zone wakes on new mail, on its earliest due time and on a freed connection → an idle relay
+  costs nothing, and new mail starts within one or two iterations of the event loop.
+- Mail in zones that the configuration no longer names stays in the store and is reported as a problem → an
+  edit of the configuration loses no mail, and sends none in the wrong way.
+- An operator's change withdraws its deliveries first and gives them back afterwards → an attempt never
+  interferes with an operator's change.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ LOOK = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ZoneStatus:
-    """The zone status. `active` counts transactions, `waiting` deliveries in memory; the rest of the queue is
-    in the store.
+    """The status of a zone. `active` counts transactions and `waiting` deliveries in memory; the rest of the
+    queue is in the store.
     """
 
     zone: str
@@ -50,7 +50,9 @@ class ZoneStatus:
 
 
 class Scheduler:
-    """Lives on one event loop. `start` before anything else; after `stop` it does nothing more."""
+    """Schedules the mail of all zones on one event loop. Call `start` first; after `stop` nothing more is
+    started.
+    """
 
     def __init__(
         self,
@@ -61,8 +63,8 @@ class Scheduler:
         busy: Callable[[], float] | None = None,
         resumed: Callable[[str], None] = lambda zone: None,
     ) -> None:
-        """`busy`: as `ThrottleTimer`'s; without it what has waited before is sent without restraint.
-        `resumed(zone)` is called when the zone's mail is to be tried now, whatever has kept it back.
+        """Create the scheduler. `busy` is passed to `ThrottleTimer`; without it the backlog is never
+        throttled. `resumed(zone)` is called when the zone's mail is to be tried now, whatever has delayed it.
         """
         self._resumed = resumed
         self._settler = parts.settler
@@ -73,19 +75,19 @@ class Scheduler:
         throttle = None if self._throttle_timer is None else self._throttle_timer.throttle
         self._parts = replace(parts, throttle=throttle)
         self._default = _default(zones)
-        # Withdrawn deliveries and rates outlive a `Zone`: an operator's change goes on while settings are
-        # replaced, and a reload must not make room in a rate that is used up.
+        # Withdrawn deliveries and rates outlive a `Zone`: an operator's change continues while settings are
+        # replaced, and a reload must not reset a rate that is used up.
         self._withdrawn: set[DeliveryKey] = set()
         self._rates: defaultdict[str, Rates] = defaultdict(Rates)
-        # Settings of zones that no configuration names: those of mailboxes.
+        # Settings of zones that the configuration does not name: those of mailboxes.
         self._provided: dict[str, ZoneSettings] = {}
         self._zones = {settings.name: self._make(settings) for settings in zones}
-        # Zones whose settings were replaced, while their last attempts end.
+        # Zones whose settings were replaced, until their last attempts end.
         self._retired: dict[Zone, asyncio.Task[None]] = {}
         self._running = False
 
     async def start(self) -> None:
-        """Take up what the store holds. Raises StoreError."""
+        """Start the zones with the mail that the store holds. Raise StoreError."""
         for queue in sorted(await self._store.queues()):
             if queue.is_mail:
                 self.zone(queue.zone).claims.priorities.add(queue.priority)
@@ -94,13 +96,12 @@ class Scheduler:
             zone.claims.wake()
 
     async def stop(self, timeout: float) -> None:
-        """No new batches; those in flight may end within `timeout`, then they are cancelled.
+        """Start no new batches, let running ones end within `timeout` seconds, then cancel them.
 
-        Outcomes that are known are recorded, if the store takes them within what is left of the time
-        and one second more.
+        Known outcomes are recorded if the store accepts them within the rest of the timeout plus one second.
         """
         self._running = False
-        self._parts = replace(self._parts, orders=None)  # no zone begins anew any more
+        self._parts = replace(self._parts, orders=None)  # no zone is created from now on
         if self._throttle_timer is not None:
             self._throttle_timer.stop()
         deadline = asyncio.get_running_loop().time() + timeout
@@ -113,10 +114,10 @@ class Scheduler:
     def configure(
         self, zones: Sequence[ZoneSettings], retry: RetrySettings, *, other_routes: bool = False
     ) -> None:
-        """Go by these settings from now on. Attempts under way end by the old ones.
+        """Apply new settings. Attempts in progress end with the old ones.
 
-        The courier's pool counts connections by zone and destination, so that limits hold meanwhile. With
-        `other_routes` nothing that the router has said so far is used any longer.
+        The courier's pool counts connections by zone and destination, so limits hold during the change. With
+        `other_routes`, all earlier results of the router are discarded.
         """
         self._default = _default(zones)
         self._parts = replace(self._parts, retry=retry)
@@ -143,7 +144,7 @@ class Scheduler:
         self.wake(queue_of(settings.name))
 
     def go_by_orders(self) -> None:
-        """Other orders of operators are active: zones whose mail they keep, or kept, begin again."""
+        """Apply a changed set of suspensions and hold rules: restart the zones whose mail they affect."""
         orders = self._parts.orders
         for zone in list(self._zones.values()) if orders is not None else ():
             if orders is not None and zone.gate != orders.table.gate(zone.settings):
@@ -157,7 +158,7 @@ class Scheduler:
         return zone.settings is settings or zone.settings == settings
 
     def provide(self, settings: ZoneSettings) -> None:
-        """Serve a zone that the configuration does not name by these settings from now on."""
+        """Serve a zone that the configuration does not name, with these settings."""
         self._provided[settings.name] = settings
         old = self._zones.get(settings.name)
         if old is not None and old.is_served and old.settings == settings:
@@ -167,7 +168,7 @@ class Scheduler:
             self._retire(old)
 
     def dismiss(self, name: str) -> bool:
-        """Forget a provided zone; false while something of it waits or is attempted."""
+        """Forget a provided zone. Return false while some of its mail waits or is attempted."""
         zone = self._zones.get(name)
         if zone is not None:
             if zone.plan.active or zone.plan.waiting:
@@ -197,8 +198,8 @@ class Scheduler:
     # Reasons to wake
 
     def notify(self, queue: QueueName, due: float = 0.0) -> None:
-        """There may be something to claim in a queue: now, or when the clock reaches `due`, if new
-        mail is held back by its sender until then (RFC 4865). Cheap; never raises.
+        """Note that there may be something to claim in a queue now, or at `due` if the sender delays new mail
+        until then (RFC 4865). Cheap; never raises.
         """
         if self._running:
             claims = self.zone(queue.zone).claims
@@ -208,14 +209,16 @@ class Scheduler:
                 claims.notify(queue.priority)
 
     def wake(self, queue: QueueName) -> None:
-        """Deliveries of the zone have changed, or other workers may have left new ones in this queue."""
+        """Claim again: deliveries of the zone have changed, or other workers may have stored new ones in this
+        queue.
+        """
         if self._running:
             claims = self.zone(queue.zone).claims
             claims.priorities.add(queue.priority)
             claims.wake()
 
     def granted(self, name: str) -> None:
-        """Of limits that are shared with other workers there may be more for the zone."""
+        """Note that the limits shared with other workers may allow the zone more."""
         zone = self._zones.get(name)
         if self._running and zone is not None:
             zone.granted()
@@ -225,20 +228,20 @@ class Scheduler:
             zone.pump()
 
     def postponed(self, queue: QueueName, when: float) -> None:
-        """A deferral is durable; the earliest of its deliveries is due at `when`."""
-        # A mailbox is looked at again by the outbox, which may have dismissed it.
+        """Note that a deferral is durable. The earliest of its deliveries is due at `when`."""
+        # The outbox itself checks a mailbox again, and may have dismissed it.
         if self._running and queue.kind is not Kind.MAILBOX:
             self.zone(queue.zone).claims.postponed(when, queue.priority)
 
     # For operators
 
     def withdraw(self, keys: Collection[DeliveryKey]) -> set[DeliveryKey]:
-        """Keep the scheduler's hands off deliveries; the ones that may be changed now.
+        """Withdraw deliveries from scheduling and return those that may be changed now.
 
-        Free are those that are neither being attempted nor waiting for their outcome to become durable,
-        whether they were claimed or not, and that no other change has withdrawn: the first to give them back
-        would let them be attempted in the middle of the other change. They are attempted again only after
-        `give_back`, which must follow.
+        A delivery may be changed if it is not being attempted, no outcome of it waits to become durable, and
+        no other change has withdrawn it, because the first change to give it back would allow an attempt in
+        the middle of the other. Whether it was claimed does not matter. Withdrawn deliveries are attempted
+        again only after `give_back`, which the caller must call.
         """
         free = set(keys) - self._settler.unsettled_keys() - self._withdrawn - self._attempted()
         self._withdrawn |= free
@@ -247,8 +250,8 @@ class Scheduler:
         return free
 
     async def withdraw_settled(self, keys: Collection[DeliveryKey]) -> set[DeliveryKey]:
-        """As `withdraw`, and waits until outcomes are durable: while thousands of deliveries are put off, a
-        change would miss those that are on their way into the store.
+        """Withdraw deliveries as `withdraw` does, and wait until outcomes are durable. Otherwise a change
+        would miss the deliveries whose outcomes are being written when thousands are deferred at once.
         """
         free = self.withdraw(keys)
         try:
@@ -267,18 +270,18 @@ class Scheduler:
         return {key for zone in self._all_zones() for key in zone.plan.active_keys()}
 
     def give_back(self, keys: Collection[DeliveryKey]) -> None:
-        """The changes are stored: these may be attempted again when they are due."""
+        """Allow attempts of these deliveries again: the changes to them are stored."""
         self._withdrawn.difference_update(keys)
         for name, some in _by_zone(keys).items():
             self.zone(name).give_back(some)
 
     def resume(self, zone: str, destination: DestinationKey | None = None) -> None:
-        """Lift the suspension of a destination, or of all in the zone."""
+        """Lift the suspension of a destination, or of all destinations in the zone."""
         self._resumed(zone)
         self.zone(zone).resume(destination)
 
     def resume_domain(self, zone: str, domain: str) -> None:
-        """Lift the suspension of the destination that mail for a domain goes to, if one is known."""
+        """Lift the suspension of the destination for a domain, if the destination is known."""
         self._resumed(zone)
         destination = self.zone(zone).plan.destination_of(domain)
         if destination is not None:
@@ -288,11 +291,11 @@ class Scheduler:
 
     @property
     def throttled_seconds(self) -> float:
-        """How long what has waited before was held back for new mail."""
+        """Seconds for which the backlog was throttled in favour of new mail."""
         return 0.0 if self._throttle_timer is None else self._throttle_timer.seconds
 
     def problems(self) -> tuple[str, ...]:
-        """For people: mail that waits for a zone which the configuration does not name."""
+        """Return problems for an operator: mail in zones that the configuration does not name."""
         stored = {
             queue.zone
             for queue, counts in self._store.counts().items()
@@ -313,39 +316,41 @@ class Scheduler:
         )
 
     def destinations(self) -> Iterator[tuple[str, DestinationStatus]]:
-        """Yields the destinations of each zone, which may change meanwhile."""
+        """Yield the destinations of each zone. They may change during the iteration."""
         for name, zone in list(self._zones.items()):
             for each in zone.each_destination():
                 yield name, each
 
     def destination_counts(self, now: float) -> Iterator[tuple[str, int, int]]:
-        """Yields for each zone how many destinations are suspended, and how many others have mail."""
+        """Yield for each zone how many destinations are suspended, and how many others have mail."""
         for name, zone in self._zones.items():
             yield name, *zone.plan.count_destinations(now)
 
     def destination_of(self, zone: str, domain: str) -> DestinationKey | None:
-        """Where mail for a domain goes, if that is known without asking."""
+        """Return the destination for mail to a domain, or None if that would need a look-up."""
         found = self._zones.get(zone)
         return None if found is None else found.plan.destination_of(domain)
 
     def suspension_of(self, zone: str, domain: str) -> tuple[float, Reply] | None:
-        """Return until when the destination of mail for a domain is suspended, and the reason."""
+        """Return until when the destination for a domain is suspended, and the reason."""
         found = self._zones.get(zone)
         return None if found is None else found.plan.suspension_of(domain)
 
     def active_count(self, zone: str) -> int:
-        """Deliveries of the zone that are being attempted; of all mailboxes' zones under their label."""
+        """Return how many deliveries of the zone are being attempted. The zones of all mailboxes are counted
+        together under their label.
+        """
         names = [name for name in self._zones if queue_of(name).label == zone]
         return sum(len(self._zones[name].plan.active_keys()) for name in names)
 
     def active_keys(self) -> set[DeliveryKey]:
-        """Deliveries that are being attempted, or whose outcome is not durable yet."""
+        """Return the deliveries that are being attempted, or whose outcome is not durable yet."""
         return self._settler.unsettled_keys() | self._attempted()
 
     # Zones
 
     def zone(self, name: str) -> Zone:
-        """The zone of that name; a zone that is not known yet is taken up."""
+        """Return the zone with this name, and create it if it is unknown."""
         return self._zones.get(name) or self._adopt(name)
 
     def _adopt(self, name: str) -> Zone:
@@ -358,7 +363,9 @@ class Scheduler:
         return zone
 
     def _implied(self, name: str) -> ZoneSettings | None:
-        """The default zone need not be configured; where it is, it has a zone of its own."""
+        """Return the default settings if this is the default zone, which need not be configured; otherwise
+        None.
+        """
         return self._default if name == DEFAULT_ZONE else None
 
     def _tell_missing(self, zone: str) -> None:

@@ -1,48 +1,49 @@
-"""The round robin: fair visits to the destinations of a zone, within its limits and rates. Pure.
+"""Selects the next destination of a zone, within its limits and rates. Pure, except for `ThrottleTimer`.
 
-- Destinations with work wait in a queue and are visited one after the other. There is a queue for each
-  priority, and a destination is in that of the most urgent mail that it has; `Precedence` chooses between
-  queues. Within a queue destinations with fresh mail and those without it alternate (`order.py`).
-- In a zone routed by MX a visit goes on for up to `MOST_IN_VISIT` batches, as long as the later ones take
-  less than `VISIT_SECONDS` together: with more destinations than connections each visit costs a new
-  connection. It ends at once when other mail waits that is more urgent, or fresh where the destination's own
-  is not, or for the same hosts on other terms; only destinations that answer in time go on.
-- A destination without room at its hosts leaves the queue and returns, before the one that made room, when
-  there is some: lines that share hosts alternate.
-- A destination whose rate says later waits aside until then (`next_turn`): it holds no connection of the
-  zone meanwhile. Where the zone's own rate says later, all wait, in the order of the queue.
-- Where the limits are shared with other workers, a destination for which this worker has no unit waits until
-  it is given one (`granted`).
-- In a zone routed by MX, destinations that do not answer, or take long, have a part of the connections
-  (`probation.py`).
-- While new mail needs the processor, destinations without fresh mail stand still at times
-  (`backlog_throttle.py`).
+Round robin (`RoundRobin`):
 
-`now` is the wall clock, `tick` a monotonic one, needed where a rate is set.
+- Destinations with work wait in a queue and are visited in turn. There is one queue per priority; a
+  destination waits in that of its most urgent mail. `Precedence` chooses between the queues. Within a queue,
+  destinations with fresh mail alternate with those without it (`order.py`).
+- In a zone routed by MX a visit has up to `MOST_IN_VISIT` batches, as long as the later ones take less than
+  `VISIT_SECONDS` together, because each visit costs a new connection when there are more destinations than
+  connections. It ends early if more urgent mail waits, if fresh mail waits and the destination has none, or
+  if mail for the same hosts waits on other terms. Only destinations that answer quickly are visited with more
+  than one batch.
+- A destination without a free connection at its hosts leaves the queue. It returns when one is freed, ahead
+  of the destination that freed it, so that lines that share hosts alternate.
+- A destination whose rate allows nothing now waits aside until `next_turn` and holds no connection of the
+  zone. If the rate of the zone itself allows nothing, all destinations wait in order.
+- If limits are shared with other workers, a destination for which this worker has no connection slot waits
+  until it is granted one (`granted`).
+- In a zone routed by MX, destinations that do not answer, or answer slowly, may use only a part of the
+  connections (`destination/`).
+- While new mail needs the CPU, destinations without fresh mail pause at times (`BacklogThrottle`).
 
-Throttles mail that has waited before, while new mail needs the processor. `BacklogThrottle` is pure.
+`now` is the wall clock. `tick` is a monotonic clock, needed where a rate is set.
 
-The order of lines (`order.py`) is of no use where the processor is short: a message of a backlog for many
-hosts, with look-ups and a connection of its own, takes five times as much of it as one that comes in and
-leaves for a known host, and goes while new mail is being accepted. With 100,000 of them other mail was taken
-at a third of its rate. So while the event loop is busy (`BUSY`) and fresh mail
-starts at a quarter of the other's rate or more (`SHARE`), the other is given a rate, which is lowered step by
-step, to one start for `FRESH_STARTS` of fresh mail (or `LEAST`), and raised when the loop has time again. A
-trickle of new mail changes nothing, and without any there is no rate.
+Throttle (`BacklogThrottle`): limits the backlog while new mail needs the CPU. The order of lines does not
+help when the CPU is the bottleneck: a message of a backlog for many hosts, with its own look-ups and
+connection, needs five times as much CPU as a message that arrives and leaves for a known host, and competes
+with the acceptance of new mail. With a backlog of 100,000 messages, other mail was accepted at a third of its
+usual rate. So while the event loop is busy (`BUSY`) and fresh mail starts at a quarter of the backlog's rate
+or more (`SHARE`), the backlog is given a rate. The rate is lowered in steps, to one start for `FRESH_STARTS`
+starts of fresh mail (but not below `LEAST`), and is raised when the loop has time again. A trickle of new
+mail changes nothing, and without new mail there is no rate.
 
-That is for bursts. Where it lasts, the other has more and more, after `PATIENCE` seconds as much as it has in
-the order of lines: or deferred mail would never leave a relay that has too much to do all day.
+That is meant for bursts. Under lasting load the share of the backlog grows until, after `PATIENCE` seconds,
+it is the same as in the order of lines. Otherwise deferred mail would never leave a relay that is busy all
+day.
 
-There is one throttle for all zones of a worker, which share its processor. It is looked at every `LOOK`
-seconds while mail that has waited is being sent.
+All zones of a worker share one throttle, because they share the CPU. It is updated every `LOOK` seconds while
+backlog is being sent.
 
-The table of lines by domain and of destinations by key. Pure.
-
-It makes destinations and forgets them: a provider's hosts are one destination for thousands of domains. Idle
-domains and destinations are forgotten when there are many, so memory does not grow with all that was ever
-sent to. That is done a few at a time, those that have not been looked at for longest, as others come: to look
-at thousands at once would stop the event loop. Promise: nothing is forgotten of which something waits, is
-active, was passed over or is suspended.
+Table (`Destinations`): maps domains to lines and keys to destinations. It creates destinations and forgets
+them; the hosts of a provider are one destination for thousands of domains. Idle domains and destinations are
+forgotten when there are many, so memory does not grow with every domain ever used. They are checked a few at
+a time, the least recently checked first, when a new one is created: checking thousands at once would block
+the event loop. Promise: a destination is not forgotten while mail waits for it, an attempt is active, a
+domain of it was passed over, or it is suspended.
 """
 
 from __future__ import annotations
@@ -66,34 +67,37 @@ from zonerelay.queue.destination.suspension import Transition
 from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
 
 LOOK = 0.1
-"""Seconds."""
+"""Seconds between two updates of the throttle."""
 BUSY = 0.8
-"""Of the time the loop's thread runs or waits for a processor. What is missing to 1 are waits for the
-interpreter and the disk: a loop that has no time shows 0.85 to 0.95."""
+"""The busy share of time from which the throttle acts. It is the time that the loop's thread runs or waits
+for a CPU. The rest is spent waiting for the interpreter and the disk: a saturated loop shows 0.85 to 0.95.
+"""
 SHARE = 4
 FRESH_STARTS = 30
 FRESH_STARTS_AT_LAST = FRESH_WEIGHT
 PATIENCE = 300.0
 LEAST = 50.0
-"""Starts a second, whatever comes: new mail would hardly feel it if they were fewer, and it may be other
-programs that keep the processors busy.
+"""Backlog starts per second that are always allowed. New mail would hardly benefit from fewer, and other
+programs may be what keeps the CPUs busy.
 """
 LOWER = 0.5
 RAISE = 1.2
 RAISE_BY = 10.0
-"""Starts a second, besides."""
+"""Starts per second, in addition to the factor."""
 MEMORY = 0.2
-"""Weight of the last look in a rate: about half a second is remembered."""
+"""Weight of the last update in a moving average; about half a second is remembered."""
 
 
 class BacklogThrottle:
-    """Counts what starts. `is_used_up`: nothing that has waited before may start until the next look."""
+    """Counts starts and limits those of the backlog. While `is_used_up` is true, no backlog may start until
+    the next update.
+    """
 
     def __init__(self, begun: Callable[[], None] = lambda: None) -> None:
         self.begun = begun
-        """Called when mail that has waited starts and no timer of `look` runs."""
+        """Called when backlog starts and no timer for `look` is running."""
         self.rate = math.inf
-        """Starts a second that the other mail may have."""
+        """Starts per second that the backlog may have."""
         self.is_used_up = False
         self.is_looked_at = False
         self._left = math.inf
@@ -102,12 +106,12 @@ class BacklogThrottle:
         self._fresh_rate = self._other_rate = 0.0
 
     def started(self, *, is_fresh: bool) -> None:
-        """A batch of fresh mail, or of mail that was put off or is backlog."""
+        """Count the start of a batch, of fresh mail or of backlog (including deferred mail)."""
         if is_fresh:
             self._fresh += 1
             return
         if not self.is_looked_at:
-            # What started without a timer says nothing.
+            # Counts from the time without a timer are meaningless.
             self.is_looked_at = True
             self._fresh = self._other = 0
             self._fresh_rate = self._other_rate = 0.0
@@ -117,7 +121,9 @@ class BacklogThrottle:
         self.is_used_up = self._left <= 0
 
     def look(self, seconds: float, busy: float) -> None:
-        """So long after the last look, or the beginning, of which the loop was busy for a part."""
+        """Update the rate, `seconds` after the last update or the beginning. `busy` is the share of this time
+        for which the loop was busy.
+        """
         self.is_looked_at = self._other > 0 or self.rate < math.inf
         self._fresh_rate += (self._fresh / seconds - self._fresh_rate) * MEMORY
         self._other_rate += (self._other / seconds - self._other_rate) * MEMORY
@@ -140,8 +146,8 @@ class BacklogThrottle:
 
 
 class ThrottleTimer:
-    """Looks in time. `busy` says what part of the time since it was last asked the loop's thread needed a
-    processor; `refilled` is called when something may start that might not before.
+    """Updates the throttle periodically. `busy` returns the share of the time since its last call for which
+    the loop's thread needed a CPU. `refilled` is called when something may start that could not start before.
     """
 
     def __init__(self, busy: Callable[[], float], refilled: Callable[[], None]) -> None:
@@ -149,7 +155,7 @@ class ThrottleTimer:
         self._busy = busy
         self._refilled = refilled
         self.seconds = 0.0
-        """During which there was a rate."""
+        """Seconds for which the backlog had a rate."""
         self._looked_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -182,7 +188,9 @@ class ThrottleTimer:
 
 MOST_IN_VISIT = 10
 VISIT_SECONDS = 0.25
-"""Seconds by which a visit of the longest kind, and one batch more, delays the others each round."""
+"""Seconds by which the longest kind of visit, and one more batch, delays the other destinations in each
+round.
+"""
 
 
 class RoundRobin:
@@ -200,21 +208,21 @@ class RoundRobin:
         self._shared = shared
         self._ungranted: dict[Destination, None] = {}
         self._has_ended = False
-        """Nothing starts any more; wishes for the same lines are those of the zone's successor."""
+        """Nothing starts any more; requests for slots of the same lines belong to the zone's successor."""
         self._rates = rates
         self._probation = None if zone.next_hop else Probation(zone.max_connections)
         self._queues: dict[Priority, FairQueue[Destination]] = {each: FairQueue() for each in Priority}
         self._normal = self._queues[Priority.NORMAL]
         self._urgencies = False
-        """A destination has been in another queue than the normal one."""
+        """A destination has been in a queue other than the normal one."""
         self._precedence = Precedence()
         self._aside: list[tuple[float, int, Destination]] = []
         self._count = 0
         self._sites: dict[SiteKey, Site] = {}
         self.active = 0
         self.next_turn: float | None = None
-        """When `next` is to be asked again although nothing has happened, as a reading of the monotonic
-        clock.
+        """The reading of the monotonic clock at which `next` is to be called again even if nothing has
+        happened.
         """
 
     def site(self, key: SiteKey) -> Site:
@@ -224,14 +232,14 @@ class RoundRobin:
         return site
 
     def enter(self, destination: Destination) -> None:
-        """Takes in a new destination."""
+        """Add a new destination."""
         destination.site.lines[destination] = None
         destination.site.changed()
         if self._probation is not None:
             self._probation.recall(destination)
 
     def leave(self, destination: Destination) -> None:
-        """Forgets a destination of which nothing waits or is active."""
+        """Forget a destination for which nothing waits or is active."""
         self._give_up(destination)
         if self._probation is not None:
             self._probation.remember(destination)
@@ -244,7 +252,7 @@ class RoundRobin:
             self._sites.pop(site.key, None)
 
     def clear(self) -> None:
-        """Forgets everything that waits, for a stop."""
+        """Forget everything that waits, for a stop."""
         for destination in self._ungranted:
             self._give_up(destination)
         self._has_ended = True
@@ -257,27 +265,28 @@ class RoundRobin:
         self.next_turn = None
 
     def sort(self) -> None:
-        """What was fresh may be backlog now (`window.py`)."""
+        """Sort the queues again, because fresh mail may have become backlog (`zone/window.py`)."""
         for queue in self._queues.values():
             queue.sort()
         if self._probation is not None:
             self._probation.sort()
 
     def offer(self, destination: Destination, now: float, *, new: bool = False) -> None:
-        """A destination may have work, or there may be room for it. `new`: it has just got work."""
+        """Queue a destination if it has work and may start some. `new` says that its mail is new."""
         if not destination.waiting:
             return
         if destination.is_queued:
             self._hasten(destination)
             return
-        # Among several lines one without room is queued all the same: that keeps their order.
+        # If several lines share the hosts, a line is queued even without a free connection, which keeps their
+        # order.
         if len(destination.site.lines) > 1 or destination.site.has_room(destination, now):
             destination.is_queued = True
             self._append(destination, new=new and not destination.active)
 
     def next(self, now: float, tick: float) -> Destination | None:
-        """Return the destination that may start a batch now; it leaves the queue until it is
-        offered again.
+        """Return the destination that may start a batch now, or None. It leaves the queue until it is offered
+        again.
         """
         if self._aside:
             self._bring_back(tick)
@@ -313,7 +322,7 @@ class RoundRobin:
         return None
 
     def start(self, destination: Destination, tick: float) -> Ticket | None:
-        """Counts a transaction that starts; returns the ticket to its turns, where there is a rate."""
+        """Count a transaction that starts, and return the ticket to its turns if there is a rate."""
         destination.begins(tick)
         destination.site.changed()
         self.active += 1
@@ -328,7 +337,7 @@ class RoundRobin:
         return ticket
 
     def end(self, destination: Destination, ticket: Ticket | None, now: float) -> None:
-        """Counts a transaction that has ended: lines that waited for its room come first."""
+        """Count a transaction that has ended. Lines that waited for a connection at its hosts come first."""
         destination.active -= 1
         destination.site.changed()
         self.active -= 1
@@ -341,12 +350,12 @@ class RoundRobin:
         self._unblock(destination.site, now)
 
     def is_awaited(self, destination: Destination) -> bool:
-        """Return whether another line waits for room at its hosts."""
+        """Return whether another line waits for a connection at its hosts."""
         blocked = destination.site.blocked
         return bool(blocked) and any(line is not destination for line in blocked)
 
     def goes_on(self, destination: Destination, now: float, tick: float) -> bool:
-        """Return whether the visit may go on, before the destinations that wait."""
+        """Return whether the visit may continue before the waiting destinations are visited."""
         return (
             destination.waiting > 0
             and destination.standing is Standing.QUICK
@@ -358,7 +367,7 @@ class RoundRobin:
         )
 
     def _is_preceded(self, destination: Destination) -> bool:
-        """Return whether others wait with mail that comes before its own."""
+        """Return whether other destinations wait with mail that comes first."""
         urgency = destination.urgency
         if self._urgencies and any(STRIDE[each] < STRIDE[urgency] for each in self._stands()):
             return True
@@ -368,13 +377,13 @@ class RoundRobin:
         return self._queues[urgency].has_fresh or (throttle is not None and throttle.is_used_up)
 
     def quick(self, destination: Destination) -> None:
-        """The destination has answered in time, for the first time or again."""
+        """Note that the destination has answered in time, for the first time or again."""
         if self._probation is not None and self._probation.quick(destination):
             self._append(destination)
 
     def changed(self, key: SiteKey, now: float, *, earlier: bool) -> None:
-        """A batch for the site took its turn, or ended without one: then the lines there may be due
-        `earlier`.
+        """Note that a batch for the site took its turn, or ended without one. In the second case lines there
+        may be due `earlier`.
         """
         site = self._sites.get(key)
         if site is not None:
@@ -383,7 +392,7 @@ class RoundRobin:
             self._unblock(site, now)
 
     def granted(self, now: float) -> None:
-        """Of shared limits there may be more for this worker: units, or turns that are due earlier."""
+        """Note that shared limits may allow this worker more: slots, or turns that are due earlier."""
         if self._shared is not None and self._probation is not None:
             self._probation.resize(-(-self._most // self._shared.holders))
         ungranted, self._ungranted = self._ungranted, {}
@@ -391,13 +400,13 @@ class RoundRobin:
             if not destination.waiting:
                 self._give_up(destination)
             elif destination.is_queued:
-                # It asks when its turn comes. A wish made here by a destination that probation has put aside
-                # would take the very place that it waits for, for ever.
+                # It requests a slot when its turn comes. A request made here for a destination that was put
+                # aside would occupy the very slot that the destination waits for, for ever.
                 continue
             elif self._is_granted(destination):
                 self.offer(destination, now)
                 if not destination.is_queued:
-                    self._give_up(destination)  # it is suspended, or its hosts have no room
+                    self._give_up(destination)  # it is suspended, or its hosts have no free connection
         aside, self._aside = self._aside, []
         for entry in sorted(aside):
             self._append(entry[2])
@@ -418,8 +427,8 @@ class RoundRobin:
         return False
 
     def emptied(self, destination: Destination) -> None:
-        """What waited there has been taken away: a wish that stayed would keep the place for good that other
-        destinations wait for.
+        """Cancel the request for a slot of a destination whose mail was withdrawn. A request that remained
+        would keep the slot from other destinations for good.
         """
         if not destination.waiting:
             self._ungranted.pop(destination, None)
@@ -433,7 +442,7 @@ class RoundRobin:
             self._probation.gives_up(destination)
 
     def _append(self, destination: Destination, *, first: bool = False, new: bool = False) -> None:
-        """Queues a destination, also one whose mail has gone or is withdrawn."""
+        """Queue a destination, even if its mail has left or is withdrawn."""
         priority = destination.urgency if destination.waiting else Priority.NORMAL
         destination.stands_as = priority
         queue = self._queues[priority]
@@ -444,20 +453,20 @@ class RoundRobin:
             queue.append(destination, new=new)
 
     def _hasten(self, destination: Destination) -> None:
-        """Something more urgent may have come: the destination moves to the queue of that."""
+        """Move a queued destination to the queue of its most urgent mail."""
         stands = destination.stands_as
         if stands is None:
             return
         if STRIDE[destination.urgency] < STRIDE[stands]:
-            # A place left behind would be a visit more in each round, for every urgent message one.
+            # An entry left behind would cost one more visit per round for every urgent message.
             self._queues[stands].remove(destination)
             self._append(destination)
         else:
             self._queues[stands].hasten(destination)
 
     def _may_go(self, destination: Destination) -> bool:
-        """Return whether it may go now: a backlog for thousands of unknown hosts must not go before fresh
-        mail.
+        """Return whether a destination may start now. A backlog for thousands of unknown hosts must not start
+        before fresh mail.
         """
         if destination.has_fresh or not destination.waiting:
             return True
@@ -482,7 +491,9 @@ class RoundRobin:
         return destination
 
     def _is_admitted(self, destination: Destination, probation: Probation) -> bool:
-        """Return whether its standing leaves it room, too. Otherwise it waits where it will be found."""
+        """Return whether the standing of a destination also allows a start. If not, the destination waits
+        where it will be found.
+        """
         if destination.standing is Standing.QUICK:
             return True
         if probation.is_full(destination):
@@ -534,19 +545,19 @@ MAX_DOMAINS = 10_000
 MAX_DESTINATIONS = 1000
 """Idle domains and destinations are forgotten when there are more than this."""
 LOOKED_AT = 8
-"""Destinations looked at for each one that is made: an idle one in eight keeps their number where it is."""
+"""Destinations checked for each new one. If one in eight is idle, their number stays constant."""
 TIDIED = 500
-"""Domains and deliveries looked at in one go, when there are too many domains."""
+"""Domains and deliveries checked in one go when there are too many domains."""
 
 
 class Destinations:
-    """Destinations: `lines` by domain (`""` in a zone that has one next hop), destinations by their key."""
+    """The table of a zone: `lines` by domain (`""` in a zone with one next hop) and destinations by key."""
 
     def __init__(
         self, zone: ZoneSettings, retry: RetrySettings, rates: Rates, round_robin: RoundRobin
     ) -> None:
         self.lines: dict[str, Line] = {}
-        # Not a dict: there the search for the first takes longer the more have left from the front.
+        # Not a dict, where finding the first key takes longer the more keys were removed from the front.
         self.destinations: OrderedDict[DestinationKey, Destination] = OrderedDict()
         self._zone = zone
         self._retry = retry
@@ -556,7 +567,7 @@ class Destinations:
         self._to_tidy: Iterator[DestinationKey] | None = None
 
     def destination(self, route: Route, now: float) -> Destination:
-        """Return the one that the route leads to, which goes by this route from now on."""
+        """Return the destination of a route, created if needed, and make it use this route from now on."""
         key = route.destination
         destination = self.destinations.get(key)
         if destination is not None:
@@ -572,7 +583,7 @@ class Destinations:
         return destination
 
     def resume(self, key: DestinationKey | None) -> list[Destination]:
-        """Lift the suspension of one destination or all; the ones that were troubled."""
+        """Lift the suspension of one destination or all. Return those that were suspended or failing."""
         chosen = list(self.destinations.values()) if key is None else [self.destinations.get(key)]
         return [
             destination
@@ -581,7 +592,7 @@ class Destinations:
         ]
 
     def count(self, now: float) -> tuple[int, int]:
-        """Returns how many destinations are suspended and how many are not, of those that `status` tells."""
+        """Return how many destinations are suspended and how many are not, of those that `status` shows."""
         suspended = usable = 0
         for each in self.destinations.values():
             is_busy = each.waiting or each.active
@@ -595,14 +606,16 @@ class Destinations:
         return tuple(self.each_status(now, tick))
 
     def each_status(self, now: float, tick: float) -> Iterator[DestinationStatus]:
-        """Yields what `status` tells; the destinations may change meanwhile."""
+        """Yield the status of the destinations that have mail or are suspended. They may change during the
+        iteration.
+        """
         for each in list(self.destinations.values()):
             if each.waiting or each.active or not each.suspension.is_forgettable(now):
                 yield each.status(tick)
 
     def sort(self, priority: Priority, since: MessageId, *, is_earlier: bool = False) -> int:
-        """Of everything that waits what is older than this message is backlog now; how many are new.
-        `is_earlier`: than the last one.
+        """Turn waiting mail older than this message into backlog, and return how many deliveries are new.
+        `is_earlier` says that the message is older than at the last call.
         """
         backlogs = (line.backlogs.get(priority) for line in dict.fromkeys(self.lines.values()))
         return sum(
@@ -614,8 +627,8 @@ class Destinations:
     # Forgetting
 
     def tidy(self) -> None:
-        """When there are very many domains: keep the routes of those that have something waiting; the others
-        are asked for again. Each call does a part of it.
+        """Forget domains for which nothing waits if there are very many; their routes are looked up again
+        when needed. Each call does a part of the work.
         """
         if self._to_tidy is None:
             if len(self.lines) <= self._max_domains:
@@ -652,8 +665,8 @@ class Destinations:
                 self.destinations.move_to_end(key)
 
     def clear(self) -> Iterator[None]:
-        """Forget everything, a destination at each step; nothing of it is active. They and their hosts refer
-        to each other: all that a zone knows would be left for the garbage collector.
+        """Forget everything, one destination at each step. None of them may be active. Destinations and hosts
+        refer to each other, so this saves the garbage collector from finding all of them at once.
         """
         self.lines.clear()
         while self.destinations:

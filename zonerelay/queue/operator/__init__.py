@@ -1,5 +1,6 @@
-"""The verbs of an operator: `operations` lists and changes the queue; `filters` selects, `summary` shows.
+"""The commands of an operator on the queue: `operations` lists, counts and changes mail, and `filters`
+selects it.
 
-Code outside takes `operations`; `journal`, which has what an undo restores; `reroute`; and `clock_watch`,
-which corrects due times after the clock was set.
+Code outside imports `operations`; `journal`, which stores what an undo restores; `bin`, which keeps dropped
+mail for a day; and `clock_watch`, which corrects due times after the clock was set.
 """

@@ -1,10 +1,11 @@
-"""The bin: what operators have dropped, until a day has passed.
+"""The bin: keeps dropped mail for a day so that it can be restored.
 
-Dropped deliveries are held in queues of their own (`bin_of`), which no list, count or claim of mail looks at.
-`next_attempt` is when they are destroyed. An undo of their act moves them back.
+Dropped deliveries are held in separate queues (`bin_of`), which lists, counts and claims of mail skip.
+`next_attempt` is the time at which they are destroyed. An undo of the drop moves them back.
 
-The bin is looked at each `INTERVAL` seconds. What is over goes, and the oldest goes where messages take more
-than `MAX_SIZE` together, or where the disk has too little space for new mail.
+The bin is checked every `INTERVAL` seconds. Expired mail is destroyed. The oldest mail is destroyed early if
+the messages together exceed `MAX_SIZE`, or if the disk has too little free space for new mail. If the store
+fails, the check is repeated after `INTERVAL`.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ INTERVAL = 600.0
 MAX_SIZE = 1024**3
 BATCH = 500
 SPAN = 60.0
-"""Seconds of which the deliveries are counted, and destroyed for their size, together."""
+"""Seconds of due time that are counted, and destroyed to save space, together."""
 
 
 class Bin:
-    """One per worker; `start` once, `stop` before the store is closed."""
+    """The bin of a worker. Call `start` once, and `stop` before the store is closed."""
 
     def __init__(
         self, store: Store, *, events: Events, clock: Clock, skipped: Callable[[float], float] = lambda _: 0.0
     ) -> None:
-        """`skipped` is that of `ClockLeaps`."""
+        """Create the bin. `skipped` is `ClockLeaps.skipped`."""
         self._skipped = skipped
         self._store = store
         self._events = events
@@ -47,7 +48,7 @@ class Bin:
         await self._tasks.cancel()
 
     async def sweep(self) -> None:
-        """Destroy what is over, and the oldest of what is too much. Raise StoreError."""
+        """Delete expired mail, and the oldest mail if the bin is too large. Raise StoreError."""
         now = self._clock.now()
         await self._destroy(now - self._skipped(now - 1.0))
         sizes: Counter[float] = Counter()

@@ -1,18 +1,18 @@
-"""Corrects the due times that were written while the wall clock was ahead.
+"""Corrects due times that were written while the wall clock was ahead.
 
-`Delivery.corrected_at` says which, and what becomes of them. Other times are left alone: a sender's release
-(RFC 4865), an operator's choice, and a policy's long step that starts in the past. What is held is corrected
-when it is released, or when an undo restores its due time.
+`Delivery.corrected_at` decides which due times are corrected, and how. Other times are left alone: the
+release time that a sender requested (RFC 4865), a time that an operator chose, and a long retry interval that
+starts in the past. A held delivery is corrected when it is released, or when an undo restores its due time.
 
-The queue is read when there is a reason: the clock has gone back by more than `TOLERANCE` seconds, or the
-store's highest message id, which holds a time, is in the future at a start. A store that refuses is read at
-the next look, `INTERVAL` seconds later.
+The queue is read only when there is a reason: the clock has gone back by more than `TOLERANCE` seconds, or at
+startup the highest message id in the store, which contains a time, is in the future. If the store fails, the
+queue is read again at the next check, `INTERVAL` seconds later.
 
 `ClockLeaps` keeps mail from expiring because the wall clock has leapt forward. A leap is more than `LEAP`
-seconds that the wall clock gains on CLOCK_BOOTTIME, which counts the sleep of the machine, too. The age of
-mail that was accepted before does not count those seconds until an operator confirms the new time (`zonerelay
-spool acknowledge clock`), a day has passed, or the clock goes back. A leap is noted in a file beside the
-spool, so that a restart does not forget it.
+seconds that the wall clock gains on CLOCK_BOOTTIME, which also counts the time that the machine sleeps. For
+mail that was accepted before the leap, those seconds do not count towards its age until an operator confirms
+the new time (`zonerelay spool acknowledge clock`), a day has passed, or the clock goes back. A leap is
+recorded in a file next to the spool, so it survives a restart.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ INTERVAL = 30.0
 LEAP = 3600.0
 TRUSTED_AFTER = 86400.0
 NAME = "clock"
-"""What an operator acknowledges."""
+"""The name under which an operator acknowledges a leap."""
 
 
 class Leap(msgspec.Struct, frozen=True, kw_only=True):
-    """`at` is the wall time after the leap."""
+    """A leap of the wall clock by `seconds`. `at` is the wall time after the leap."""
 
     at: float
     seconds: float
 
 
 class ClockLeaps:
-    """One per worker. `path` is its file."""
+    """Detects forward leaps of the wall clock and stores the last one in the file `path`. There is one
+    instance per worker.
+    """
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
@@ -71,13 +73,13 @@ class ClockLeaps:
         )
 
     def confirm(self) -> bool:
-        """Count the leap as time that has passed. Return false when there is none."""
+        """Count the leap as time that has passed. Return false if there is none."""
         found = self._present() is not None
         self._leap = None
         return found
 
     async def store(self) -> None:
-        """Write down what has changed. Raise OSError."""
+        """Write the leap to its file if it has changed. Raise OSError."""
         leap = self._present()
         if leap != self._stored:
             await FILES.run(_write, self._path, leap)
@@ -110,7 +112,7 @@ def _write(path: Path, leap: Leap | None) -> None:
 
 
 class ClockWatch:
-    """The clock watch of a worker; `start` once, `stop` before the store is closed."""
+    """The clock watch of a worker. Call `start` once, and `stop` before the store is closed."""
 
     def __init__(
         self, operations: Operations, *, events: Events, clock: Clock, leaps: ClockLeaps | None = None
@@ -121,11 +123,11 @@ class ClockWatch:
         self._clock = clock
         self._tasks = Tasks("queue.clock", events)
         self._ahead = self._difference()
-        """Seconds by which the wall clock was ahead of the monotonic one at the last look."""
+        """Seconds by which the wall clock was ahead of the monotonic clock at the last check."""
         self._is_suspect = False
 
     def start(self, last: MessageId | None) -> None:
-        """`last` is the highest id that the store has committed."""
+        """Start to watch the clock. `last` is the highest message id that the store has committed."""
         self._is_suspect = last is not None and last > first_at(self._clock.now() + TOLERANCE)
         self._tasks.start(self._watch())
 

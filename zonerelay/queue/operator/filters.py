@@ -1,4 +1,4 @@
-"""Selects the deliveries that an operator means. Pure; addresses are compared without regard to case."""
+"""Selects the deliveries that match an operator's filter. Pure. Addresses are compared case-insensitively."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from zonerelay.store.contract import everybody
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFilter:
-    """Every condition given must hold; none given matches everything.
+    """A filter over deliveries. Every given condition must hold; an empty filter matches everything.
 
-    `*` in `sender`, `recipient` and `domain` stands for any text; sender `""` or `<>` is the null sender.
-    Ages are seconds since acceptance. `reply_text` is looked for in the last reply.
+    `*` in `sender`, `recipient` and `domain` stands for any text. The sender `""` or `<>` is the null sender.
+    Ages are seconds since acceptance. `reply_text` is searched for in the last reply.
     """
 
     sender: str | None = None
@@ -39,7 +39,7 @@ class QueueFilter:
 
 
 class Matcher:
-    """A filter made ready for many deliveries."""
+    """A filter prepared for matching many deliveries."""
 
     def __init__(self, wanted: QueueFilter, now: float) -> None:
         self._wanted = wanted
@@ -52,13 +52,13 @@ class Matcher:
         self._reply_text = None if wanted.reply_text is None else wanted.reply_text.casefold()
         self.needs_message = wanted.sender is not None
         self.recipient: Callable[[str], bool] = everybody
-        """Whether deliveries to a recipient may match at all."""
+        """Returns whether deliveries to a recipient can match at all."""
         if self._recipient is not None or self._domain is not None:
             self.recipient = self._matches_recipient
 
     def matches(self, delivery: Delivery) -> bool:
-        """Return whether a delivery matches, apart from its state and its sender, which only the
-        message has.
+        """Return whether a delivery matches, apart from its state and its sender, which only the message
+        contains.
         """
         wanted = self._wanted
         return (

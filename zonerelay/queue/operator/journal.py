@@ -1,21 +1,23 @@
-"""The journal of operators' acts: who did what for which reason, and what an undo would restore.
+"""The journal of operators' changes: who did what and why, and what an undo would restore.
 
-An *act* is one changing verb, under an id that is the same in every worker. Of each act a worker has two
-files beside its spool: `ID.json` says who did what, `ID.log` has the deliveries that the act changes, each
-with its state before and after. The face for other changing verbs, such as standing orders:
+An *act* is one command that changes the queue. Its id is the same in all workers. For each act a worker
+writes two files next to its spool: `ID.json` records who did what, and `ID.log` holds the deliveries that the
+act changes, each with its state before and after. Other commands that change something, such as a suspension,
+use the same interface:
 
-    await journal.begin(act)            # the act exists; raises JournalError
-    noted = await journal.note(id, entries)     # durable; call it before the store's change
-    await journal.finish(act)           # with the counts
-    async for entries in journal.entries(id): …     # what was noted, in pieces of at most one `note`
+    await journal.begin(act)            # record the act; raises JournalError
+    noted = await journal.note(id, entries)     # durable; call this before the store is changed
+    await journal.finish(act)           # record the counts
+    async for entries in journal.entries(id): …     # what was noted, at most one `note` at a time
 
-The change in the store sets `Delivery.act` to the id of the act, in the same write. So an entry that was
-noted and never applied (a crash came between) is told from one that was: an undo restores a delivery only
-where `State.of(delivery)` is `Entry.after`, and never reverts more than the act changed.
+The change in the store sets `Delivery.act` to the id of the act in the same write. This distinguishes an
+entry that was applied from one that was noted but never applied because of a crash. An undo restores a
+delivery only if `State.of(delivery)` equals `Entry.after`, so it never reverts more than the act changed.
 
 Policy: acts are kept for `KEPT` seconds. A worker keeps at most `MAX_ACTS` acts and `MAX_SIZE` bytes.
-Failure: an act that cannot be noted (no space, no room) goes on and cannot be undone: `note` returns false,
-and `problem_of` says why in words. Files are written and read in other threads, a piece at a time.
+Failure: an act that cannot be noted, because the disk or the journal is full, continues and cannot be undone:
+`note` returns false, and `problem_of` returns the reason. Files are read and written in other threads, one
+chunk at a time.
 """
 
 from __future__ import annotations
@@ -49,11 +51,11 @@ _FRAME = struct.Struct("!II")
 
 
 class JournalError(Exception):
-    """There is no such act, or its id is taken. The text is for an operator."""
+    """The act does not exist, or its id is already used. The message is for an operator."""
 
 
 class State(NamedTuple):
-    """What acts change of a delivery, and `attempts`, by which an attempt since is seen."""
+    """The fields of a delivery that acts change, and `attempts`, which shows later attempts."""
 
     queue: QueueName
     held: bool
@@ -66,14 +68,14 @@ class State(NamedTuple):
         return cls(delivery.queue, delivery.held, delivery.next_attempt, delivery.attempts, delivery.act)
 
     def restored(self, delivery: Delivery) -> Delivery:
-        """Return the delivery in this state again; its attempts are what they are."""
+        """Return the delivery with this state restored. Its number of attempts stays as it is."""
         return replace(
             delivery, queue=self.queue, held=self.held, next_attempt=self.next_attempt, act=self.act
         )
 
 
 class Entry(NamedTuple):
-    """One delivery that an act changes. `key` names it before the change."""
+    """One delivery that an act changes. `key` is its key before the change."""
 
     key: DeliveryKey
     before: State
@@ -81,9 +83,9 @@ class Entry(NamedTuple):
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """An act. `what` is the filter in words. `problem`: why the act cannot be undone, "" if it can. `undoes`
-    is the act that this one has undone, `undone_by` the one that has undone this. `finished` false: it runs,
-    or a crash has ended it.
+    """One change that an operator made. `what` describes the filter. `problem` says why the act cannot be
+    undone and is "" if it can. `undoes` is the act that this one has undone, and `undone_by` the act that has
+    undone this one. `finished` is false while the act runs, or after a crash has interrupted it.
     """
 
     id: str
@@ -102,7 +104,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal:
-    """The journal of a worker. `directory` is made with the first act."""
+    """The journal of a worker. `directory` is created with the first act."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory = directory
@@ -113,8 +115,8 @@ class Journal:
         self._size = 0
 
     async def begin(self, act: Act) -> None:
-        """Raises JournalError when the id is none, or an earlier act has it. A request of several parts may
-        begin its act again.
+        """Begin an act. Raise JournalError if its id is invalid or used by an earlier act. A request that
+        consists of several parts may begin its act again.
         """
         if _ID.fullmatch(act.id) is None:
             raise JournalError(f"{act.id!r} is no id of an act: those have 8 hexadecimal digits")
@@ -136,7 +138,7 @@ class Journal:
             self._problems[act.id] = f"the journal cannot be written: {error.strerror}"
 
     async def note(self, act_id: str, entries: Sequence[Entry]) -> bool:
-        """Makes entries durable; false if that cannot be, and then the whole act cannot be undone."""
+        """Store entries durably. Return false if that fails; then the whole act cannot be undone."""
         if entries and act_id not in self._problems:
             try:
                 await OPERATORS.run(self._append, act_id, entries)
@@ -146,7 +148,7 @@ class Journal:
         return act_id not in self._problems
 
     def break_off(self, act_id: str) -> None:
-        """It has failed: it stays as a crash would have left it, and can be undone as far as it came."""
+        """Record that an act has failed. It is left as after a crash, and what it changed can be undone."""
         self._running.discard(act_id)
 
     def is_running(self, act_id: str) -> bool:
@@ -156,8 +158,8 @@ class Journal:
         return self._problems.get(act_id, "")
 
     async def finish(self, act: Act) -> Act:
-        """Stores the counts of an act, added to those of its earlier parts; returns it as it is stored then.
-        `problem_of` goes before the `problem` that the act has.
+        """Store the counts of an act, added to those of its earlier parts, and return the act as stored. The
+        result of `problem_of` takes precedence over the act's own `problem`.
         """
         act = msgspec.structs.replace(act, finished=True, problem=self.problem_of(act.id) or act.problem)
         self._running.discard(act.id)
@@ -167,23 +169,25 @@ class Journal:
             return act
 
     async def mark_undone(self, act_id: str, by: str) -> None:
-        """Raises OSError."""
+        """Record that an act was undone by another one. Raise OSError."""
         act = await self.find(act_id)
         await OPERATORS.run(self._write, msgspec.structs.replace(act, undone_by=by))
 
     async def find(self, act_id: str) -> Act:
-        """Raises JournalError."""
+        """Return an act by its id. Raise JournalError if it does not exist or is too old."""
         act = await OPERATORS.run(self._read, act_id) if _ID.fullmatch(act_id) else None
         if act is None or act.at < self._clock.now() - KEPT:
             raise JournalError(f"no act {act_id} in the last 24 hours (zonerelay acts lists them)")
         return act
 
     async def acts(self) -> list[Act]:
-        """Return those of the last 24 hours, the last one first."""
+        """Return the acts of the last 24 hours, the latest first."""
         return await OPERATORS.run(self._acts)
 
     async def entries(self, act_id: str) -> AsyncGenerator[list[Entry], None]:
-        """Yields what was noted. A piece that a crash has cut is not there: the store was not changed yet."""
+        """Yield the entries that were noted. A frame that a crash has truncated is skipped, because the store
+        was not changed yet.
+        """
         pieces = self._pieces(act_id)
         while (piece := await OPERATORS.run(next, pieces, None)) is not None:
             yield piece
@@ -205,15 +209,15 @@ class Journal:
         self._write(act)
 
     def _prune(self) -> int:
-        """Removes what is older than 24 hours; returns how many acts are left."""
+        """Remove files that are older than 24 hours, and return how many acts are left."""
         oldest = self._clock.now() - KEPT
         kept = size = 0
         for file in os.scandir(self._directory):
             try:
                 facts = file.stat()
-            except FileNotFoundError:  # the draft of an act that begins at this moment has got its name
+            except FileNotFoundError:  # the temporary file of an act that is just beginning was renamed
                 continue
-            # The time of the file, which is never before that of the act: thousands are not read for this.
+            # The time of the file is never before that of the act, so thousands of files need not be read.
             if facts.st_mtime < oldest:
                 Path(file.path).unlink(missing_ok=True)
                 continue
@@ -273,7 +277,7 @@ class Journal:
             return None
 
     def _noted(self, act_id: str) -> int:
-        """Return how many deliveries an act that has not ended has changed, or was about to."""
+        """Return how many deliveries an unfinished act has changed, or was about to change."""
         return sum(map(len, self._pieces(act_id)))
 
     def _acts(self) -> list[Act]:
@@ -292,7 +296,7 @@ _decode_entries = msgspec.msgpack.Decoder(list[tuple[tuple[str, str, str], _Stat
 
 
 def _pack(entries: Sequence[Entry]) -> bytes:
-    # The queue is the first of each tuple.
+    # The queue is the first field of each tuple.
     return msgspec.msgpack.encode([[(part.queue.text, *part[1:]) for part in entry] for entry in entries])
 
 
