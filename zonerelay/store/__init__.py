@@ -1,7 +1,7 @@
 """Accepted mail, from the commit until its outcome is stored.
 
-Other packages import five modules: `contract` is what every engine promises, `open` opens the engine that
-the settings name, `surroundings` is what that engine is given, `spool_paths` says where the spool of each
-worker lies, and `offline` does what operators' commands do without a relay. Each engine has a sub-package and
-knows no other one; `common` holds what several of them share.
+Other packages import five modules. `contract` defines what every engine promises, `open` opens the engine
+that the settings name, `surroundings` defines what that engine is given, `spool_paths` locates the spool of
+each worker, and `offline` carries out operators' commands without a relay. Each engine has a sub-package and
+imports no other engine. `common` holds what several engines share.
 """

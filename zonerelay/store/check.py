@@ -1,13 +1,13 @@
-"""What a check of a spool finds, and what a repair does about it: the values that every engine answers with.
+"""The results of a spool check and of a repair, which are the same values for every engine.
 
-An engine has a module `check` with a function `check(…, examination) -> Contents` and, where it can mend
-itself, a module `repair` with a function `repair(…, salvage, tell) -> Repaired`. Both work without a relay:
-they claim nothing and send nothing.
+An engine has a module `check` with a function `check(…, examination) -> Contents` and, if it can be repaired,
+a module `repair` with a function `repair(…, salvage, tell) -> Repaired`. Both work without a relay: they
+claim nothing and send nothing.
 
-Promises: a check changes no byte and no time in the spool. A repair keeps the spool as it was until it has
-ended, and what has no record left goes into the salvage directory, never away.
+Promises: a check changes no byte and no timestamp in the spool. A repair keeps the old spool until it has
+finished. It moves data that belongs to no record into the salvage directory and never deletes it.
 
-Memory is bounded: `Findings` counts every finding and keeps the first few of each kind in words.
+Memory is bounded: `Findings` counts all findings and keeps the text of the first few of each kind.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 
 KEPT = 1000
-"""Findings of one kind that are told in full; those beyond are counted."""
+"""The number of findings of one kind that are kept in full. Later ones are only counted."""
 
 Tell = Callable[[int, int], None]
-"""`tell(done, total)` in octets, as often as it likes; `total` is 0 while it is not known."""
+"""`tell(done, total)` reports progress in bytes, any number of times. `total` is 0 while it is unknown."""
 
 
 class Fault(enum.StrEnum):
-    """What is wrong. The text is the word in the table and in `--json`."""
+    """The kinds of damage. The texts appear in the table and in `--json`."""
 
     UNREADABLE = "unreadable"
-    """A block, a file or an object that fails its checksum, or that the disk cannot read."""
+    """A block, a file or an object has a wrong checksum, or the disk cannot read it."""
     BAD_RECORD = "bad record"
-    """A record that can be read and makes no sense."""
+    """A record is readable and invalid."""
     CHUNKS_ALONE = "chunks alone"
-    """Chunks of a body without a message: an upload that never ended, or what is left of a message."""
+    """A body has chunks but no message. They come from an unfinished upload or from a damaged message."""
     DELIVERY_ALONE = "delivery alone"
-    """A delivery whose message has no record."""
+    """A delivery belongs to a message that has no record."""
     MESSAGE_ALONE = "message alone"
-    """A message that no delivery belongs to."""
+    """A message has no delivery."""
     CHUNK_MISSING = "chunk missing"
     WRONG_SIZE = "wrong size"
-    """The chunks of a body have not the octets that the message's record says."""
+    """The chunks of a body do not have the size in the message's record."""
     INDEX_MISSING = "index missing"
-    """A delivery that is not in an index where it belongs."""
+    """A delivery is missing from an index."""
     INDEX_STRAY = "index stray"
-    """An entry of an index without the delivery that it names."""
+    """An index entry names a delivery that does not exist."""
     WRONG_COUNT = "wrong count"
-    """A stored number of open deliveries that is not the number of deliveries."""
+    """The stored number of open deliveries differs from the actual number."""
     STRAY_FILE = "stray file"
-    """A file or an object that is not the spool's."""
+    """A file or an object does not belong to the spool."""
     BESIDE = "beside the spool"
-    """A file of the relay's that lies beside the spool, such as the history, and cannot be read."""
+    """A file of the relay next to the spool, such as the history, cannot be read."""
 
 
 HARMLESS = frozenset({Fault.CHUNKS_ALONE, Fault.STRAY_FILE})
-"""A crash or an operator may leave these in a sound spool, and the next start sees to them: they are told,
-and are no damage.
+"""A crash or an operator may leave these in a valid spool, and the next start cleans them up. They are
+reported, but are not damage.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding. `where` names the key, file, row or object; `what` says in words what is wrong with it;
-    `message_id` is the message that it belongs to, "" when that is not known.
+    """A problem that a check has found. `where` is the key, file, row or object, and `what` describes the
+    problem. `message_id` is the message that it belongs to, or "" if that is unknown.
     """
 
     fault: Fault
@@ -78,7 +78,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """Counts by kind, and the first `KEPT` of each kind."""
+    """The findings of a check: counts by kind, and the first `KEPT` of each kind."""
 
     counts: Counter[Fault] = field(default_factory=Counter)
     kept: list[Finding] = field(default_factory=list)
@@ -95,8 +95,8 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What every check is given. `scratch` is a directory that does not exist, for engines that need one, and
-    does not exist when the check returns; `environment` is where secrets may be.
+    """The parameters of a check. `scratch` is a directory that does not exist, for engines that need one. The
+    check creates and removes it. `environment` may contain secrets.
     """
 
     scratch: Path
@@ -107,7 +107,7 @@ class Examination:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """How much was looked at. `octets` are those that were read."""
+    """The amount of data that a check has read. `octets` is in bytes."""
 
     messages: int
     deliveries: int
@@ -116,9 +116,10 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """What a repair found and cannot put back: `message` is None when its record is lost. `deliveries` have
-    records; `unknown` are recipients of its envelope that no record tells of: they were delivered, or lost.
-    `body` reads the chunks that are there, and `is_whole` when those are all.
+    """A message that a repair cannot put back into the spool. `message` is None if its record is lost.
+    `deliveries` are those with records. `unknown` are recipients of the envelope without a record, who were
+    delivered to or whose delivery was lost. `body` reads the existing chunks, and `is_whole` is whether no
+    chunk is missing.
     """
 
     message_id: str
@@ -134,11 +135,13 @@ Salvage = Callable[[Salvaged], None]
 
 
 class Repaired(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a repair. `before` counts the deliveries that anything in the spool still names, `after`
-    those of the repaired spool; `lost` names what could not be saved, a line each, and `more_lost` counts the
-    lines beyond a thousand; `repeats` names deliveries of the repaired spool that may have left the damaged
-    one, a line for each message; `noted` names damage that costs nothing; `salvaged` counts messages that
-    were handed to the salvage; `kept` is where the spool as it was is, "" when nothing was changed.
+    """The result of a repair.
+
+    `before` counts the deliveries that are still named anywhere in the damaged spool, and `after` those of
+    the repaired one. `lost` describes what could not be saved, a line each, and `more_lost` counts the lines
+    beyond a thousand. `repeats` has a line for each message with deliveries in the repaired spool that may
+    have left the damaged one. `noted` describes damage without a loss. `salvaged` counts the messages in the
+    salvage directory. `kept` is the path of the old spool, or "" if nothing was changed.
     """
 
     before: int

@@ -1,21 +1,20 @@
-"""The contract of every store: its promises, as Protocols, and the errors that it may raise.
+"""The contract of every store: Protocols with their promises, and the errors that a store may raise.
 
 Promises (DESIGN rules 1 and 2):
-
 - When `MessageWriter.commit` returns, the message survives a power cut. Before, it does not exist.
 - When `settle` returns, every change in it survives, all or none. An outcome, the removal of
   its delivery and the bounce that reports it are one `settle`.
-- The last delivery to leave takes the message and its body with it, in the same atomic write.
-- A claimed delivery is handed out to no other caller until it is settled or released. Private
+- The last delivery to leave removes the message and its body in the same atomic write.
+- A claimed delivery is returned to no other caller until it is settled or released. Private
   stores forget claims in a crash; shared ones let them expire.
-- On a shared store claims hang on a lease. When it ends before it was renewed, others may claim the
-  deliveries; what this relay still does with them (`settle`, `release`) changes nothing any more, nothing
-  more is handed out, and `check_claim` and reading their messages raise ClaimLostError, so that this relay
-  sends nothing that another one sends.
+- On a shared store claims depend on a lease. If it ends before it is renewed, others may claim the
+  deliveries. Then `settle` and `release` of this relay no longer change them, this relay claims nothing
+  more, and `check_claim` and reading their messages raise ClaimLostError, so that this relay sends nothing
+  that another one sends.
 
-Failure: every method raises `StoreError` or a subclass and nothing else. After an error nothing of
-that call is visible, except that a `settle` whose result was lost may or may not have happened
-(the delivery is then attempted again: at least once).
+Failure: every method raises only `StoreError` or a subclass. After an error nothing of that call is visible,
+except that a `settle` whose result was lost may or may not have happened. The delivery is then attempted
+again (at least once).
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from zonerelay.model.queue_name import QueueName
 
 CHUNK_SIZE = 64 * 1024
 SHARED = "the queue is shared: others may have mail in it"
-"""The answer of `left_over` on a shared store."""
+"""The result of `left_over` on a shared store."""
 
 
 class Unhealthy(StrEnum):
-    """The reasons why a store accepts no new mail. Clients and `/readyz` see the texts."""
+    """The reasons why a store accepts no new mail. Clients and `/readyz` show the texts."""
 
     NO_SPACE = "insufficient disk space"
     DAMAGED = "the spool is damaged"
@@ -52,40 +51,42 @@ class Unhealthy(StrEnum):
 
 
 class StoreError(Exception):
-    """The store could not do it now; asking again later may work. Clients see 451 4.3.0."""
+    """The store failed, and a later attempt may succeed. Clients see 451 4.3.0."""
 
 
 class StoreLostError(StoreError):
-    """The connection was lost, or the server does not answer. A read may be asked again."""
+    """The connection was lost, or the server does not respond. A read may be repeated."""
 
 
 class StoreFullError(StoreError):
-    """No space left, or less than `min_free_space`. Clients see 452 4.3.1."""
+    """There is no space left, or less than `min_free_space`. Clients see 452 4.3.1."""
 
 
 class StoreCorruptError(StoreError):
-    """A record could not be read back. It stays where it is, for the operator who repairs the spool."""
+    """A record could not be read. It stays in the store for the operator, who repairs the spool."""
 
 
 class StoreOpenError(StoreError):
-    """The store cannot be opened at all; the text says what the operator should do."""
+    """The store cannot be opened. The text advises the operator."""
 
 
 class MessageNotFoundError(StoreError):
-    """No such message: it was settled, dropped, or never committed."""
+    """The message does not exist: it was settled, dropped, or never committed."""
 
 
 class ClaimLostError(StoreError):
-    """The lease has ended: another relay may be sending what this relay had claimed of the message."""
+    """The lease has ended, so another relay may be sending the message that this relay had claimed."""
 
 
 class MessageSettledError(MessageNotFoundError):
-    """The store has found out that it can never be sent, and has said so: nothing is left to settle."""
+    """The store has found that the message can never be sent, and has reported it. Nothing is left to
+    settle.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The delivery has its final outcome and leaves the store. `failure`: it was not delivered."""
+    """The final outcome of a delivery, which leaves the store. `failure` is set if it was not delivered."""
 
     delivery: Delivery
     failure: Outcome | None = field(default=None, compare=False)
@@ -100,10 +101,10 @@ class Postpone:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A message of our own making (a DSN) that must appear in the same write as what it reports.
+    """A message of the relay itself (a DSN) that must be stored in the same write as the outcome it reports.
 
-    `about` are the deliveries that it reports. A shared store leaves it out when the claims on all of them
-    were lost: the relay that has them now reports for itself.
+    `about` are the reported deliveries. A shared store omits the message if the claims on all of them were
+    lost, because the relay that claims them next sends its own report.
     """
 
     message: Message
@@ -116,20 +117,22 @@ Change = Finish | Postpone | Submit
 
 
 News = Callable[[QueueName], None]
-"""`on_news(queue)`: the queue may hold something to claim that this relay was not told of: others share the
-store and have left it, or a repair has found it. Must not raise."""
+"""`on_news(queue)` is called if the queue may have deliveries to claim that this relay does not know of:
+another relay has left them on a shared store, or a repair has found them. It must not raise.
+"""
 
 Lost = Callable[[Collection[DeliveryKey]], None]
-"""`on_lost(keys)` of a shared store: the claims on these are gone. What has not been begun must be dropped
-and its claim released; what is being attempted ends without an effect on the store. `node` may be another
-number from here on. Must not raise."""
+"""`on_lost(keys)` is called if a shared store has lost the claims on these deliveries. Those not yet begun
+must be dropped and their claims released. Active attempts end without an effect on the store. `node` may
+return another number afterwards. It must not raise.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """What a message is stored only once by. `identity` and `digest` are hexadecimal digests: of who submits
-    which key for which envelope, and of the content that is compared. `until` is the Unix time up to which
-    the store remembers them.
+    """The idempotency key of a submission, with which a message is stored only once. `identity` is a
+    hexadecimal digest of the submitter, the key and the envelope, and `digest` one of the content. The store
+    remembers them until the Unix time `until`.
     """
 
     identity: str
@@ -139,7 +142,7 @@ class Once:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a store remembers of a `Once`: the message that was stored by it."""
+    """The entry that a store keeps for a `Once`, with the message that was stored with it."""
 
     message_id: MessageId
     digest: str
@@ -147,7 +150,9 @@ class Kept:
 
 
 class Reserved(NamedTuple):
-    """What a register knows of an idempotency key; `is_pending`: its message may be stored yet."""
+    """The entry of an idempotency key in a register. `is_pending` is set while its message may still be
+    stored.
+    """
 
     kept: Kept
     worker: int
@@ -155,15 +160,17 @@ class Reserved(NamedTuple):
 
 
 class KeyRegister(Protocol):
-    """What a `Reservations` needs of a register; `worker` is the number of the worker that asks."""
+    """The operations of a register that `Reservations` needs. `worker` is the number of the calling
+    worker.
+    """
 
     @property
     def worker(self) -> int: ...
 
     publishes: bool
-    """Each worker tells it the keys of its own spool."""
+    """Whether each worker publishes the keys of its own spool."""
     problem: str
-    """What is wrong with it, as a message to the operator."""
+    """A description of the register's problem for the operator, or ""."""
 
     async def is_published(self) -> bool: ...
 
@@ -183,7 +190,7 @@ class KeyRegister(Protocol):
 
 
 class StoredBeforeError(StoreError):
-    """The same `Once` was committed before, with the same content; nothing was stored now."""
+    """A message with the same `Once` and content was committed before. Nothing was stored now."""
 
     def __init__(self, message_id: MessageId) -> None:
         super().__init__(message_id)
@@ -191,22 +198,22 @@ class StoredBeforeError(StoreError):
 
 
 class OtherContentError(StoreError):
-    """A message with other content was committed with the same identity; nothing was stored now."""
+    """A message with the same identity and other content was committed before. Nothing was stored now."""
 
 
 class BeingStoredError(StoreError):
-    """It cannot be said yet whether the same `Once` was committed: asking again soon will tell."""
+    """It is not yet known whether a message with the same `Once` was committed. Try again soon."""
 
 
 def check_kept(once: Once, kept: Kept) -> None:
-    """Raises StoredBeforeError or OtherContentError."""
+    """Compare the content with that of the kept key, and raise StoredBeforeError or OtherContentError."""
     if kept.digest != once.digest:
         raise OtherContentError(f"another message, {kept.message_id}, was stored by the same key")
     raise StoredBeforeError(kept.message_id)
 
 
 class BodyFacts(TypedDict, total=False):
-    """What the receiver of a body has learned about it: members of `Message` of the same names."""
+    """The properties of a body that its receiver has found. They have the names of members of `Message`."""
 
     headers: tuple[tuple[str, str], ...]
     eight_bit: bool
@@ -217,17 +224,19 @@ class BodyFacts(TypedDict, total=False):
 
 
 Beside = Callable[[Message], Sequence[Submit]]
-"""`beside(message)`: messages of our own that belong to a message which is being committed."""
+"""`beside(message)` returns the relay's own messages that belong to a message being committed."""
 
 
 class MessageWriter(Protocol):
-    """Takes one message's body. Leaving the `async with` block without commit aborts.
+    """Writes one message's body. Leaving the `async with` block without a commit aborts.
 
-    Abort removes what was written, in the background and at the latest at the next start.
+    Abort removes the chunks in the background, at the latest at the next start.
     """
 
     async def write(self, chunk: bytes) -> None:
-        """Append body bytes (CRLF line ends, no dot-stuffing), any length; waits when the store is behind."""
+        """Append bytes of the body (CRLF line ends, no dot-stuffing) of any length. Waits if the store is
+        behind.
+        """
 
     async def commit(
         self,
@@ -237,12 +246,11 @@ class MessageWriter(Protocol):
         once: Once | None = None,
         **facts: Unpack[BodyFacts],
     ) -> Message:
-        """Make the message and its deliveries exist, durably. 250 may be sent when this returns.
+        """Store the message and its deliveries durably. The relay may reply 250 when this returns.
 
-        So do the messages of our own that `beside` makes, in the same write.
-
-        `once` becomes durable in the same write. Raises StoredBeforeError, OtherContentError or
-        BeingStoredError when a message has it already, or may have it.
+        The messages that `beside` returns are stored in the same write. `once` becomes durable in the same
+        write. Raises StoredBeforeError, OtherContentError or BeingStoredError if another message has the key,
+        or may have it.
         """
 
     async def abort(self) -> None: ...
@@ -253,10 +261,10 @@ class MessageWriter(Protocol):
 
 
 class QueueStore(Protocol):
-    """The verbs that the running relay needs."""
+    """The operations that the running relay needs."""
 
     def begin(self, envelope: Envelope) -> MessageWriter:
-        """Start a message; raises nothing. `envelope.recipients` must be complete."""
+        """Start a message without raising. `envelope.recipients` must be complete."""
 
     async def claim(
         self,
@@ -266,131 +274,142 @@ class QueueStore(Protocol):
         now: float,
         skip_domains: Collection[str] = (),
     ) -> list[Delivery]:
-        """Up to `limit` unclaimed deliveries of the queue that are due at `now`, oldest message first.
+        """Claim up to `limit` deliveries of the queue that are due at `now`, oldest message first.
 
-        Deliveries to a domain in `skip_domains` are passed over and remembered: `claim_domain`
-        finds them again without another scan of the queue. Deferred deliveries that have come due
-        (earliest first) and fresh ones (oldest message first) take turns, so that neither starves
-        the other; the result is in message order. Fewer than `limit` means that no more is due.
+        Deliveries to a domain in `skip_domains` are skipped and remembered, so `claim_domain` finds them
+        without another scan of the queue. Due deferred deliveries (earliest first) and fresh ones (oldest
+        message first) alternate, so that neither starves the other. The result is in message order. Fewer
+        than `limit` deliveries mean that no more are due.
         """
 
     async def claim_new(
         self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        """Up to `limit` unclaimed fresh deliveries of messages from `since` on, oldest message first.
+        """Claim up to `limit` fresh deliveries of messages from `since` on, oldest message first.
 
-        What is older, however much, is not looked at. Passes over as `claim` does; what was passed over
-        before is left where it is. Fewer than `limit` means that there are no more.
+        Older messages are not read, however many there are. Domains are skipped as in `claim`; deliveries
+        that were skipped before are left alone. Fewer than `limit` deliveries mean that there are no more.
         """
 
     async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        """Like `claim`, from the deliveries of one domain that `claim` passed over.
+        """Claim deliveries of one domain that `claim` has skipped. Works like `claim`.
 
-        They were due then. When the clock was set back meanwhile they are handed out all the same, or
-        `next_due` knows of them from here on.
+        They were due when they were skipped. If the clock was set back since, they are returned anyway, or
+        `next_due` includes them from then on.
         """
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
-        """Give claims back unattempted; the deliveries are due again as they were."""
+        """Release claims without an attempt. The deliveries are due as before."""
 
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
-        """Apply changes in one atomic durable write and drop the claims on their deliveries.
+        """Apply changes in one atomic durable write and release the claims on their deliveries.
 
-        `lazy` may wait up to 50 ms for company. A `Finish` or `Postpone` of a delivery that no
-        longer exists is ignored (an operator dropped it meanwhile).
+        With `lazy` the write may be delayed by up to 50 ms to join others. A `Finish` or `Postpone` of a
+        delivery that no longer exists, because an operator has dropped it, is ignored.
         """
 
     async def read_message(self, message_id: MessageId) -> Message:
-        """Envelope and metadata. Raises MessageNotFoundError or StoreCorruptError."""
+        """Return a message's envelope and metadata. Raises MessageNotFoundError or StoreCorruptError."""
 
     def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
-        """Yield the body in order, in pieces of at most `CHUNK_SIZE`.
+        """Yield the body in order, in chunks of at most `CHUNK_SIZE`.
 
-        Raises MessageNotFoundError, or StoreCorruptError when a chunk is missing.
+        Raises MessageNotFoundError, or StoreCorruptError if a chunk is missing.
         """
 
     def check_claim(self, message_id: MessageId) -> None:
-        """Raise ClaimLostError when another relay may be sending what this relay has claimed of the message.
+        """Raise ClaimLostError if another relay may be sending the message that this relay had claimed.
 
-        Answered at once from what is known of the lease. A courier asks immediately before each write of a
-        body: the wait for a peer's reply, or a standstill, may have outlasted the lease.
+        The check is immediate and uses the known state of the lease. A courier calls it immediately before
+        each write of a body, because the lease may have ended during the wait for a reply, or while the
+        process was stopped.
         """
 
     async def next_due(self, queue: QueueName) -> float | None:
-        """Unix time of the earliest unclaimed deferred delivery of the queue, `None` if there is none.
+        """Return the Unix time of the earliest unclaimed deferred delivery of the queue, or `None`.
 
-        Deliveries that `claim` passed over do not count: they wait for `claim_domain`.
+        Deliveries that `claim` has skipped are excluded, because they wait for `claim_domain`.
         """
 
     def has_ready(self, queue: QueueName) -> bool:
-        """Return whether `claim` could return a delivery that is not deferred. Cheap, may be wrongly true.
+        """Return whether `claim` could return a delivery that is not deferred. Cheap, and may be wrongly
+        true.
 
-        Deliveries that `claim` passed over do not count: they wait for `claim_domain`.
+        Deliveries that `claim` has skipped are excluded, because they wait for `claim_domain`.
         """
 
     def unhealthy(self) -> Unhealthy | None:
-        """Return the reason why no new mail should be taken now, or `None`. Cheap: asked before each mail."""
-
-    def problems(self) -> Sequence[str]:
-        """Return everything that an operator should know of, in full; the reason of `unhealthy` is
-        among it.
+        """Return the reason why no new mail should be accepted, or `None`. Cheap, because it is called for
+        each message.
         """
 
-    async def usable(self) -> bool:
-        """Wait while the store has failed and is being repaired; true when it had.
+    def problems(self) -> Sequence[str]:
+        """Return all problems for the operator in full, including the reason of `unhealthy`."""
 
-        It may fail again at the next write: on a full disk the best time for one is right after a repair.
+    async def usable(self) -> bool:
+        """Wait while the failed store is being repaired. Return whether it had failed.
+
+        It may fail again at the next write. On a full disk a write succeeds most likely right after a repair.
         """
 
     async def probe(self) -> None:
-        """Write and sync a mark now. Raises StoreError when outcomes cannot be stored either.
+        """Write and sync a mark. Raises StoreError if outcomes cannot be stored either.
 
-        Too little room for new mail is no reason: what waits for this to succeed is what makes room.
+        Too little space for new mail is not an error here: the caller waits for a success before it stores
+        outcomes, which free space.
         """
 
     def counts(self) -> dict[QueueName, QueueCounts]:
-        """Per queue of mail, from memory; claimed ones are counted where their durable state puts them."""
+        """Count the deliveries of each mail queue in memory. Claimed ones are counted by their durable
+        state.
+        """
 
     def is_counted(self) -> bool:
-        """False while what the spool held at the start is still being counted: `counts` are too low then."""
+        """Return whether the scan of the spool that began at the start has ended. Until then `counts` are too
+        low.
+        """
 
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:
-        """`created` (Unix seconds) of the queue's first delivery, `None` when there is none.
+        """Return `created` (Unix seconds) of the queue's first delivery, or `None` if there is none.
 
-        Deliveries whose `created` is after `now` are passed over: their senders hold them back. When there
-        are thousands of them in front, a store may give up and answer `None`.
+        Deliveries whose `created` is after `now` are skipped, because their senders hold them back. If
+        thousands of them come first, a store may give up and return `None`.
         """
 
     async def queues(self) -> set[QueueName]:
-        """Queues that hold deliveries, those of webhooks too: none is orphaned when the configuration drops
-        it.
+        """Return the queues that hold deliveries, including those of webhooks, so that no queue is orphaned
+        when it is removed from the configuration.
         """
 
     async def left_over(self) -> str:
-        """Return what is stored, in words, when no zone has a delivery; empty when that is nothing at all,
-        and the spool may be removed.
+        """Describe what is still stored although no zone has a delivery. Return "" if nothing is stored and
+        the spool may be removed.
 
-        It is proved from what is stored, not from what could be read of it: records that cannot be read
-        count, and so do files that are not the spool's. A shared store is no relay's to remove: `SHARED`.
+        The result is based on all stored data: unreadable records count, and so do files that do not belong
+        to the spool. No relay may remove a shared store; for it the result is `SHARED`.
         """
 
     @property
     def node(self) -> int:
-        """This relay's number among those that share the store, for its message ids; 0 when none does."""
+        """This relay's number in its message ids among the relays that share the store, or 0 for a private
+        store.
+        """
 
     def last_message_id(self) -> MessageId | None:
-        """Return the highest id this spool has ever committed, so that ids stay monotonic over restarts."""
+        """Return the highest message id ever committed to this spool, so that ids stay monotonic over
+        restarts.
+        """
 
     async def close(self) -> None:
-        """Finish what was submitted, then release every resource."""
+        """Finish all submissions, then release every resource."""
 
 
 @dataclass(slots=True)
 class QueueCounts:
-    """Deliveries by durable state.
+    """The number of deliveries by durable state.
 
-    A delivery counts as deferred from its first postponement (`next_attempt` > 0) until it leaves,
-    also while it is due or being attempted: the durable state does not change with the clock.
+    A delivery counts as deferred from its first postponement (`next_attempt` > 0) until it leaves, also while
+    it is due or being attempted, because the durable state does not change with the clock.
     """
 
     ready: int = 0
@@ -407,7 +426,7 @@ class QueueCounts:
         self.held += other.held
 
     def count(self, next_attempt: float, *, held: bool, step: int = 1) -> None:
-        """Adds `step` deliveries in this state."""
+        """Add `step` deliveries in this state."""
         if held:
             self.held += step
         elif next_attempt > 0:
@@ -417,7 +436,7 @@ class QueueCounts:
 
 
 Wanted = Callable[[str], bool]
-"""Whether deliveries to a recipient are looked for. Called in other threads."""
+"""Returns whether the caller wants deliveries to a recipient. Called in other threads."""
 
 
 def everybody(_recipient: str) -> bool:
@@ -425,10 +444,10 @@ def everybody(_recipient: str) -> bool:
 
 
 class EveryNth:
-    """Wants one of `every` deliveries on average, whatever their recipients: for estimates. An engine may
-    step over the others without reading them.
+    """Selects one of `every` deliveries on average, whatever their recipients, for estimates. An engine may
+    skip the others without reading them.
 
-    The gaps vary: with even ones each second recipient of messages that all have two would never be met.
+    The gaps vary. With constant gaps the second recipient might never be selected if every message has two.
     """
 
     def __init__(self, every: int) -> None:
@@ -437,7 +456,7 @@ class EveryNth:
         self._left = self.gap()
 
     def gap(self) -> int:
-        """Return how far it is to the next one."""
+        """Return the distance to the next selected delivery."""
         return self._random.randrange(1, 2 * self.every)
 
     def __call__(self, _recipient: str) -> bool:
@@ -449,25 +468,25 @@ class EveryNth:
 
 
 class QueueOperations(Protocol):
-    """The verbs that operators need on top. Callers withdraw the deliveries from the scheduler first."""
+    """The additional operations for operators. Callers withdraw the deliveries from the scheduler first."""
 
     def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
-        """Yield every delivery of mail, queue by queue in MSGID order, claimed ones included, or those of
-        `queue`. Those whose recipients are not `wanted` may be left out: where recipients are in the keys
-        that saves reading most of a queue. `after` is the key of a delivery, of `queue` if that is given:
-        those up to it are left out, and it may be gone.
+        """Yield every mail delivery, queue by queue in the order of message ids, including claimed ones. With
+        `queue`, yield only its deliveries. Those whose recipients are not `wanted` may be omitted; where the
+        key contains the recipient, this avoids reading most of a queue. The scan starts after the delivery
+        key `after`, which belongs to `queue` if both are given and need not exist.
 
-        Private stores show one moment; shared ones a page at a time, each as it is then, and nothing that
-        comes in behind the last delivery that was there at the start.
+        Private stores show one snapshot. Shared ones are read page by page, each page in its current state,
+        and omit deliveries that are added after the last one at the start.
         """
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        """Return the deliveries of one message that are still open, in recipient order."""
+        """Return the open deliveries of one message in recipient order."""
 
     async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        """Return those of `deliveries_of` that this node can settle: not those of other nodes."""
+        """Return those of `deliveries_of` that belong to this node, which it can settle."""
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         """Return those messages that exist and can be read, for a list."""
@@ -475,15 +494,15 @@ class QueueOperations(Protocol):
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
     ) -> dict[DeliveryKey, Delivery]:
-        """Rewrite deliveries in durable writes; `change` returns the new state, or `None` to remove it. A
-        state with another `queue` moves the delivery there, in one atomic write: it is never in both or in
-        neither.
+        """Change deliveries in durable writes. `change` returns the new state, or `None` to remove the
+        delivery. A state with another `queue` moves the delivery in one atomic write, so it is always in
+        exactly one queue.
 
-        What another relay has claimed on a shared store is left alone. `change` has no effect of its own: it
-        is asked again, or in vain, about a delivery that changed meanwhile.
+        On a shared store, deliveries that another relay has claimed are left alone. `change` must have no
+        side effects: it may be called again, or without effect, if a delivery changes concurrently.
 
-        Returns those that still existed and were not left alone, as they were before. Hold, release,
-        reschedule and remove are made of this.
+        Returns the changed deliveries in their former state. Hold, release, reschedule and remove are
+        implemented with this method.
         """
 
 
@@ -492,7 +511,7 @@ KeptKeys = Sequence[tuple[str, Kept]]
 
 
 class QueueView(Protocol):
-    """The verbs with which a backup or an export reads a queue: those of `Store`."""
+    """The operations of `Store` with which a backup or an export reads a queue."""
 
     def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
@@ -509,15 +528,15 @@ class QueueView(Protocol):
     def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]: ...
 
     async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
-        """Return a page of the idempotency keys, and the cursor of the next; "" at the beginning and at the
-        end.
+        """Return a page of the idempotency keys and the cursor of the next page. The cursor is "" at the
+        beginning and at the end.
         """
 
 
 class Store(QueueStore, QueueOperations, Protocol):
-    """The whole of what an engine implements."""
+    """The complete interface that an engine implements."""
 
     async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]: ...
 
     async def keep_keys(self, keys: KeptKeys) -> None:
-        """Remember keys of another store, whose messages may have left."""
+        """Store the idempotency keys of another store, whose messages may have left."""

@@ -1,10 +1,9 @@
-"""Checks a LevelDB spool: every block's checksum, every record, and the records against each other.
+"""Checks a LevelDB spool: every block's checksum, every record, and the consistency of the records.
 
-The check reads a snapshot (`snapshot`), for LevelDB writes when it opens a database. So it works beside a
-running relay, and on a file system that is mounted read-only, and it leaves every byte and time of the
-spool as it was.
+The check reads a snapshot (`snapshot`), because LevelDB writes when it opens a database. So it works while a
+relay is running and on a read-only file system, and it changes no byte and no timestamp of the spool.
 
-The comparison of records is that of all engines (`store/keys/check`).
+The records are compared as for every engine (`store/keys/check`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ WRITE_BUFFER = 4 * 1024 * 1024
 
 
 def check(spool: Path, examination: Examination) -> Contents:
-    """Blocks. Raises StoreError, or OSError, when the spool cannot be read at all."""
+    """Check the spool. Blocks. Raises StoreError, or OSError, if the spool cannot be read at all."""
     scratch = examination.scratch
     try:
         take_snapshot(spool, scratch)
@@ -58,7 +57,7 @@ def _check_snapshot(spool: Path, examination: Examination) -> Contents:
         damaged(error.finding if isinstance(error, DamagedSpoolError) else str(error))
         return Contents(0, 0, octets)
     try:
-        for loss in db.losses.open:  # what the opening has mended in the snapshot
+        for loss in db.losses.open:  # damage that was repaired in the snapshot when it was opened
             named = f"; they name {', '.join(loss.messages[:3])}" if loss.messages else ""
             damaged(f"{loss.what}{named}")
         reader = OfflineReader(db)
@@ -71,7 +70,9 @@ def _check_snapshot(spool: Path, examination: Examination) -> Contents:
 
 
 def _name_blocks(spool: Path, tables: list[Path], examination: Examination) -> bool:
-    """LevelDB has met damage and does not say where. False when it is in no table that can be read."""
+    """Find the damaged blocks, because LevelDB reports damage without its location. Return false if no
+    readable table has damage.
+    """
     before = examination.findings.counts[Fault.UNREADABLE]
     for path in filter(Path.exists, tables):  # the check's own LevelDB may have replaced some that are whole
         examination.tell(0, 0)
@@ -91,7 +92,7 @@ def _name_blocks(spool: Path, tables: list[Path], examination: Examination) -> b
 
 
 def run_through(work: Coroutine[Any, Any, T]) -> T:  # Any: nothing is sent
-    """Return the result of a coroutine that never waits, as those over an `OfflineReader`."""
+    """Return the result of a coroutine that never waits, such as one that uses an `OfflineReader`."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -101,8 +102,8 @@ def run_through(work: Coroutine[Any, Any, T]) -> T:  # Any: nothing is sent
 
 
 class OfflineReader:
-    """The keys of an open spool as a partition, for a program that has nothing else to do: all of it blocks.
-    What is damaged is left out.
+    """Reads the keys of an open spool like a partition, for a program that does nothing else. Every method
+    blocks. Damaged records are omitted.
     """
 
     def __init__(self, db: LevelDb) -> None:

@@ -1,16 +1,15 @@
-"""Makes a sound LevelDB spool of a damaged one: a new database from every record that can still be read.
+"""Repairs a damaged LevelDB spool: it builds a new database from every record that can still be read.
 
-1. A directory in the spool's gets links to its tables, and its logs with every record that is whole. Tables
-whose index is damaged go in as a log of their rows, and of a file that the disk cannot read whole what it can
-read. 2. LevelDB's own repair runs over that directory in a process of its own, for it may abort. 3. All rows
-are copied into a new database, and mended there as those of any engine (`store/keys/check`): what is not
-whole goes to the salvage. 4. The new database is checked. Then, and only then, its files take the place of
-the old ones.
+1. A subdirectory of the spool gets hard links to the tables, and logs with every intact record. A table with
+a damaged index is added as a log of its rows, and a partly unreadable file with its readable part. 2.
+LevelDB's own repair runs on that directory in a separate process, because it may abort. 3. All rows are
+copied into a new database and repaired there as in any engine (`store/keys/check`). Incomplete messages go to
+the salvage directory. 4. The new database is checked. Only then do its files replace the old ones.
 
-Promises: until the end of step 4 the spool is as it was, and what was made for the repair goes away with it.
-All files of the old database stay, as links. A repair that was killed in step 4 is completed by the next one,
-and until then no relay opens the spool. A removal that was recorded in damaged bytes is forgotten, so that
-mail may be sent again; a delivery is never lost for it.
+Promises: until the end of step 4 the spool is unchanged, and the files of an unfinished repair are removed.
+All files of the old database are kept as links. A repair that is killed in step 4 is completed by the next
+one; until then no relay opens the spool. A removal that was recorded in damaged bytes is lost, so mail may be
+sent again. A delivery is never lost for that reason.
 
 Memory: the deliveries of one message, and one batch.
 """
@@ -64,7 +63,7 @@ _WRITE_BUFFER = 16 * 1024 * 1024
 _BATCH_SIZE = 4 * 1024 * 1024
 _PAGE = 4096
 _FAR = 1 << 56
-"""No number of a write is as high."""
+"""A sequence number that no write reaches."""
 _WORDS = frozenset(
     {b"message", b"delivery-zone", b"delivery-webhook", b"deferred-zone", b"delivery-domain", b"meta"}
 )
@@ -72,8 +71,9 @@ _SLACK = 64 * 1024 * 1024
 
 
 def repair(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, carry_out: bool) -> Repaired:
-    """The spool is somewhere in `home`, where its old files go if that is on the same file system; they stay
-    in the spool otherwise. Without `carry_out` everything is done but step 4, and nothing of it stays.
+    """Repair the spool, which is inside `home`. The old files are moved to `home` if both are on one file
+    system, and stay in the spool otherwise. Without `carry_out` everything except step 4 is done, and its
+    files are removed.
 
     Blocks. Raises StoreError with a message, or OSError.
     """
@@ -92,14 +92,14 @@ def repair(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, carry_out: 
                 if not carry_out or not done.kept:
                     return msgspec.structs.replace(done, kept="")
                 done = msgspec.structs.replace(done, kept=str(_keep(spool, home, work)))
-                durable.sync_tree(work)  # the exchange removes what it was made of
+                durable.sync_tree(work)  # the exchange deletes its source
                 durable.write(work / READY_NAME, msgspec.json.encode(done))
             finally:
                 if not (work / READY_NAME).exists():
                     shutil.rmtree(work, ignore_errors=True)
                     os.utime(spool, ns=(times.st_atime_ns, times.st_mtime_ns))
         _exchange(spool, work / "new")
-        # First of all: a repair that saw the mark beside the new database would make the exchange again.
+        # This comes first. A repair that found the mark next to the new database would repeat the exchange.
         (work / READY_NAME).unlink()
         durable.sync_directory(work)
         shutil.rmtree(work)
@@ -109,12 +109,12 @@ def repair(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, carry_out: 
 
 
 def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
-    """`kept` is set when there is something to be exchanged."""
+    """Prepare the new database. `kept` in the result is set if there are files to exchange."""
     octets = sum(path.stat().st_size for path in _database_files(spool))
     if not octets:
         return Repaired(before=0, after=0)  # no relay has been started here yet
     _refuse_other_formats(spool)
-    # Twice: LevelDB orders the repaired tables anew as soon as they are opened.
+    # Twice, because LevelDB rewrites the repaired tables when they are opened.
     needed, free = 2 * octets + _SLACK, shutil.disk_usage(spool).free
     if free < needed:
         raise StoreFullError(
@@ -128,7 +128,7 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
         if failed := repair_database(old):
             raise StoreError(f"LevelDB's own repair of {spool} {failed}; nothing was changed")
         lost += _name_blocks(spool, damaged_tables(old))
-        # A spool whose record of the format is lost is ours all the same: the configuration says so.
+        # A spool without a record of its format is accepted, because the configuration names it.
         write_mark(old, Mark(records.FORMAT_VERSION.decode(), 0, 0))
     tell(0, octets)
     source, target = (LevelDb(path, write_buffer=_WRITE_BUFFER) for path in (old, work / "new"))
@@ -137,7 +137,7 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
         _refuse_foreign(spool, source)
         target.open()
         _copy(source, target, tell, octets)
-        # The files of the old database are kept, so the records are.
+        # The files of the old database are kept, and with them the records.
         repair = RecordRepair(salvage, None, carry_out=True, takes_uploads=True)
         done = repair.repaired(run_through(_mend(target, repair, tell)))
     finally:
@@ -147,7 +147,9 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
 
 
 def _refuse_other_formats(spool: Path) -> None:
-    """The record of the format is looked at when the database is opened."""
+    """Raise StoreError if the mark names another format. The record of the format is checked when the
+    database is opened.
+    """
     with contextlib.suppress(OSError):
         mark = read_mark(spool)
         if mark is not None and mark.format != records.FORMAT_VERSION.decode():
@@ -166,12 +168,12 @@ def _refuse_foreign(spool: Path, source: LevelDb) -> None:
         )
 
 
-# --- what can be read
+# --- reading the old spool
 
 
 def _collect(spool: Path, old: Path, tell: Tell) -> tuple[list[str], list[str]]:
-    """Give LevelDB's repair tables and logs that it can read; say what is in neither, and what else is
-    damaged.
+    """Give LevelDB's repair the tables and logs that it can read. Return descriptions of data that neither
+    contains, and of other damage.
     """
     lost: list[str] = []
     noted: list[str] = []
@@ -213,7 +215,7 @@ def _collect(spool: Path, old: Path, tell: Tell) -> tuple[list[str], list[str]]:
 
 
 def _name_blocks(spool: Path, tables: list[int]) -> Iterator[str]:
-    """LevelDB leaves damaged blocks out, and does not say which."""
+    """Describe damaged blocks, because LevelDB skips them without a report."""
     for number in tables:
         for path in (spool / f"{number:06d}.ldb", spool / f"{number:06d}.sst"):
             if path.exists():
@@ -228,7 +230,7 @@ class _Read(NamedTuple):
 
 
 def _read(path: Path, lost: list[str]) -> _Read:
-    """Zeros where the disk cannot read: their checksum is wrong."""
+    """Read a file, with zeros for unreadable parts. Their checksum is wrong."""
     try:
         return _Read(path.read_bytes(), is_whole=True)
     except OSError as error:
@@ -253,8 +255,8 @@ def _mark_of(spool: Path) -> Mark | None:
 
 
 class _Needed(NamedTuple):
-    """Tables and logs that are the database, and the highest number of any file. `log` is the number of the
-    first log that must be there, 0 when it is not known.
+    """The tables and logs of the database, and the highest number of any file. `log` is the number of the
+    first required log, or 0 if it is unknown.
     """
 
     tables: list[Path]
@@ -265,9 +267,9 @@ class _Needed(NamedTuple):
 
 
 def _needed(spool: Path, lost: list[str], noted: list[str]) -> _Needed:
-    """What the manifest does not name was replaced, and would bring back what was delivered. Every file is
-    taken where there is no manifest, and where the manifest names a file that is not there: its end may be
-    missing, and with it the names of newer files.
+    """Return the tables and logs that the manifest names. Other files were replaced, and would bring back
+    delivered mail. Every file is used if there is no manifest or if it names a missing file, because its end,
+    with the names of newer files, may be missing.
     """
     numbered = {path.name: path for path in _database_files(spool) if path.stem.isdigit()}
     tables = sorted(path for name, path in numbered.items() if name.endswith((".ldb", ".sst")))
@@ -289,7 +291,7 @@ def _needed(spool: Path, lost: list[str], noted: list[str]) -> _Needed:
 
 
 def _manifest(spool: Path, noted: list[str]) -> Manifest:
-    """Return the one that CURRENT names, and the newest where it names none. Raises OSError, ValueError."""
+    """Return the manifest that CURRENT names, or the newest if it names none. Raises OSError, ValueError."""
     try:
         current = (spool / "CURRENT").read_bytes().decode("ascii").strip()
         if not current.startswith("MANIFEST-"):
@@ -312,8 +314,8 @@ def _database_files(spool: Path) -> list[Path]:
 
 
 def _copy(source: LevelDb, target: LevelDb, tell: Tell, octets: int) -> None:
-    """By a walk: after LevelDB's repair a Get may find what was replaced, for it believes the newest of the
-    tables that it repaired, all of them of level 0. Raises StoreError.
+    """Copy all rows in an iteration. After LevelDB's repair a Get may find replaced values, because all
+    repaired tables are in level 0 and Get prefers the newest of them. Raises StoreError.
     """
     ops: list[Op] = []
     size = done = 0
@@ -332,7 +334,9 @@ def _copy(source: LevelDb, target: LevelDb, tell: Tell, octets: int) -> None:
 
 
 async def _mend(target: LevelDb, repair: RecordRepair, tell: Tell) -> int:
-    """Returns how many deliveries there were. Raises StoreError, also when the spool is not sound then."""
+    """Repair the records of the new database and return the number of deliveries before. Raises StoreError,
+    also if the spool is still not valid.
+    """
 
     async def write(write: Write) -> None:
         gone = [key for each in write.ranges for key, _ in target.rows(*each, limit=sys.maxsize)]
@@ -345,7 +349,7 @@ async def _mend(target: LevelDb, repair: RecordRepair, tell: Tell) -> int:
 
 
 def _keep(spool: Path, home: Path, work: Path) -> Path:
-    """Links to every file of the database as it is. Raises OSError."""
+    """Link every file of the old database. Raises OSError."""
     links = work / "kept"
     links.mkdir(mode=0o700)
     owner = spool.stat()
@@ -373,10 +377,11 @@ def _unused(path: Path) -> Path:
 
 
 def _exchange(spool: Path, new: Path) -> None:
-    """Every step may be done again. No relay opens the spool meanwhile; to one of an older release it is
-    damaged as long as there is a mark and no CURRENT, so a mark is there throughout, and CURRENT comes last.
+    """Replace the old files. Every step can be repeated. No relay opens the spool during the exchange. An
+    older release treats the spool as damaged while there is a mark and no CURRENT, so a mark exists
+    throughout, and CURRENT is moved last.
     """
-    for draft in spool.glob(f"*{durable.DRAFT}"):  # of a write that was killed
+    for draft in spool.glob(f"*{durable.DRAFT}"):  # left by a write that was killed
         draft.unlink()
     if _mark_of(spool) is None:
         durable.write(spool / MARK_NAME, Mark(records.FORMAT_VERSION.decode(), 0, 0).encode())

@@ -1,7 +1,7 @@
-"""Does what operators' commands do to a store without asking a relay.
+"""Carries out operators' commands on a store without a relay.
 
-A check and a snapshot change nothing, and a relay may run; a repair wants it stopped. What is not `async`
-blocks.
+A check and a snapshot change nothing and work while a relay is running. A repair requires a stopped relay.
+Functions that are not `async` block.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _SHELF = (
 
 
 def acknowledge_loss(spool: SpoolSettings, loss: str) -> bool:
-    """Ends the warning about a loss of mail, in the spool of any worker. False when no spool has such a loss.
+    """Dismiss a loss of mail in the spool of any worker. Return false if no spool has this loss.
 
-    Raises StoreError when a relay has the spool open or the note cannot be written, and OSError.
+    Raises StoreError if a relay has the spool open or the dismissal cannot be stored, and OSError.
     """
     for worker in (0, *(() if is_shared(spool) else spools_beyond(spool, 1))):
         path = spool_of(spool, worker).path
@@ -59,14 +59,15 @@ def acknowledge_loss(spool: SpoolSettings, loss: str) -> bool:
 
 
 def place_of_queue(settings: Settings) -> str:
-    """Return the place of a shared queue, without secrets; "" for a spool of this machine's own."""
+    """Return the location of a shared queue without secrets, or "" for a spool of this machine."""
     return place_of(settings.spool.backend, redis=settings.redis, postgres=settings.postgres, s3=settings.s3)
 
 
 def forget_queue(settings: Settings) -> str:
-    """Makes this machine believe the shared store as it is. A relay that refuses it looks again in seconds.
+    """Forget the known state of the shared store, so that this machine accepts it as it is. A relay that has
+    refused it checks again within seconds.
 
-    Returns the mark of the queue that was known, "" when none was. Raises StoreError, OSError.
+    Returns the mark of the known queue, or "" if none was known. Raises StoreError, OSError.
     """
     place = place_of_queue(settings)
     known = ""
@@ -79,9 +80,9 @@ def forget_queue(settings: Settings) -> str:
 
 
 async def check_spool(settings: Settings, worker: int, examination: Examination) -> Contents:
-    """Check the spool of one worker; the queue of a shared store is the first worker's.
+    """Check the spool of one worker. A shared queue belongs to the first worker.
 
-    Raises StoreError, or OSError, when the spool cannot be checked at all.
+    Raises StoreError, or OSError, if the spool cannot be checked at all.
     """
     spool = spool_of(settings.spool, worker)
     if is_shared(spool):
@@ -99,8 +100,8 @@ async def check_spool(settings: Settings, worker: int, examination: Examination)
 
 
 async def snapshot_spool(settings: Settings, worker: int, scratch: Path) -> SpoolSettings:
-    """Copy the spool of one worker, as it is at one moment, to a directory that does not exist yet, beside a
-    relay that may be running. Raises StoreError, or OSError.
+    """Copy a snapshot of one worker's spool to a directory that does not exist yet. A relay may be running.
+    Raises StoreError, or OSError.
     """
     spool = spool_of(settings.spool, worker)
     match spool.backend:
@@ -123,9 +124,9 @@ async def repair_spool(
     carry_out: bool,
     environment: Mapping[str, str],
 ) -> Repaired:
-    """Repair the spool of one worker of a stopped relay; without `carry_out` say what that would do.
+    """Repair the spool of one worker of a stopped relay. Without `carry_out`, return what a repair would do.
 
-    Raises StoreError with a message, or OSError, and has changed nothing then.
+    Raises StoreError with a message, or OSError, in which case nothing was changed.
     """
     spool = spool_of(settings.spool, worker)
     if is_shared(spool):
@@ -144,8 +145,8 @@ async def repair_spool(
 
 
 async def _in_thread(work: Callable[[Tell], T], tell: Tell) -> T:
-    """A cancellation ends the work when it next tells how far it is, and is waited for: the work leaves
-    nothing half done.
+    """Run `work` in a thread. A cancellation ends the work at its next progress report and waits for that, so
+    the work leaves nothing half done.
     """
     given_up = threading.Event()
 
@@ -165,4 +166,4 @@ async def _in_thread(work: Callable[[Tell], T], tell: Tell) -> T:
 
 
 class _GivenUpError(Exception):
-    """The caller waits for no result."""
+    """The caller was cancelled."""

@@ -1,6 +1,7 @@
-"""Does what operators' commands do to a shared store, beside its relays: none of this joins them.
+"""Carries out operators' commands on a shared store while its relays may run. The commands do not join as a
+node.
 
-An engine is imported when the settings name it, for its driver is an extra.
+An engine is imported when the settings name it, because its driver is an optional dependency.
 """
 
 # ruff: noqa: PLC0415  (see above)
@@ -29,7 +30,9 @@ from zonerelay.store.surroundings import driver
 async def shared_engine(
     settings: Settings, environment: Mapping[str, str], scratch: Path | None = None
 ) -> AsyncIterator[Engine]:
-    """`scratch` is a directory that does not exist and may be made. Raises StoreError."""
+    """Open the engine that the settings name. `scratch` is a directory that does not exist and may be
+    created. Raises StoreError.
+    """
     engine: Engine
     with tempfile.TemporaryDirectory(dir=scratch and scratch.parent) as place:
         if settings.spool.backend is Backend.REDIS:
@@ -41,7 +44,7 @@ async def shared_engine(
                 from zonerelay.store.objects.s3 import S3Engine
 
             engine = S3Engine(settings.s3, Path(place), SystemClock(), environment)
-            engine.fresh_for = 1.0  # many pages in a row
+            engine.fresh_for = 1.0  # many pages are read in a row
         try:
             yield engine
         finally:
@@ -53,7 +56,7 @@ def _patience(settings: Settings) -> float:
 
 
 async def check_shared(settings: Settings, examination: Examination) -> Contents:
-    """Raises StoreError."""
+    """Check the shared queue. Raises StoreError."""
     async with shared_engine(settings, examination.environment, examination.scratch) as engine:
         return await check_engine(engine, examination.findings, examination.tell)
 
@@ -61,7 +64,9 @@ async def check_shared(settings: Settings, examination: Examination) -> Contents
 async def repair_shared(
     settings: Settings, salvage: Salvage, tell: Tell, *, carry_out: bool, environment: Mapping[str, str]
 ) -> Repaired:
-    """Raises StoreError with a message, also when relays use the store, and OSError."""
+    """Repair the shared queue. Raises StoreError with a message, also if relays use the store, and
+    OSError.
+    """
     async with shared_engine(settings, environment) as engine:
         return await repair_engine(
             engine,
@@ -75,8 +80,8 @@ async def repair_shared(
 
 
 async def living(settings: Settings, environment: Mapping[str, str]) -> int:
-    """Return how many relays use the queue, as workers and on any machine; one that was killed counts until
-    its lease ends. Raises StoreError.
+    """Return how many relays on all machines use the queue, where each worker counts as one. A relay that was
+    killed counts until its lease ends. Raises StoreError.
     """
     async with shared_engine(settings, environment) as engine:
         return len(await living_nodes(engine, _patience(settings)))
@@ -84,6 +89,6 @@ async def living(settings: Settings, environment: Mapping[str, str]) -> int:
 
 @contextlib.asynccontextmanager
 async def view_shared(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[QueueView]:
-    """Yield the queue, to be read: message by message as each is then. Raises StoreError."""
+    """Open the queue for reading. Each message is read in its current state. Raises StoreError."""
     async with shared_engine(settings, environment) as engine, view_engine(engine) as view:
         yield view

@@ -1,7 +1,8 @@
-"""Opens the store that the settings name, and the limits that relays share in it. No engine imports this.
+"""Opens the store that the settings name, and the limits that relays share in it. No engine imports this
+module.
 
-An engine is imported when the settings name it: the others would be memory and time of every start, and the
-drivers of three are extras that a machine may lack.
+An engine is imported when the settings name it. Importing the others would cost memory and time at every
+start, and three drivers are optional dependencies that may be missing.
 """
 
 # ruff: noqa: PLC0415  (see above)
@@ -49,7 +50,7 @@ async def open_store(
     postgres: PostgresSettings | None = None,
     s3: S3Settings | None = None,
 ) -> Store:
-    """Raises StoreOpenError, whose text says what the operator should do."""
+    """Open the store. Raises StoreOpenError whose text advises the operator."""
     redis, postgres, s3 = redis or RedisSettings(), postgres or PostgresSettings(), s3 or S3Settings()
     place = place_of(settings.backend, redis=redis, postgres=postgres, s3=s3)
     match settings.backend:
@@ -84,7 +85,7 @@ async def open_store(
 
 
 async def _open_s3(settings: SpoolSettings, s3: S3Settings, around: Surroundings, place: str) -> Store:
-    """Raises StoreOpenError."""
+    """Open a queue on S3. Raises StoreOpenError."""
     with driver("s3", "aiobotocore", "botocore"):
         from zonerelay.store.objects.s3 import S3Engine
     from zonerelay.store.nodes.store import open_nodes
@@ -105,7 +106,7 @@ async def _open_s3(settings: SpoolSettings, s3: S3Settings, around: Surroundings
 
 
 async def _open_alone(engine: Engine, around: Surroundings, seen: Path) -> Store:
-    """Return the queue of a service on which only one relay at a time can work. Raises StoreError."""
+    """Open the queue of a service that only one relay at a time can use. Raises StoreError."""
     from zonerelay.store.keys.partition import open_partition
     from zonerelay.store.keys.port import NodeTakenError
     from zonerelay.store.keys.seen_file import SeenFile
@@ -130,23 +131,23 @@ async def _open_alone(engine: Engine, around: Surroundings, seen: Path) -> Store
 
 
 async def acknowledge_loss(store: Store, loss: str) -> bool:
-    """Ends the warning about a loss of mail. False when the store has no such loss. Raises StoreError."""
+    """Dismiss a loss of mail. Return false if the store has no such loss. Raises StoreError."""
     from zonerelay.store.leveldb.store import LevelDbStore
 
     return isinstance(store, LevelDbStore) and await store.acknowledge(loss)
 
 
 def open_limits(settings: Settings, holder: str, environment: Mapping[str, str]) -> LimitAuthority | None:
-    """Return the limits that all relays on a shared store keep together. Raises StoreOpenError.
+    """Return the limits that all relays on a shared store have together. Raises StoreOpenError.
 
-    `None` for the stores of one relay, and for S3, which cannot carry them.
+    Returns `None` for private stores, and for S3, which cannot store limits.
     """
     shelf = open_books(settings, environment)
     return None if shelf is None else shared_limits.SharedAuthority(shelf, holder)
 
 
 def open_books(settings: Settings, environment: Mapping[str, str]) -> shared_limits.BookStore | None:
-    """Return the store of what all relays on a shared store count together, or `None`. Raises
+    """Return the store of the shared counts of all relays on a shared store, or `None`. Raises
     StoreOpenError.
     """
     if settings.spool.backend is Backend.REDIS:

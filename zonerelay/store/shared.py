@@ -1,6 +1,6 @@
-"""Opens the engine of a queue that several nodes share: for a relay, and for operators' commands beside it.
+"""Opens the engine of a queue that several nodes share, for a relay and for operators' commands.
 
-An engine is imported when the settings name it, for its driver is an extra.
+An engine is imported when the settings name it, because its driver is an optional dependency.
 """
 
 # ruff: noqa: PLC0415  (see above)
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from zonerelay.store.redis.connection import Server
 
 LOOK_EVERY = 2.0
-"""Seconds, or a quarter of the lease, between two looks at the other nodes and at what they ask for."""
+"""Seconds between two checks of the other nodes and their requests. A quarter of the lease is used if it is
+shorter.
+"""
 
 
 def place_of(backend: Backend, *, redis: RedisSettings, postgres: PostgresSettings, s3: S3Settings) -> str:
-    """Return where the shared queue is, without secrets; "" for a spool that is not shared."""
+    """Return the location of the shared queue without secrets, or "" for a spool that is not shared."""
     match backend:
         case Backend.REDIS:
             return f"[redis] url {redis.url} prefix {redis.prefix}"
@@ -44,12 +46,12 @@ def place_of(backend: Backend, *, redis: RedisSettings, postgres: PostgresSettin
 
 
 def seen_directory(spool: Path, place: str) -> Path:
-    """Return where this machine keeps what it has seen of the partitions in one place."""
+    """Return the directory in which this machine records the partitions that it has seen at one location."""
     return spool / "nodes" / hashlib.sha256(place.encode()).hexdigest()[:16]
 
 
 def postgres_access(settings: PostgresSettings, environment: Mapping[str, str]) -> Access:
-    """Raises StoreOpenError when the driver is missing."""
+    """Return the access to the PostgreSQL server. Raises StoreOpenError if the driver is missing."""
     from zonerelay.store.postgres.driver import Access, load_driver
 
     load_driver()
@@ -64,14 +66,14 @@ def postgres_access(settings: PostgresSettings, environment: Mapping[str, str]) 
 
 
 def postgres_engine(settings: PostgresSettings, environment: Mapping[str, str]) -> SharedEngine:
-    """Raises StoreOpenError when the driver is missing."""
+    """Create the PostgreSQL engine. Raises StoreOpenError if the driver is missing."""
     from zonerelay.store.keys.postgres import PostgresEngine
 
     return PostgresEngine(postgres_access(settings, environment))
 
 
 def redis_server(settings: RedisSettings, environment: Mapping[str, str]) -> Server:
-    """Raises StoreOpenError when the driver is missing."""
+    """Create the access to the Redis server. Raises StoreOpenError if the driver is missing."""
     with driver("redis", "redis"):
         from zonerelay.store.redis.connection import Server
 
@@ -79,7 +81,7 @@ def redis_server(settings: RedisSettings, environment: Mapping[str, str]) -> Ser
 
 
 def redis_engine(settings: RedisSettings, environment: Mapping[str, str]) -> SharedEngine:
-    """Raises StoreOpenError when the driver is missing."""
+    """Create the Redis engine. Raises StoreOpenError if the driver is missing."""
     server = redis_server(settings, environment)
     from zonerelay.store.keys.redis import RedisEngine
 

@@ -1,8 +1,8 @@
-"""Says where each worker's spool lies, and finds the spools that belong to no worker any more.
+"""Returns the location of each worker's spool, and finds the spools of workers that no longer exist.
 
-The first worker's spool is `[spool] path` itself, that of worker 3 is `03` in it; the other directories of
-the disk queue and the shelf go the same way. So a relay with one worker is the first worker of any other
-number, and more workers need no migration. Shared spools are where the configuration says, for every worker.
+The first worker's spool is `[spool] path` itself, and that of worker 3 is `03` in it. The other directories
+of the disk queue and the shelf follow the same rule. So a relay with one worker can be given more workers, or
+fewer, without a migration. A shared spool has the same location for every worker.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from zonerelay.config.settings import AUTO, Backend, PostgresSettings, Settings,
 
 SHARED = frozenset({Backend.REDIS, Backend.POSTGRES, Backend.S3})
 KEYS = "idempotency-register"
-"""The directory beside the spool in which workers share what they know of idempotency keys."""
+"""The directory next to the spool in which workers share their idempotency keys."""
 _NUMBER = re.compile(r"\d{2,3}", re.ASCII)
 _REMOVED = ".removed"
 
 
 def count_of(settings: Settings) -> int:
-    """Returns `workers`, with "auto" counted on this machine."""
+    """Return `workers`, with "auto" replaced by the number of CPUs."""
     return settings.workers if settings.workers != AUTO else len(os.sched_getaffinity(0))
 
 
 def is_shared(spool: SpoolSettings) -> bool:
-    """One queue for all workers."""
+    """Return whether all workers share one queue."""
     return spool.backend in SHARED
 
 
 def spool_of(spool: SpoolSettings, worker: int) -> SpoolSettings:
-    """Return the spool of one worker, which counts from 0."""
+    """Return the spool of one worker. The first worker is number 0."""
     if worker == 0 or is_shared(spool):
         return spool
 
@@ -67,15 +67,15 @@ def name_of(worker: int) -> str:
 
 
 def node_of(postgres: PostgresSettings, worker: int) -> PostgresSettings:
-    """Each worker is a relay of its own to the database."""
+    """Return the settings of one worker, which is a separate relay to the database."""
     return replace(postgres, node=postgres.node + worker)
 
 
 def spools_beyond(spool: SpoolSettings, workers: int) -> list[int]:
-    """Return workers that there are no more but whose spools are still there. Reads directories.
+    """Return the workers that are no longer configured but still have a spool. Reads directories.
 
-    What was being removed when a crash came is removed now. A directory that cannot be read has none: the
-    store that opens it says so in words. Raises OSError.
+    A removal that a crash interrupted is finished first. An unreadable directory counts as empty, because the
+    store that opens it reports the error. Raises OSError.
     """
     found = set[int]()
     for place in directories_of(spool):
@@ -88,7 +88,9 @@ def spools_beyond(spool: SpoolSettings, workers: int) -> list[int]:
 
 
 def _shelves_beyond(spool: SpoolSettings, workers: int) -> set[int]:
-    """A shelf is a file, or several with endings, as the platform's database has them."""
+    """Return the workers that have a shelf. A shelf is a file, or several with suffixes, as the platform's
+    database module creates them.
+    """
     shelf = spool.shelve
     if shelf is None or spool.backend is not Backend.MEMORY or not shelf.parent.is_dir():
         return set()
@@ -98,9 +100,10 @@ def _shelves_beyond(spool: SpoolSettings, workers: int) -> set[int]:
 
 
 def remove_spool(spool: SpoolSettings, worker: int) -> None:
-    """Remove the spool of a worker that is no more. It must be closed and empty of mail. Raises OSError.
+    """Remove the spool of a worker that no longer exists. It must be closed and contain no mail. Raises
+    OSError.
 
-    A directory gets another name first: half of a spool would be a broken one.
+    A directory is renamed first, because a partly removed spool would count as damaged.
     """
     assert worker > 0, "the first worker's spool holds the others"
     for place in directories_of(spool):
@@ -116,7 +119,7 @@ def remove_spool(spool: SpoolSettings, worker: int) -> None:
 
 
 def directories_of(spool: SpoolSettings) -> list[Path]:
-    """Directories of the first worker's spool, which hold the numbered ones of the others."""
+    """Return the directories of the first worker's spool, which contain the numbered ones of the others."""
     if is_shared(spool) or spool.backend is Backend.MEMORY:
         return []
     wanted = (spool.path, spool.env_directory, spool.meta_directory, spool.scratch_directory)

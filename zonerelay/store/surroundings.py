@@ -1,6 +1,6 @@
-"""What every store is given when it is opened, and how a shared one starts.
+"""Defines what every store receives when it is opened, and reads secrets and drivers for it.
 
-Failure: a store that cannot start is closed again, and StoreOpenError says where the trouble is.
+On failure: StoreOpenError names the secret or the package that is missing.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
 
 
 def no_news(queue: QueueName) -> None:
-    """The store is private: no other relay leaves mail in it."""
+    """Do nothing. No other relay leaves mail in a private store."""
 
 
 def no_damage(text: str) -> None:
-    """The store's own log names the damage."""
+    """Do nothing. The store's own log names the damage."""
 
 
 def none_lost(keys: Collection[DeliveryKey]) -> None:
-    """Claims do not end by themselves."""
+    """Do nothing. Claims on a private store do not expire."""
 
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """The workers of one machine, each with a spool of its own, that answer to the same idempotency keys:
-    the `directory` that they share for it, this `worker`, and `all` whose spools may hold keys. `run` names
-    the run of the relay, whose register no other one trusts.
+    """The workers of one machine that have their own spools and share idempotency keys. `directory` is their
+    shared directory, `worker` the number of this worker, and `all` the workers whose spools may have keys.
+    `run` identifies the run of the relay, because a register is valid for one run only.
     """
 
     directory: Path
@@ -46,13 +46,15 @@ class Siblings:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The surroundings. `on_health` hears of every change of `unhealthy()`; `on_damage` of each new kind of
-    damage that the store meets; `observe_commit` of the seconds of each durable write; `on_news` and
-    `on_lost` of what other relays do to a shared store. All are called on the event loop that opened the
-    store and must not raise. `environment` is where secrets may be. `siblings` is `None` for a worker that is
-    alone and on a shared store; there `register` has the idempotency keys of all nodes. `withdraw` keeps the
-    scheduler's hands off deliveries and returns those that may be changed now, until `give_back`; without it
-    what is claimed may not be changed.
+    """The dependencies of a store.
+
+    `on_health` is called with every change of `unhealthy()`, `on_damage` with each new kind of damage,
+    `observe_commit` with the duration in seconds of each durable write, and `on_news` and `on_lost` with
+    changes that other relays make to a shared store. All are called on the event loop that opened the store
+    and must not raise. `environment` may contain secrets. `siblings` is `None` for a single worker and on a
+    shared store. On a shared store `register` has the idempotency keys of all nodes. `withdraw` stops the
+    scheduler from using deliveries until `give_back`, and returns those that may be changed. Without it
+    claimed deliveries may not be changed.
     """
 
     clock: Clock
@@ -73,7 +75,9 @@ ReadSecret = Callable[[], str]
 
 
 def secret_of(option: str, reference: str, environment: Mapping[str, str]) -> ReadSecret:
-    """Returns what reads the secret that an option names at each connection, "" when it names none."""
+    """Return a function that reads the secret of an option for each connection. It returns "" if none is
+    set.
+    """
 
     def read() -> str:
         try:
@@ -86,7 +90,7 @@ def secret_of(option: str, reference: str, environment: Mapping[str, str]) -> Re
 
 @contextlib.contextmanager
 def driver(extra: str, *modules: str) -> Iterator[None]:
-    """Says in words which package is missing: without it every other backend works."""
+    """Raise StoreOpenError that names the missing package. Every other engine works without it."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,18 +1,17 @@
-"""Takes one message's body into a spool that stores it in chunks.
+"""Writes one message's body to a spool that stores it in chunks, and caches the bodies of new messages.
 
-Up to `GROUP_CHUNKS` chunks wait in memory; a message that ends before that is one atomic synced batch. A
-longer one is stored in groups while it arrives, each group in a synced batch (a 250 promises that all of it
-is durable), with one group being written while the next fills: `write` waits when both are full. The more
-large uploads there are, the smaller their groups, so that all together stay bounded.
+Up to `GROUP_CHUNKS` chunks wait in memory. A message that ends before that is one atomic synced batch. A
+longer one is stored in groups while it arrives. Each group is a synced batch, because a 250 promises that the
+whole message is durable. One group is written while the next one fills; `write` waits if both are full. The
+more large uploads there are, the smaller are their groups, so the total is bounded.
 
-Chunks of a message that was not committed are never read. `abort` removes them in the background; the store
-removes those that a crash has left. After a failed write the message cannot be committed any more.
+Chunks of an uncommitted message are never read. `abort` removes them in the background, and the store removes
+those that a crash has left. After a failed write the message can no longer be committed.
 
-Keeps the bodies that were just stored, so that delivering new mail reads no disk.
-
-The cache keeps chunks as they were written, also while a large body is still arriving. It holds at most
-`CAPACITY` bytes: the oldest message goes first. It does not keep a body larger than `LARGEST`, which would
-push out all the others.
+`BodyCache` keeps the bodies that were just stored, so that delivering new mail reads no disk. It receives
+chunks as they are written, also while a large body is still arriving. It holds at most `CAPACITY` bytes and
+drops the oldest message first. It does not keep a body larger than `LARGEST`, which would push out all the
+others.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ LARGEST = 4 * 1024 * 1024
 
 
 class BodyCache:
-    """Keeps the youngest bodies; a missing one is read from the store."""
+    """A cache of the newest bodies. Others are read from the store."""
 
     def __init__(self, capacity: int = CAPACITY, largest: int = LARGEST) -> None:
         self._capacity = capacity
@@ -50,17 +49,19 @@ class BodyCache:
         self._bodies: dict[MessageId, tuple[bytes, ...]] = {}
 
     def put(self, message_id: MessageId, body: bytes) -> None:
-        """A whole small body; an empty one has no chunks."""
+        """Add a complete small body. An empty one has no chunks."""
         self.extend(message_id, 1, (body,) if body else ())
 
     def extend(self, message_id: MessageId, first: int, chunks: Sequence[bytes]) -> None:
-        """More of a large body: the chunks from number `first` (they count from one)."""
+        """Add part of a large body: the chunks from number `first` on, where the first chunk of a body is
+        number 1.
+        """
         size = sum(map(len, chunks))
         body = tuple(chunks)
         before = self._bodies.get(message_id)
         if first > 1:
             if before is None:
-                return  # its beginning is gone already
+                return  # the beginning was dropped
             body = (*before, *chunks)
             if sum(map(len, body)) > self._largest:
                 self.drop(message_id)
@@ -75,7 +76,7 @@ class BodyCache:
             self._evict()
 
     def get(self, message_id: MessageId, count: int) -> Sequence[bytes] | None:
-        """Return all `count` chunks of the body."""
+        """Return all `count` chunks of the body, or None if some are missing."""
         body = self._bodies.get(message_id)
         return body if body is not None and len(body) == count else None
 
@@ -89,16 +90,19 @@ class BodyCache:
         self._size = 0
 
     def _evict(self) -> None:
-        # The oldest goes: with a queue this long its turn is far away, or it waits for a retry.
+        # Drop the oldest one. In a queue this long it is attempted much later, or it waits for a retry.
         while self._size > self._capacity:
             self.drop(next(iter(self._bodies)))
 
 
-# Checks what a store is about to write, so that a caller's mistake cannot damage a queue.
+# The following functions check what a store is about to write, so that a caller's mistake cannot damage a
+# queue.
 
 
 def check_deliveries(message_id: MessageId, deliveries: Sequence[Delivery]) -> None:
-    """A message without deliveries would never leave; one with another's would take that one's body."""
+    """Raise StoreError unless a message has deliveries and all of them are its own. A message without
+    deliveries would never leave, and a delivery of another message would remove that message's body.
+    """
     if not deliveries:
         raise StoreError(f"message {message_id} needs a delivery")
     for delivery in deliveries:
@@ -107,7 +111,9 @@ def check_deliveries(message_id: MessageId, deliveries: Sequence[Delivery]) -> N
 
 
 def check_own_message(change: Submit) -> None:
-    """A submitted message must describe its body: removal goes by the number of chunks."""
+    """Raise StoreError unless a submitted message describes its body. Removal depends on the number of
+    chunks.
+    """
     message = change.message
     check_deliveries(message.id, change.deliveries)
     if message.size != len(change.body) or message.chunks != len(split(change.body)):
@@ -115,18 +121,20 @@ def check_own_message(change: Submit) -> None:
 
 
 def split(body: bytes) -> list[bytes]:
-    """Return a body as chunks; an empty body has none."""
+    """Split a body into chunks. An empty body has none."""
     return [body[start : start + CHUNK_SIZE] for start in range(0, len(body), CHUNK_SIZE)]
 
 
 GROUP_CHUNKS = 8
-"""Chunks in one synced batch of a large body: 512 KiB."""
+"""The number of chunks in one synced batch of a large body (512 KiB)."""
 UPLOAD_MEMORY = 64 * 1024 * 1024
-"""What all large uploads together may hold in memory before their groups shrink."""
+"""The memory, in bytes, that all large uploads together may use before their groups shrink."""
 
 
 class NewMessage(NamedTuple):
-    """The last chunks of a body, and what is written with them: others `beside` the message, and its key."""
+    """The last chunks of a body and everything that is written with them: companion messages (`beside`), and
+    the idempotency key.
+    """
 
     message: Message
     deliveries: Sequence[Delivery]
@@ -136,42 +144,42 @@ class NewMessage(NamedTuple):
 
 
 class Spool(Protocol):
-    """The part of a store that a writer uses."""
+    """The part of a store that a body writer uses."""
 
     uploads: int
 
     def check_writable(self) -> None:
-        """Raises StoreError when no new mail may be stored now."""
+        """Raise StoreError if no new mail may be stored at present."""
 
     def submit_chunks(
         self, message_id: MessageId, first: int, chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
-        """Write part of a body, synced: the chunks from number `first`."""
+        """Write and sync part of a body: the chunks from number `first` on."""
 
     def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
-        """Write the last chunks of a body and make the message exist."""
+        """Write the last chunks of a body and commit the message."""
 
     async def submit_once(
         self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
-        """Calls `submit`, which writes the message of this key, unless the key is there. Both it and the
-        future raise what `commit` raises.
+        """Call `submit`, which writes the message with this key, unless the key was stored before. This
+        method and the future raise what `commit` raises.
         """
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
-        """Remove the first `count` chunks, in the background."""
+        """Remove the first `count` chunks in the background."""
 
 
 class BodyWriter:
-    """A message that is arriving."""
+    """The writer of an arriving message."""
 
     def __init__(self, spool: Spool, envelope: Envelope) -> None:
         self._spool = spool
         self._envelope = envelope
         self._size = 0
-        self._parts: list[bytes] = []  # at most a chunk
-        self._filled = 0  # octets in _parts
-        self._chunks: list[bytes] = []  # whole chunks, not yet submitted
+        self._parts: list[bytes] = []  # less than a chunk
+        self._filled = 0  # bytes in _parts
+        self._chunks: list[bytes] = []  # complete chunks that are not yet submitted
         self._submitted = 0
         self._written: asyncio.Future[None] | None = None
         self._done = False
@@ -192,7 +200,9 @@ class BodyWriter:
             raise StoreError("the message was committed or aborted")
 
     def _cut(self, data: bytes) -> None:
-        """Complete the chunk at hand, take more off `data`; keep the rest, at least one byte, for later."""
+        """Complete the current chunk and split further ones off `data`. Keep the rest, at least one byte, for
+        later.
+        """
         view = memoryview(data)
         start = CHUNK_SIZE - self._filled
         self._chunks.append(b"".join((*self._parts, view[:start])))
@@ -218,7 +228,7 @@ class BodyWriter:
 
     async def _previous_group(self) -> None:
         if self._written is not None:
-            # A session that is cancelled here must not take the group's outcome with it.
+            # If the session is cancelled here, the write of the group must go on.
             await asyncio.shield(self._written)
 
     async def commit(
@@ -246,7 +256,7 @@ class BodyWriter:
         new = NewMessage(message, deliveries, chunks, others, once)
         submit = functools.partial(self._spool.submit_message, new)
         stored = submit() if once is None else await self._spool.submit_once(once, message.id, submit)
-        # From here the message exists or the spool has failed; leaving does not change that.
+        # From here on the message exists or the spool has failed. Cancellation does not change that.
         self._finish()
         try:
             await stored

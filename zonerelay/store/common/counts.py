@@ -1,9 +1,9 @@
-"""Counts the deliveries of each queue by durable state, without asking the disk.
+"""Counts the deliveries of each queue by durable state in memory.
 
-After a start a walk in the background adds what the spool holds. A walk over one moment of the spool goes
-with all changes since then, a walk page by page with those of keys that it has passed (`left`). Until it ends
-the counts are too low and may be below zero: `current` shows zero instead, and `is_whole` is false, so that
-callers do not take the counts for the queue.
+After a start, a background scan adds the stored deliveries. A scan of a snapshot of the spool is combined
+with all changes since the snapshot. A scan page by page is combined with the changes of keys that it has
+passed (`left`). Until the scan ends, the counts are too low and may be negative. `current` returns zero
+instead, and `is_whole` is false, so that callers do not rely on the counts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from zonerelay.store.contract import QueueCounts
 
 
 class Counts:
-    """Changed only on the event loop. The walk over the spool sets `is_whole` when it ends. `left` is where
-    the walk goes on: changes from there on are left to it.
+    """The counts of one spool. They are changed only on the event loop. The scan sets `is_whole` when it
+    ends. `left` is the key at which the scan continues; it will count the changes from there on.
     """
 
     def __init__(self, left: bytes | None = None) -> None:
@@ -25,7 +25,7 @@ class Counts:
         self._zones: dict[QueueName, QueueCounts] = {}
 
     def move(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
-        """A delivery changed from `old` (None: it is new) to `new` (None: it left)."""
+        """Count a delivery that changed from `old` (None if it is new) to `new` (None if it was removed)."""
         if self.left is not None and delivery_key(key) >= self.left:
             return
         counts = self._zones.get(key.queue)
@@ -37,13 +37,13 @@ class Counts:
             counts.count(new.next_attempt, held=new.held)
 
     def add(self, found: dict[QueueName, QueueCounts]) -> None:
-        """Add what a walk over the spool found."""
+        """Add the deliveries that a scan of the spool has found."""
         for queue, more in found.items():
             self._zones.setdefault(queue, QueueCounts()).add(more)
 
     @property
     def moves(self) -> dict[QueueName, QueueCounts]:
-        """The plain sums, which may be below zero."""
+        """The sums without correction, which may be negative."""
         return self._zones
 
     @property

@@ -1,7 +1,7 @@
-"""The directories of spools that the configuration names: made, locked, and closed to other users. Blocks.
+"""Creates, locks and protects the spool directories that the configuration names. Every function blocks.
 
-Several workers may be making the same ones at the same time: the spool of each but the first is in that of
-the first.
+Several workers may create the same directories at the same time, because the spools of all other workers are
+in that of the first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from zonerelay.store.contract import StoreOpenError
 
 
 def make_configured(path: Path, option: str) -> None:
-    """Makes the directory that `[spool] option` names. Raises StoreOpenError, which says what to do."""
+    """Create the directory that `[spool] option` names. Raises StoreOpenError with advice for the
+    operator.
+    """
     try:
         durable.make_directory(path)
     except OSError as error:
@@ -29,9 +31,9 @@ def make_configured(path: Path, option: str) -> None:
 
 
 def lock_configured(descriptor: int, path: Path, option: str) -> None:
-    """Locks an open file or directory until it is closed.
+    """Lock an open file or directory until it is closed.
 
-    Raises StoreOpenError when another relay has the lock, and OSError.
+    Raises StoreOpenError if another relay has the lock, and OSError.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,10 +45,10 @@ def lock_configured(descriptor: int, path: Path, option: str) -> None:
 
 
 def take_from_others(directory: Path) -> None:
-    """No other user of the machine reads the files of a directory that was there before, with whatever mode.
+    """Remove the permissions of other users from the files of an existing directory, whatever their mode.
 
-    The rights of a group stay. Files that are not ours, or that go meanwhile, are left alone, and so are
-    links to the files of another directory, as a snapshot has them. Raises OSError.
+    Permissions of the group stay. Files of other owners, files that are removed at the same time, and hard
+    links to files of another directory, as in a snapshot, are left alone. Raises OSError.
     """
     for each in directory.iterdir():
         with contextlib.suppress(PermissionError, FileNotFoundError):

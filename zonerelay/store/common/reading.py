@@ -1,4 +1,4 @@
-"""Reads many messages for a list. An unreadable message does not end it."""
+"""Reads many messages for a list. Unreadable messages are skipped."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError
 async def read_each(
     read_message: Callable[[MessageId], Awaitable[Message]], ids: Sequence[MessageId]
 ) -> dict[MessageId, Message]:
-    """Return those that exist and can be read, one after the other: for stores in which one read costs
-    little.
+    """Return the messages that exist and can be read, one after the other. This suits stores with cheap
+    reads.
     """
     found: dict[MessageId, Message] = {}
     for message_id in ids:

@@ -1,13 +1,13 @@
-"""Spells the keys of the spool's records, and the JSON in their values.
+"""Defines the keys of the spool's records, and the JSON of their values.
 
-Keys are ASCII, fields separated by one space, so that one prefix scan can never run into another
-zone, domain or message: whatever could disturb that (space, `%`, control and non-ASCII characters)
-is percent-encoded. Key order is the order of work: message ids and due times are fixed-width.
+Keys are ASCII, and one space separates their fields, so the scan of a prefix never reaches another zone,
+domain or message. Characters that could break this (space, `%`, control and non-ASCII characters) are
+percent-encoded. The order of keys is the order of work: message ids and due times have a fixed width.
 
-What is written once and never changes (envelope, headers, size) is in `message {ID} *`; what
-changes is in small delivery records whose identity is their key and is not repeated in the value.
-A record that cannot be read back raises StoreCorruptError with its key; nothing is guessed. Members that this
-version does not know are kept when it writes a record again: a newer one may share the store.
+Data that never changes (envelope, headers, size) is in `message {ID} *`. Data that changes is in small
+delivery records; their values do not repeat the fields of the key. A record that cannot be read raises
+StoreCorruptError with its key; no value is guessed. Members that this version does not know are kept when it
+rewrites a record, because a newer version may share the store.
 """
 
 from __future__ import annotations
@@ -31,28 +31,31 @@ FORMAT_VERSION = b"1"
 META_FORMAT = b"meta format"
 META_LAST_ID = b"meta last-id"
 META_PROBE = b"meta probe"
-# Below `meta`, so that releases which do not know them neither count them as mail nor as damage.
+# Keys below `meta`, because older releases count those neither as mail nor as damage.
 ONCE_PREFIX = b"meta once "
 ONCE_UNTIL_PREFIX = b"meta once-until "
 
 MESSAGE_PREFIX = b"message "
 DELIVERY_PREFIX = b"delivery-zone "
 WEBHOOK_PREFIX = b"delivery-webhook "
-"""Right before `DELIVERY_PREFIX`, so that both are one range."""
+"""The prefix sorts right before `DELIVERY_PREFIX`, so that both form one range."""
 DEFERRED_PREFIX = b"deferred-zone "
 DOMAIN_PREFIX = b"delivery-domain "
 REQUEST_PREFIX, ANSWER_PREFIX = b"request ", b"answer "
-"""What nodes ask of each other."""
+"""Requests between nodes and their answers."""
 
 _UNSAFE = re.compile("[^!-$&-~]")
-# Seven decimals tell any two floats of this century apart, so the index orders exactly like the record.
+# Seven decimals distinguish any two floats of this century, so the index has exactly the order of the
+# records.
 _TIME_WIDTH = 18
 _MAX_TIME = 9_999_999_999.0
 
 
 @functools.lru_cache(maxsize=4096)
 def field(text: str) -> bytes:
-    """One field of a key. A recipient's is needed at acceptance, at the end, and often again tomorrow."""
+    """Encode one field of a key. The cache pays off because a recipient is encoded at acceptance, at the end,
+    and often in later messages.
+    """
     if _UNSAFE.search(text) is None:
         return text.encode("ascii")
     raw = text.encode("utf-8", "surrogateescape")
@@ -70,7 +73,7 @@ def unfield(raw: bytes) -> str:
 
 
 def after(prefix: bytes) -> bytes:
-    """Return the first key behind every key that starts with `prefix`, which ends in a space."""
+    """Return the first key after all keys that start with `prefix`, which ends in a space."""
     return prefix[:-1] + b"!"
 
 
@@ -82,12 +85,12 @@ def message_prefix(message_id: MessageId) -> bytes:
 
 
 def chunk_key(message_id: MessageId, number: int) -> bytes:
-    """Chunks count from one."""
+    """Return the key of a chunk. The first chunk of a body is number 1."""
     return b"message %b %06d" % (message_id.encode("ascii"), number)
 
 
 def message_keys(message_id: MessageId, chunks: int = 0) -> list[bytes]:
-    """`exists_key`, `metadata_key` and the keys of the chunks."""
+    """Return `exists_key`, `metadata_key` and the keys of the chunks."""
     prefix = b"message %b " % message_id.encode("ascii")
     keys = [prefix + b"#", prefix + b"*"]
     for number in range(1, chunks + 1):
@@ -104,8 +107,8 @@ def metadata_key(message_id: MessageId) -> bytes:
 
 
 def open_count_key(message_id: MessageId) -> bytes:
-    """Return the key of the number of open deliveries; absent while that is one per recipient of the
-    envelope.
+    """Return the key of the number of open deliveries. The record is absent while each recipient of the
+    envelope has an open delivery.
     """
     return b"meta open %b" % message_id.encode("ascii")
 
@@ -122,7 +125,7 @@ _decode_message = msgspec.json.Decoder(Message).decode
 
 
 def encoded(what: str, value: object) -> bytes:
-    """JSON. Raises StoreError, which names the value by `what`."""
+    """Encode a value as JSON. Raises StoreError that names the value by `what`."""
     try:
         return _encode(value)
     except (UnicodeError, TypeError, msgspec.MsgspecError) as error:
@@ -144,7 +147,7 @@ def decode_message(message_id: MessageId, raw: bytes) -> Message:
 
 
 class DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
-    """`Delivery` without what its key says already."""
+    """The members of `Delivery` that are not in its key."""
 
     created: float
     attempts: int = 0
@@ -158,14 +161,14 @@ class DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
 
 
 class DeliveryStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The members that say where a delivery is counted, and from when its age; the others are skipped."""
+    """The members of a delivery record that its state and age depend on. The others are skipped."""
 
     created: float
     next_attempt: float = 0.0
     held: bool = False
 
 
-# A table: calling an IntFlag class costs as much as the whole rest of the decoding.
+# A table, because calling an IntFlag class takes as long as the rest of the decoding.
 _NOTIFY = tuple(Notify(value) for value in range(16))
 _NOTIFY_MASK = 15
 
@@ -210,12 +213,12 @@ def domain_key(key: DeliveryKey, domain: str) -> bytes:
 
 @functools.lru_cache(maxsize=16)  # thousands of recipients of one message have the same
 def due_field(when: float) -> bytes:
-    """Return a due time that sorts as text and reads as Unix seconds."""
+    """Format a due time so that it sorts as text and is readable as Unix seconds."""
     return b"%0*.7f" % (_TIME_WIDTH, min(max(when, 0.0), _MAX_TIME))
 
 
 def _shown(raw: bytes) -> str:
-    """Return a key in an error's text, without the recipient at its end."""
+    """Return a key for an error message, without the recipient at its end."""
     text = raw[:200].decode("ascii", "backslashreplace")
     head, blank, _ = text.rpartition(" ")
     return f"{head} …" if blank else text
@@ -223,21 +226,21 @@ def _shown(raw: bytes) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def queue_in(raw: bytes) -> QueueName:
-    """Return the queue that a field of a key names. Raises ValueError."""
+    """Return the queue in a field of a key. Raises ValueError."""
     return parse_queue(unfield(raw))
 
 
 @functools.lru_cache(maxsize=1024)
 def queue_after(word: bytes, raw: bytes) -> QueueName:
-    """Return the queue that the second field of a key names, behind its first. Raises ValueError."""
+    """Return the queue in the second field of a key, whose first field is `word`. Raises ValueError."""
     if word != WEBHOOK_PREFIX[:-1]:
         return queue_in(raw)
-    # Bins are in the range of webhooks, whose names have no slash.
+    # Bins share the range of webhooks, whose names contain no slash.
     return parse_queue(name) if "/" in (name := unfield(raw)) else webhook_queue(name)
 
 
 def parse_delivery_key(raw: bytes) -> DeliveryKey:
-    """Return any of the four keys of a delivery and its indexes."""
+    """Parse any of the four keys of a delivery and its indexes."""
     try:
         parts = raw.split(b" ")
         return DeliveryKey(
@@ -248,7 +251,7 @@ def parse_delivery_key(raw: bytes) -> DeliveryKey:
 
 
 def parse_due(raw: bytes) -> float:
-    """Return the due time in a `deferred-zone` key."""
+    """Parse the due time in a `deferred-zone` key."""
     try:
         return float(raw.split(b" ", 3)[2])
     except (ValueError, IndexError) as error:
@@ -272,7 +275,7 @@ def encode_delivery(delivery: Delivery) -> bytes:
 
 
 def _unknown(record: DeliveryRecord, raw: bytes) -> bytes:
-    # Nearly always there is nothing else in it, and this says so in half a microsecond.
+    # Most records have no unknown members, and this comparison finds that out in half a microsecond.
     if len(_encode(record)) == len(raw):
         return b""
     members = {name: value for name, value in _decode_members(raw).items() if name not in _KNOWN}
@@ -280,7 +283,7 @@ def _unknown(record: DeliveryRecord, raw: bytes) -> bytes:
 
 
 def due_time(delivery: Delivery | None) -> float:
-    """Return the delivery's time in the `deferred-zone` index, 0.0 when it is not in it."""
+    """Return the delivery's time in the `deferred-zone` index, or 0.0 if it is not in the index."""
     return 0.0 if delivery is None or delivery.held else max(delivery.next_attempt, 0.0)
 
 
@@ -289,7 +292,7 @@ def decode_delivery(raw_key: bytes, raw: bytes) -> Delivery:
 
 
 def decode_record(key: DeliveryKey, raw: bytes) -> Delivery:
-    """Return the record of a delivery whose key is known."""
+    """Decode the record of a delivery whose key is known."""
     try:
         record = _decode_record(raw)
         unknown = _unknown(record, raw)
@@ -317,7 +320,7 @@ def delivery_of(key: DeliveryKey, record: DeliveryRecord, unknown: bytes = b"") 
 
 
 def decode_status(raw_key: bytes, raw: bytes) -> DeliveryStatus:
-    """Return the record of a delivery, as far as it says what to do with it."""
+    """Decode the members of a delivery record that its state depends on."""
     try:
         return _decode_status(raw)
     except (ValueError, msgspec.MsgspecError) as error:
@@ -332,7 +335,7 @@ def once_key(identity: str) -> bytes:
 
 
 def once_until_key(identity: str, until: float) -> bytes:
-    """Return the index by which keys are forgotten."""
+    """Return the key in the index of expiry times."""
     return b"%b%b %b" % (ONCE_UNTIL_PREFIX, due_field(until), identity.encode("ascii"))
 
 

@@ -1,11 +1,11 @@
-"""Opens the queue in directories of this machine: a log of batches, a file for each body, and an index.
+"""Opens the queue in local directories: a log of batches, a file for each body, and an index.
 
-    meta_directory     zonerelay.lock, mark, beats, nodes/0/log, nodes/0/snapshot (`objects`), ballast
-    env_directory      zonerelay.lock, and the bodies as they are (a file for each 512 KiB)
-    scratch_directory  zonerelay.lock, and the index of this machine, which is rebuilt at any doubt
+    meta_directory     zonerelay.lock, mark, beats, nodes/0/log, nodes/0/snapshot (`objects`), reserve file
+    env_directory      zonerelay.lock, and the bodies in plain text (a file for each 512 KiB)
+    scratch_directory  zonerelay.lock, and the index of this machine, which is rebuilt when in doubt
 
-Each `zonerelay.lock` is locked while a relay runs. In the first two stands which queue they belong to: a
-directory whose file system is not mounted, or that is another queue's, is refused and left as it is.
+Each `zonerelay.lock` is locked while a relay runs. The first two name the queue that they belong to. A
+directory whose file system is not mounted, or that belongs to another queue, is refused and left unchanged.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ LOCK = "zonerelay.lock"
 _FORMAT, _FIRST_FORMAT = b"zonerelay queue 2 ", b"zonerelay queue 1 "
 _BODY = re.compile(records.MESSAGE_PREFIX + rb"\S+ \d+")
 LOOKS, LOOK_PAUSE = 50, 0.02
-"""For files that are being removed."""
+"""The number of checks for files that are being removed, and the pause between them in seconds."""
 
 
 def is_apart(key: bytes, value: bytes) -> bool:
-    """Return whether a value is in a file of its own: all bodies are, so that people can read them."""
+    """Return whether a value is stored in its own file. All bodies are, so that people can read them."""
     return is_large(key, value) or _BODY.fullmatch(key) is not None
 
 
@@ -54,8 +54,8 @@ def disk_engine(
     reserve: int = 0,
     forgive: Callable[[str, str], None] | None = None,
 ) -> ObjectEngine:
-    """Return the engine of a queue's one partition, 0. With an `index` of its own it only reads, and a relay
-    may be running.
+    """Return the engine of the queue, whose only partition is 0. With a separate `index` it only reads, and a
+    relay may be running.
     """
     env, meta, scratch = disk_directories(spool)
     place = DirectoryPlace(meta, values=env, reserve=reserve, is_reader=index is not None)
@@ -63,7 +63,7 @@ def disk_engine(
 
 
 async def open_disk(spool: SpoolSettings, around: Surroundings) -> LevelDbStore:
-    """Raises StoreOpenError."""
+    """Open the queue. Raises StoreOpenError."""
     directories = await STORE.run(Directories, spool)
 
     async def opened(hooks: Hooks) -> Partition:
@@ -95,7 +95,7 @@ async def open_disk(spool: SpoolSettings, around: Surroundings) -> LevelDbStore:
 
 
 def judge_mark(path: Path, mark: bytes) -> None:
-    """Raise StoreOpenError if the directory with this mark is not one of a queue of this release."""
+    """Raise StoreOpenError unless the directory with this mark belongs to a queue of this release."""
     if mark.startswith(_FIRST_FORMAT):
         raise StoreOpenError(
             f"{path} holds a disk queue of zonerelay 0.1.0, which this release does not read. Nothing was"
@@ -117,10 +117,12 @@ class _Directory(NamedTuple):
 
 
 class Directories:
-    """The locked directories of one queue. All of it blocks."""
+    """The locked directories of one queue. Every method blocks."""
 
     def __init__(self, spool: SpoolSettings) -> None:
-        """Make, lock and compare them. Raises StoreOpenError, and has changed no file of others then."""
+        """Create, lock and compare the directories. Raises StoreOpenError, in which case no foreign file was
+        changed.
+        """
         env, meta, scratch = disk_directories(spool)
         self._opened: list[_Directory] = []
         try:
@@ -174,7 +176,7 @@ class Directories:
                     durable.sync_directory(each.path)
 
     def _look_for_log(self) -> None:
-        """Bodies that no log names would be removed."""
+        """Raise StoreOpenError if there are bodies but no log. The bodies would be removed."""
         log, snapshots = (self.meta.path / "nodes/0" / kind for kind in ("log", "snapshot"))
         if not any(each.is_dir() and any(each.iterdir()) for each in (log, snapshots)):
             lost = sum(epoch_of(each.name) >= 0 for each in self.env.path.iterdir())
@@ -188,14 +190,14 @@ class Directories:
         return foreign_in(self.env.path, self.meta.path, self.scratch.path)
 
     def close(self) -> None:
-        """Give up the locks."""
+        """Release the locks."""
         for each in self._opened:
             os.close(each.lock)
         self._opened = []
 
 
 def foreign_in(env: Path, meta: Path, scratch: Path) -> list[str]:
-    """Return files that an empty queue does not have."""
+    """Return the files that do not belong to an empty queue."""
     known = {LOCK, BALLAST, "mark", "nodes", "beats"}
     with translated():
         return sorted(

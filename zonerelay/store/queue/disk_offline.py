@@ -1,8 +1,8 @@
 """Checks, copies and repairs a disk queue for operators' commands.
 
-A check and a copy read beside a relay that may run, with an index of their own. A repair locks the
-directories. What of the log cannot be read counts as empty entries: what they said is lost, and told; the
-files are kept beside the queue, and a snapshot takes the place of the log.
+A check and a copy use their own index and work while a relay is running. A repair locks the directories.
+Unreadable entries of the log count as empty; their content is lost and reported. The old files are kept next
+to the queue, and a snapshot replaces the log.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOTHING = Contents(0, 0, 0)
 
 
 def _was_started(spool: SpoolSettings) -> bool:
-    """Return whether there is a queue. Raises StoreOpenError when it is one of another release."""
+    """Return whether there is a queue. Raises StoreOpenError if it belongs to another release."""
     for path in disk_directories(spool):
         with contextlib.suppress(FileNotFoundError):
             judge_mark(path, (path / LOCK).read_bytes())
@@ -47,7 +47,7 @@ def _was_started(spool: SpoolSettings) -> bool:
 
 
 async def check_disk(spool: SpoolSettings, examination: Examination) -> Contents:
-    """Raises StoreError, or OSError, when the queue cannot be read at all."""
+    """Check the queue. Raises StoreError, or OSError, if it cannot be read at all."""
     findings = examination.findings
     if not await STORE.run(_was_started, spool):
         return NOTHING
@@ -59,7 +59,7 @@ async def check_disk(spool: SpoolSettings, examination: Examination) -> Contents
     )
     try:
         contents = await check_engine(engine, findings, examination.tell)
-    except StoreCorruptError as error:  # of a snapshot there is no other copy
+    except StoreCorruptError as error:  # a snapshot has no other copy
         findings.add(Fault.UNREADABLE, str(spool.path), str(error))
         return NOTHING
     finally:
@@ -75,8 +75,8 @@ async def check_disk(spool: SpoolSettings, examination: Examination) -> Contents
 
 
 async def snapshot_disk(spool: SpoolSettings, into: Path) -> SpoolSettings:
-    """Make a queue in a directory that does not exist, as this one is at a moment: the bodies are links, or
-    copies on another file system. Raises StoreError and OSError.
+    """Copy the state of the queue at one moment into a directory that does not exist. Bodies are hard links,
+    or copies on another file system. Raises StoreError and OSError.
     """
     copy = replace(spool, path=into, env_directory=None, meta_directory=None, scratch_directory=None)
     if not await STORE.run(_was_started, spool):
@@ -88,7 +88,7 @@ async def snapshot_disk(spool: SpoolSettings, into: Path) -> SpoolSettings:
     keeper = engine.keeper(0)
     state = None
     try:
-        # All at first, then what came meanwhile.
+        # First all files, then those that were added during the first step.
         names = [name for name in await STORE.run(os.listdir, source) if epoch_of(name) >= 0]
         gone = await STORE.run(_link, source, to_env, names)
         linked = set(names) - gone
@@ -113,7 +113,7 @@ async def snapshot_disk(spool: SpoolSettings, into: Path) -> SpoolSettings:
 
 
 async def _names_later(spool: SpoolSettings, index: Path) -> set[str]:
-    """What is named now: other bodies that are gone have left meanwhile."""
+    """Return the bodies that are named at present. Other missing bodies were removed during the copy."""
     engine = disk_engine(spool, SystemClock(), index=index)
     keeper = engine.keeper(0)
     try:
@@ -125,7 +125,7 @@ async def _names_later(spool: SpoolSettings, index: Path) -> set[str]:
 
 
 def _link(source: Path, target: Path, names: Iterable[str]) -> set[str]:
-    """Returns the names of files that are not there."""
+    """Link the files, and return the names of missing ones."""
     gone: set[str] = set()
     for name in names:
         try:
@@ -144,7 +144,7 @@ def _link(source: Path, target: Path, names: Iterable[str]) -> set[str]:
 
 
 async def repair_disk(spool: SpoolSettings, salvage: Salvage, tell: Tell, *, carry_out: bool) -> Repaired:
-    """Raises StoreError with a message, also while a relay uses the queue, and OSError."""
+    """Repair the queue. Raises StoreError with a message, also while a relay uses the queue, and OSError."""
     if not await STORE.run(_was_started, spool):
         return Repaired(before=0, after=0)
     meta, kept = disk_directories(spool)[1], kept_beside(spool.path)

@@ -1,11 +1,11 @@
-"""The queue over one partition: the store of `store/leveldb`, whose keys any engine keeps.
+"""Implements the queue on one partition with the store of `store/leveldb`, whose keys any engine can store.
 
-Windows, claims, plans and in-flight states are those of `store/leveldb`. They ask their keeper for reads by
-the functions of `scan` and hand it lists of operations; `QueueKeeper` answers the first with `QueueReads` and
-makes a write of the second. Whether the partition lies in memory, LevelDB or a database they cannot tell.
-
-On failure: `Partition` says when nothing can be written and when it can again. Meanwhile callers get
-StoreError, and memory forgets everything but claims. New mail that finds no room is refused alone.
+Windows, claims, plans and in-flight states are those of `store/leveldb`. They read by passing functions of
+`scan` to their keeper, and write lists of operations. `QueueKeeper` answers the reads with `QueueReads` and
+converts the operations to a write. The store does not know whether the partition is in memory, in LevelDB or
+in a database. On failure: `Partition` reports when writing becomes impossible and possible again. In between,
+callers receive StoreError, and everything in memory except claims is discarded. Only new mail is refused if
+there is no space for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.surroundings import Surroundings
 
 MOST_UNREADABLE = 16
-"""Records that are named."""
+"""The number of unreadable records that are logged."""
 
 Release = Callable[[], Awaitable[None]]
 Foreign = Callable[[], Awaitable[str]]
@@ -42,17 +42,17 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Moment:
-    """A view of the queue as a walk holds it. Each of its pages is a moment of its own."""
+    """A view of the queue for a scan. Each of its pages is read in its current state."""
 
     def snapshot(self) -> Moment:
         return self
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because no resource is held."""
 
 
 class ReadsByName:
-    """Answers the reads of the store by the functions that it names."""
+    """Maps the read functions that the store passes to methods of `QueueReads`."""
 
     opened = Moment()
 
@@ -85,8 +85,8 @@ class ReadsByName:
 
 
 class QueueCommitter:
-    """Makes writes of the store's operations. What only removes or changes makes room; a new message does
-    not.
+    """Converts the store's operations to writes. Changes and removals count as freeing space; a new message
+    does not.
     """
 
     def __init__(self, partition: Partition, space: SpaceWatch, no_room: Callable[[], None]) -> None:
@@ -103,7 +103,7 @@ class QueueCommitter:
         applied: Callable[[], None] | None = None,
     ) -> asyncio.Future[None]:
         self._space.note_written(size)
-        # A new message begins with its last chunks or its `#`; chunks alone are of one that is arriving.
+        # A new message begins with its last chunks or its `#`. Chunks alone belong to an arriving message.
         key, value = ops[0]
         is_new = value is not None and key.startswith(records.MESSAGE_PREFIX)
         write = Write(dict(ops), makes_room=not is_new)
@@ -120,7 +120,9 @@ class QueueCommitter:
 
 
 def _undo(write: Write) -> Write | None:
-    """Take back new mail: its client has heard 451 and comes again. Outcomes are written again anyway."""
+    """Return the write that removes new mail. Its client has received 451 and will retry. Outcomes are
+    written again anyway.
+    """
     made = {
         key.split(b" ")[1] for key in write.changes if key[:8] == records.MESSAGE_PREFIX and key[-1:] == b"*"
     }
@@ -131,7 +133,7 @@ def _undo(write: Write) -> Write | None:
 
 
 class QueueKeeper:
-    """What the store needs beside reads and writes: health, counts, and the removal of aborted uploads."""
+    """The other parts of a store: health, counts, and the removal of aborted uploads."""
 
     def __init__(self, around: Surroundings, release: Release, foreign: Foreign, min_free_space: int) -> None:
         self._release = release
@@ -155,14 +157,14 @@ class QueueKeeper:
         self._is_closing = False
 
     def begin(self, partition: Partition) -> None:
-        """The partition is open."""
+        """Start to use an open partition."""
         self.partition = partition
         self.reads = QueueReads(partition, self._note_unreadable)
         self.reader = ReadsByName(self.reads, self._left_over)
         self.committer = QueueCommitter(partition, self.space, self._note_no_room)
 
     def sweep(self, last: MessageId | None) -> None:
-        """Count what is stored, and remove uploads up to `last` that never ended, in the background."""
+        """Start to count the deliveries and to remove unfinished uploads up to `last` in the background."""
         self._start(self._count, "count the queue")
         if last is not None:
             self._start(partial(self._remove_aborted, last), "remove uploads that never ended")
@@ -191,14 +193,14 @@ class QueueKeeper:
             await self._clear(prefix)
 
     async def _clear(self, prefix: bytes) -> None:
-        await self.partition.write(Write(makes_room=True))  # what is staged can be seen from here on
+        await self.partition.write(Write(makes_room=True))  # staged values are visible after this write
         await self.partition.clear(KeyRange(prefix, records.after(prefix)))
 
     async def _left_over(self) -> str:
         return await self.reads.left_over() or await self._foreign()
 
     def _note_no_room(self) -> None:
-        """An upload found no room."""
+        """Refuse new mail because an upload found no space, and check again later."""
         self.health.set("space", Unhealthy.NO_SPACE)
 
         async def look_again() -> None:
@@ -215,7 +217,7 @@ class QueueKeeper:
             self.space.note(free)
 
     def _note_unreadable(self, text: str) -> None:
-        """Other records are as good as before."""
+        """Report an unreadable record. Other records are not affected."""
         if text in self._unreadable or len(self._unreadable) > MOST_UNREADABLE:
             return
         self._unreadable.add(text)
@@ -229,14 +231,16 @@ class QueueKeeper:
         )
 
     def note_cut_off(self, message_id: MessageId) -> None:
-        """Chunks of a message that will not exist may be stored: remove them once that can be done."""
+        """Note that chunks of a message that will not exist may be stored. They are removed when that is
+        possible.
+        """
         self._cut_off.add(message_id)
 
     def note_removed(self, message_id: MessageId) -> None:
-        """LevelDB would give its space back in time."""
+        """Do nothing. This hook is for LevelDB, which must reclaim space."""
 
     async def acknowledge(self, identity: str) -> bool:
-        """There are no losses to dismiss."""
+        """Return false, because there are no losses to dismiss."""
         return False
 
     async def probe(self) -> None:
@@ -246,7 +250,7 @@ class QueueKeeper:
     def _fail(self, error: StoreError) -> None:
         self.health.refusal = error
         self.on_failure()
-        self.counts = Counts(records.WEBHOOK_PREFIX)  # what is in doubt may be stored
+        self.counts = Counts(records.WEBHOOK_PREFIX)  # writes in doubt may be stored
         full = isinstance(error, StoreFullError)
         reason = Unhealthy.NO_SPACE if full else Unhealthy.WRITE_FAILED
         if isinstance(error, FencedError):
@@ -266,7 +270,7 @@ class QueueKeeper:
         self._start(self._tell_news, "look for mail that was refused and is stored")
 
     async def _tell_news(self) -> None:
-        """Mail whose commit was refused may be stored all the same."""
+        """Announce all queues, because mail whose commit failed may be stored anyway."""
         for queue in await self.reads.queues():
             self._on_news(queue)
 
@@ -282,7 +286,7 @@ class QueueKeeper:
 
 
 async def _nothing() -> None:
-    """There is nothing to release."""
+    """Release nothing."""
 
 
 async def _none_foreign() -> str:
@@ -297,8 +301,9 @@ async def open_queue(
     foreign: Foreign = _none_foreign,
     min_free_space: int = 0,
 ) -> LevelDbStore:
-    """Open a queue. `opened` opens its partition with the hooks; `release` is called when the partition is
-    closed, or could not be opened. `foreign` says what else lies where the queue is. Raises StoreError.
+    """Open a queue. `opened` opens its partition with the hooks. `release` is called when the partition is
+    closed, or if it cannot be opened. `foreign` describes foreign files in its directories. Raises
+    StoreError.
     """
     keeper = QueueKeeper(around, release, foreign, min_free_space)
     try:

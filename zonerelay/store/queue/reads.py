@@ -1,7 +1,7 @@
-"""Walks the queue's ranges of keys in a partition: the layout of docs/store/spool-format.md.
+"""Reads the queue's key ranges in a partition. docs/store/spool-format.md describes the layout.
 
-The functions of `store/leveldb/scan`, over pages. An unreadable record is logged and stepped over: it stays
-for the operator. A page is one moment; what changes between two reads the window notices itself.
+It has the functions of `store/leveldb/scan`, page by page. An unreadable record is logged, skipped and kept
+for the operator. A page shows one moment; the window detects changes between two reads.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from zonerelay.store.leveldb.in_flight import Found, OpenMessage
 from zonerelay.store.leveldb.scan import OLDEST_ROWS, PAGE_ROWS, Page
 
 OLDEST_PAGE = 100
-"""Rows that are read at once for the oldest delivery: the first one is it, as a rule."""
+"""Rows that are read at once to find the oldest delivery, which is usually the first one."""
 
 _log = logging.getLogger("zonerelay.store")
 
 
 class QueueReads:
-    """The reads of one queue."""
+    """Reads one queue."""
 
     def __init__(self, keys: KeyReader, on_unreadable: Callable[[str], None] = lambda text: None) -> None:
         self.keys = keys
@@ -66,7 +66,7 @@ class QueueReads:
         return Page(found, None, [])
 
     async def index(self, start: bytes, bound: bytes, end: bytes, wanted: int) -> Page:
-        """Return the deliveries that index keys below `bound` point at; keys whose delivery is gone are only
+        """Return the deliveries that index keys below `bound` refer to. Keys without a delivery are only
         listed.
         """
         keys: list[bytes] = []
@@ -79,7 +79,7 @@ class QueueReads:
         return Page(await self.deliveries([key for _, key in self._parsed(keys)]), low, keys)
 
     async def deliveries(self, keys: Sequence[DeliveryKey]) -> list[Delivery]:
-        """Return those of the deliveries that exist and can be read."""
+        """Return those deliveries that exist and can be read."""
         raw = [records.delivery_key(key) for key in keys]
         found = await self.keys.get(raw)
         return list(
@@ -90,7 +90,7 @@ class QueueReads:
         return list(self._parsed([key for key, _ in await self._rows(start, end, PAGE_ROWS, values=False)]))
 
     async def scan_page(self, start: bytes, end: bytes, _view: object, wanted: Wanted) -> Page:
-        """One page of deliveries in any state."""
+        """Return a page of deliveries in any state."""
         found, cursor = await self.keys.page(start, end)
         if wanted is not everybody:
             found = [row for row in found if wanted(records.unfield(row[0].rpartition(b" ")[2]))]
@@ -99,7 +99,7 @@ class QueueReads:
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
-        """Yield deliveries in the order of their keys, as `QueueOperations.scan` says."""
+        """Yield deliveries in the order of their keys, as `QueueOperations.scan` does."""
         prefix = records.DELIVERY_PREFIX if queue is None else records.queue_prefix(queue)
         start: bytes | None = prefix if after is None else records.delivery_key(after) + b"\0"
         while start is not None:
@@ -109,7 +109,7 @@ class QueueReads:
             start = page.low
 
     async def queues(self) -> set[QueueName]:
-        """Queues that hold deliveries, one seek each."""
+        """Return the queues that hold deliveries, with one seek each."""
         found: list[bytes] = []
         start, end = records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)
         while rows := (await self.keys.page(start, end, rows=1, values=False)).rows:
@@ -128,7 +128,9 @@ class QueueReads:
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def oldest(self, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:
-        """Return the key of the first delivery, and `created` of the first that has one not after `now`."""
+        """Return the key of the first delivery, and `created` of the first one whose `created` is not after
+        `now`.
+        """
         first, left = None, OLDEST_ROWS
         async for rows in pages(self.keys, start, end, rows=OLDEST_PAGE):
             for key, value in rows[:left]:
@@ -146,7 +148,7 @@ class QueueReads:
         return None if first is None else (first, None)
 
     async def count_page(self, start: bytes) -> tuple[dict[QueueName, QueueCounts], bytes | None]:
-        """Return deliveries by queue and state in one page, and where the next page starts."""
+        """Count the deliveries in one page by queue and state, and return where the next page starts."""
         counted: dict[QueueName, QueueCounts] = {}
         found, cursor = await self.keys.page(start, records.after(records.DELIVERY_PREFIX))
         for key, value in found:
@@ -161,7 +163,7 @@ class QueueReads:
     # --- messages
 
     async def messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-        """Return those that exist and can be read."""
+        """Return those messages that exist and can be read."""
         found: dict[MessageId, Message] = {}
         raw = await self.keys.get(list(map(records.metadata_key, ids)))
         for message_id, value in zip(ids, raw, strict=True):
@@ -173,7 +175,7 @@ class QueueReads:
         return found
 
     async def message(self, message_id: MessageId) -> tuple[Message, OpenMessage]:
-        """Return a message's metadata and open-delivery count. Raises MessageNotFoundError or
+        """Return a message's metadata and number of open deliveries. Raises MessageNotFoundError or
         StoreCorruptError.
         """
         raw, count = await self.keys.get(
@@ -192,19 +194,19 @@ class QueueReads:
         try:
             return message, OpenMessage(message, records.parse_count(message_id, count), count_stored=True)
         except StoreCorruptError as error:
-            # The message stays when its last delivery has left; with too low a count it would leave before.
+            # The message stays after its last delivery. With too low a number it would be removed too early.
             self._step_over(error)
             return message, OpenMessage(message, recipients, count_stored=True)
 
     async def message_and_body(self, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
-        """Return a message and, when it is one chunk, its body, which a delivery reads next."""
+        """Return a message and, if it has one chunk, its body, which a delivery reads next."""
         message, count = await self.message(message_id)
         if message.chunks != 1:
             return message, count, None
         try:
             (body,) = await self.keys.get([records.chunk_key(message_id, 1)])
         except StoreCorruptError:
-            body = None  # `chunks` tells when it is needed
+            body = None  # `chunks` raises when the body is needed
         return message, count, body
 
     async def states(self, keys: Sequence[DeliveryKey]) -> Found:
@@ -219,7 +221,7 @@ class QueueReads:
         return found
 
     async def chunks(self, message_id: MessageId, first: int, last: int) -> list[bytes]:
-        """Some chunks of a body from number `first` on."""
+        """Return chunks of a body from number `first` to `last`."""
         try:
             return await self._chunks(message_id, first, last)
         except StoreCorruptError as error:
@@ -239,7 +241,7 @@ class QueueReads:
         return found
 
     async def last_message_id(self) -> MessageId | None:
-        """Return the highest id that this queue has seen, aborted uploads included."""
+        """Return the highest message id of this queue, including aborted uploads."""
         (noted,) = await self.keys.get([records.META_LAST_ID])
         last = await self.keys.last_key(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX))
         texts = [(noted or b"").decode("ascii", "replace")]
@@ -248,7 +250,7 @@ class QueueReads:
         return max((MessageId(text) for text in texts if is_message_id(text)), default=None)
 
     async def aborted_uploads(self, last: MessageId) -> list[bytes]:
-        """Return message prefixes up to `last` that hold chunks but neither `#` nor `*`, one seek for each
+        """Return message prefixes up to `last` that have chunks but neither `#` nor `*`, with one seek per
         message.
         """
         aborted: list[bytes] = []
@@ -261,7 +263,7 @@ class QueueReads:
         return aborted
 
     async def left_over(self) -> str:
-        """Return a record that is no bookkeeping, readable or not."""
+        """Return a record that is not internal bookkeeping, readable or not."""
         hints, meta, counts = records.DOMAIN_PREFIX, b"meta ", b"meta open "
         starts = (b"\x01", records.after(hints), counts, records.after(meta))
         for start, stop in zip(starts, (hints, meta, records.after(counts), b"\xff"), strict=True):
@@ -276,7 +278,7 @@ class QueueReads:
         return None if raw is None else records.decode_kept(raw)
 
     async def kept_page(self, identity: str) -> list[tuple[str, Kept]]:
-        """Return the keys behind an identity."""
+        """Return the keys after an identity."""
         start = after(records.once_key(identity)) if identity else records.ONCE_PREFIX
         found: list[tuple[str, Kept]] = []
         for key, value in await self._rows(start, records.after(records.ONCE_PREFIX), PAGE_ROWS):
@@ -288,9 +290,7 @@ class QueueReads:
         return found
 
     async def expired(self, now: float, most: int) -> list[tuple[str, bytes, bool]]:
-        """Return the identities that have expired, each with its key in the index and whether it was used
-        again.
-        """
+        """Return the expired identities, each with its key in the index and whether it was used again."""
         found: list[tuple[str, bytes, bool]] = []
         stop = records.once_until_key("", now)
         for key, _ in await self._rows(records.ONCE_UNTIL_PREFIX, stop, most):
@@ -303,7 +303,7 @@ class QueueReads:
             found.append((identity, key, known is not None and known.until > now))
         return found
 
-    # --- what cannot be read
+    # --- unreadable records
 
     def _decoded(self, rows: Sequence[Row]) -> Iterator[Delivery]:
         for key, value in rows:

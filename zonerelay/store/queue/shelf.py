@@ -1,7 +1,7 @@
-"""Opens the queue in memory, and keeps it in a file from one orderly stop to the next start: the shelf.
+"""Opens the queue in memory, and saves it in a file (the shelf) from an orderly stop to the next start.
 
-The shelf is written whole, at each stop, with a checksum. At a start it is marked as in use: one that still
-has that mark at the next start was not closed in order. What it holds is then as old as the stop before.
+The whole shelf is written at each stop, with a checksum. At a start it is marked as in use. If it still has
+that mark at the next start, the relay was not stopped in order, and its content is as old as the stop before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 async def open_memory(path: Path | None, around: Surroundings) -> LevelDbStore:
-    """Open a queue in memory, on a shelf if there is a `path` for one. Raises StoreOpenError."""
+    """Open a queue in memory, with a shelf if `path` is given. Raises StoreOpenError."""
     engine = MemoryEngine(around.clock)
     release = engine.close
     if path is None:
@@ -57,14 +57,14 @@ async def open_memory(path: Path | None, around: Surroundings) -> LevelDbStore:
 
 
 class Shelf:
-    """One shelf, which this process has alone. Everything blocks."""
+    """The shelf of a queue, which only this process uses. Every method blocks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = -1
 
     def open(self) -> dict[bytes, bytes]:
-        """Return what is in it. Raises StoreOpenError, and has changed nothing then."""
+        """Return the content. Raises StoreOpenError, in which case nothing was changed."""
         try:
             durable.make_directory(self._path.parent)
             lock = self._path.with_name(f"{self._path.name}.lock")
@@ -81,7 +81,7 @@ class Shelf:
         return rows
 
     def close(self, rows: Mapping[bytes, bytes]) -> None:
-        """Keep the rows. What cannot be kept is lost, which the log tells."""
+        """Save the rows. If that fails, they are lost, which is logged."""
         try:
             self._save(_CLOSED, rows)
         except OSError as error:

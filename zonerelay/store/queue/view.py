@@ -1,6 +1,7 @@
-"""Reads the queue of any engine without joining it, for a backup beside relays that may run.
+"""Reads the queue of any engine without joining it, for a backup while relays may be running.
 
-Each page is one moment: what comes meanwhile may not be seen, and what leaves is not found.
+Each page shows one moment. Mail that is added during the scan may be missed, and mail that leaves is not
+found.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from zonerelay.store.queue.reads import QueueReads
 
 
 class EngineView:
-    """A view: `QueueView` over all partitions of an engine."""
+    """A `QueueView` of all partitions of an engine."""
 
     def __init__(self, keepers: Sequence[Keeper]) -> None:
         self._readers = [QueueReads(each) for each in keepers]
@@ -72,7 +73,7 @@ class EngineView:
 
 @contextlib.asynccontextmanager
 async def view_engine(engine: Engine) -> AsyncIterator[EngineView]:
-    """Read the queue without joining it. Raises StoreError."""
+    """Open a view of the queue without joining it. Raises StoreError."""
     keepers = [engine.keeper(node) for node in await nodes_of(engine)]
     try:
         yield EngineView([each for each in keepers if await each.look() is not None])

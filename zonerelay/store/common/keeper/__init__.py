@@ -1,5 +1,3 @@
-"""What keeps a store usable: `health` says whether it is, `recovery` repeats a repair until it succeeds.
-
-`local_keeper` is the base of the keepers on this machine's own disks, and `ballast` the room that they keep
-back for a full disk.
+"""Keeps a store usable: `health` holds its state and repeats repairs, `disk_watch` watches free space,
+`ballast` manages the file that reserves space for a full disk, and `reader_threads` runs blocking reads.
 """

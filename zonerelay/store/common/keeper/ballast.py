@@ -1,8 +1,9 @@
-"""Keeps room back for a full disk: a file of real blocks that is given up when the store needs space.
+"""Reserves disk space for the case that the disk is full: a file of real blocks that is removed when the
+store needs space.
 
-LevelDB writes a table before it opens a spool whose log holds anything, and a log before it removes
-anything. So a queue on a disk that other programs have filled to the last block could never be drained. The
-room counts as free space. All of this blocks: the store's reader thread calls it.
+LevelDB writes a table before it opens a spool whose log is not empty, and a log before it removes anything.
+Without a reserve a queue on a full disk could never be drained. The reserve counts as free space. Every
+function blocks and is called in the store's reader thread.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from zonerelay.store.contract import StoreFullError
 T = TypeVar("T")
 
 FILE_NAME = "ballast"
-"""In the spool's directory, where LevelDB leaves names alone that it does not know."""
+"""In the spool's directory, where LevelDB ignores unknown names."""
 
 PART = 4
-"""Of the whole: what a reopening takes, a table and a manifest."""
+"""The divisor of the full size that gives the part needed to reopen the spool: a table and a manifest."""
 
 _ROUNDING = 1024 * 1024
 
@@ -30,7 +31,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Ballast:
-    """The file of one spool. `held` is how many bytes it keeps back; a `size` of 0 wants none."""
+    """The reserve file of one spool. `held` is its size in bytes. A `size` of 0 disables it."""
 
     def __init__(self, directory: Path, size: int) -> None:
         self._path = directory / FILE_NAME
@@ -39,7 +40,7 @@ class Ballast:
         self.held = self._found()
 
     def _found(self) -> int:
-        """Return the bytes that the last run kept back."""
+        """Return the size of the file that the last run left."""
         with contextlib.suppress(OSError):
             return self._path.stat().st_blocks * 512
         return 0
@@ -49,11 +50,12 @@ class Ballast:
         return self._size <= self.held <= self._size + _ROUNDING
 
     def count_in(self, free: int, *, wanted: int) -> int:
-        """`free` bytes and the room that is kept back; keeps it back again once there is plenty.
+        """Return the free space including the reserve, and restore the reserve if there is enough space.
 
-        After it was needed that is as much more: LevelDB, reopened, has just thrown away what it had written,
-        and begins again. Without the room it would fail again, and again, and nothing would leave the queue.
-        Until then a part is kept, for what it writes may fill the disk to its last block once more.
+        After the reserve was used, restoring it needs more space (`size` in addition to `wanted`). LevelDB
+        has just discarded its output when it was reopened, and writes it again. Without free space it would
+        fail again and again, and nothing would leave the queue. Until then a part is reserved, because that
+        output may fill the disk once more.
         """
         counted = free + self.held
         if self._was_needed and counted < wanted + self._size:
@@ -65,7 +67,9 @@ class Ballast:
         return counted
 
     def make(self) -> None:
-        """Keep the room back. When there is none after all, or the file system cannot: another time."""
+        """Create the reserve. If there is too little space, or the file system cannot do it, it is tried
+        again later.
+        """
         if not self._size:
             self.drop()
         elif self._keep(self._size):
@@ -87,8 +91,8 @@ class Ballast:
         return True
 
     def make_way(self, attempt: Callable[[], T]) -> T:
-        """Return the result of `attempt`, which is called once more without the room when the disk
-        was full.
+        """Return the result of `attempt`. If the disk is full, remove the reserve and call `attempt` once
+        more.
         """
         try:
             return attempt()
@@ -98,7 +102,7 @@ class Ballast:
         return attempt()
 
     def drop(self) -> bool:
-        """Give the room to LevelDB; false when there was none."""
+        """Remove the reserve, and return false if there was none."""
         had, self.held = self.held, 0
         try:
             self._path.unlink()

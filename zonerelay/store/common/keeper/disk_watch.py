@@ -1,4 +1,6 @@
-"""Watches how much room a store has: with less than `least` bytes new mail is refused, outcomes are not."""
+"""Watches the free space of a store. With less than `least` bytes new mail is refused; outcomes are still
+stored.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.contract import StoreError, Unhealthy
 
 INTERVAL = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 _log = logging.getLogger("zonerelay.store")
 
 
 def lacks_inodes(path: Path) -> bool:
-    """Return whether the file system takes no further file, whatever its free space. False if it cannot be
-    asked, or does not count them.
+    """Return whether the file system has no free inodes. Return false if that is unknown or it does not count
+    inodes.
     """
     try:
         usage = os.statvfs(path)
@@ -30,8 +32,8 @@ def lacks_inodes(path: Path) -> bool:
 
 
 class SpaceWatch:
-    """Calls `look` in each interval, and as soon as what was written since may have used up the room: each
-    byte counts `copies` times. `look` ends with `note`.
+    """Calls `look` in each interval, and earlier if the bytes written since may have used up the free space.
+    Each byte counts `copies` times. `look` must call `note`.
     """
 
     def __init__(
@@ -50,10 +52,10 @@ class SpaceWatch:
             self._wanted.set()
 
     def note(self, free: int) -> bool:
-        """Return whether there is too little."""
+        """Update the health with the free space, and return whether there is too little."""
         left = free - self._least
         self._health.set("space", Unhealthy.NO_SPACE if left < 0 else None)
-        # Fast writers must not use up what is left before the next look.
+        # Fast writers must not use up the rest before the next check.
         self._may_write = left // (1 + self._copies) if left >= 0 else sys.maxsize
         return left < 0
 

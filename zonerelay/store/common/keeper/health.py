@@ -1,9 +1,10 @@
-"""Says whether a store may be used, and why not. Reasons are bland: they reach clients and `/readyz`.
+"""Holds whether a store is usable, and why not. Reasons name no internals, because clients and `/readyz` show
+them.
 
-Two things are kept apart. A refusal means that nothing can be done now, and is what every caller gets. A
-cause without one (little space, little memory, damage) keeps new mail out while the queue is drained.
+A refusal means that no operation is possible at present; every caller receives it. A cause without a refusal
+(little space, little memory, damage) refuses new mail while the queue is drained.
 
-`problems` is what the operator reads: each cause in full, and notes, which keep nothing out.
+`problems` is for the operator: the details of each cause, and notes, which do not refuse mail.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from typing import TypeVar
 
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, Unhealthy
 
-# Brings a failed store back: it pauses, tries, and pauses for longer after each failure.
-#
-# This module owns the pauses alone. The engine that failed decides what an attempt does, which errors are
-# worth another attempt, and what its memory still knows once an attempt has succeeded.
+# `recover` repairs a failed store: it waits, tries, and waits longer after each failure. It only controls the
+# waiting. The engine that failed decides what an attempt does, which errors justify another attempt, and what
+# its memory still knows after a successful attempt.
 
 FIRST_PAUSE = 0.1
 """Seconds from the failure to the first attempt."""
 LONGEST_PAUSE = 5.0
-"""Seconds between two attempts at most; each pause is twice as long as the one before it."""
+"""The longest pause between two attempts, in seconds. Each pause is twice as long as the one before."""
 
 Recovered = TypeVar("Recovered")
 
@@ -34,9 +34,9 @@ async def recover(
     first: float,
     longest: float,
 ) -> Recovered:
-    """Repeats `attempt` until it raises no StoreError, and returns its result.
+    """Repeat `attempt` until it raises no StoreError, and return its result.
 
-    `first` and `longest` are in seconds. `failed` receives the error of each attempt, before the pause.
+    `first` and `longest` are pauses in seconds. `failed` receives the error of each attempt before the pause.
     Every other exception ends the loop.
     """
     pause = first
@@ -50,8 +50,8 @@ async def recover(
 
 
 class Health:
-    """Causes with their reasons; damage counts before all others, then the first one. `on_change` hears of
-    every new reason and of None.
+    """The health of a store: its causes with their reasons. Damage takes precedence over all others, then the
+    first cause. `on_change` is called with every new reason, and with None when there is none.
     """
 
     def __init__(self, on_change: Callable[[str | None], None]) -> None:
@@ -73,11 +73,13 @@ class Health:
         self._tell()
 
     async def usable(self) -> bool:
-        """Wait until there is no refusal; true when there was one."""
+        """Wait until there is no refusal. Return whether there was one."""
         return await self.wait_while(lambda: self._refusal is not None)
 
     async def wait_while(self, holds: Callable[[], bool]) -> bool:
-        """Until it does not, as seen after each change; true when it did at first."""
+        """Wait until `holds` returns false, checked after each change. Return whether it was true at
+        first.
+        """
         if not holds():
             return False
         while holds():
@@ -90,14 +92,14 @@ class Health:
         changed.set()
 
     def check_usable(self) -> None:
-        """Raises StoreError while the store is failed or closed."""
+        """Raise StoreError if the store has failed or is closed."""
         if self.refusal is not None:
-            # A new one for each: an exception that is raised again grows by a traceback.
+            # A new exception for each caller, because raising one again adds a traceback to it.
             raise type(self.refusal)(*self.refusal.args)
 
     def check_writable(self) -> None:
-        """Also raises StoreFullError when there is too little room for new mail, StoreCorruptError when the
-        store is damaged.
+        """Raise StoreError as `check_usable` does, StoreFullError if there is too little space for new mail,
+        or StoreCorruptError if the store is damaged.
         """
         if self.reason is not None:
             self.check_usable()
@@ -110,14 +112,14 @@ class Health:
         return tuple(self._texts.values())
 
     def note(self, cause: str, text: str | None) -> None:
-        """A problem that keeps no mail out."""
+        """Set or clear a note, a problem that does not refuse mail."""
         if text is None:
             self._texts.pop(cause, None)
         else:
             self._texts[cause] = text
 
     def set(self, cause: str, reason: Unhealthy | None, text: str = "") -> None:
-        """`text` is what the operator reads in place of the bland reason."""
+        """Set or clear the reason of a cause. `text` is shown to the operator in place of the reason."""
         if self._closed:
             return
         before = self.reason
@@ -133,6 +135,6 @@ class Health:
         self._tell()
 
     def close(self) -> None:
-        """The store is being closed on purpose: `on_change` hears neither of that nor of later causes."""
+        """Mark the store as closed on purpose. `on_change` is no longer called."""
         self._closed = True
         self.reason = Unhealthy.CLOSED

@@ -1,7 +1,7 @@
-"""Runs the threads that touch a disk for a store: the event loop never does.
+"""Runs the threads that read the disk for a store, because the event loop must not block.
 
-While a write syncs, reads go on. A spool is opened and repaired in its one reader thread too, when nothing is
-being written, so no read ever meets a half-open database.
+Reads continue while a write syncs. A spool is opened and repaired in its only reader thread, while no write
+is active, so a read never sees a half-opened database.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ Opened = TypeVar("Opened")
 
 
 class ReaderThreads(Generic[Opened]):
-    """Runs blocking functions of what an engine has opened. Belongs to one event loop."""
+    """Runs blocking functions on the object that an engine has opened. An instance belongs to one event
+    loop.
+    """
 
     def __init__(self, opened: Opened, name: str, *, threads: int = 1) -> None:
         self.opened = opened
@@ -28,16 +30,18 @@ class ReaderThreads(Generic[Opened]):
         self._stopped = False
 
     def run(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """`function(…)` in a thread. Raises StoreError after `stop`."""
+        """Call `function(…)` in a thread. Raises StoreError after `stop`."""
         if self._stopped:
             raise StoreError(Unhealthy.CLOSED)
         return self._loop.run_in_executor(self._executor, function, *args)
 
     async def read(self, function: Callable[[Opened, *Ts], T], *args: *Ts) -> T:
-        """`function(opened, …)` in a thread. Raises what the function raises: StoreError."""
+        """Call `function(opened, …)` in a thread. Raises the exceptions of the function, which are
+        StoreErrors.
+        """
         return await self.run(function, self.opened, *args)
 
     def stop(self) -> None:
-        """Blocks until every function has returned."""
+        """Block until every function has returned."""
         self._stopped = True
         self._executor.shutdown()

@@ -1,4 +1,5 @@
-"""Idempotency keys of stores on this machine's own disks: `reservations` decides, `register` is for workers.
+"""Idempotency keys of stores on local disks. `reservations` decides whether a message may be stored,
+`register` shares keys between workers.
 
-A server decides for itself in the write of the message, and does not use this.
+A database server decides this in the write of the message and does not use this package.
 """

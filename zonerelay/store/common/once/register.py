@@ -1,11 +1,12 @@
-"""The register of the idempotency keys that the spools of one machine's workers hold, in a SQLite file.
+"""Indexes, in a SQLite file, the idempotency keys in the spools of one machine's workers.
 
-It is an index, and the spools are the truth: nothing in it is synced. It is of one run of the relay: each run
-begins a new one, and so does a worker that finds the file removed, replaced or damaged. Then each worker
-publishes the keys of its own spool. Until all have, keys get BeingStoredError. A row is pending from before
-the write of its message until that is durable; its `worker` settles it, after a crash when it starts.
+The spools are authoritative, so nothing in the index is synced. It belongs to one run of the relay. Each run
+creates a new index, and so does a worker that finds the file removed, replaced or damaged. Then each worker
+publishes the keys of its own spool. Until all have done so, submissions with a key raise BeingStoredError. A
+row is pending from before the write of its message until the message is durable. The row's `worker` settles
+it; after a crash it does so when it starts.
 
-Failure: StoreError. One thread does what is asked for, in that order.
+On failure: StoreError. One thread executes all operations in the order of the calls.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 BUSY = 5.0
-"""Seconds that a statement waits for another worker's."""
+"""Seconds that a statement waits for the statement of another worker."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS kept (
@@ -42,7 +43,7 @@ CREATE TABLE IF NOT EXISTS published (worker INTEGER PRIMARY KEY);
 
 
 class Register:
-    """The register of a worker."""
+    """The view of one worker on the shared index of keys."""
 
     publishes = True
 
@@ -59,7 +60,7 @@ class Register:
         self._closed = False
 
     async def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """A method of this object in its thread."""
+        """Call a method of this object in its thread."""
         import sqlite3  # noqa: PLC0415 - a relay without keys does without
 
         if self._closed:
@@ -89,7 +90,7 @@ class Register:
         return await self._run(lambda: self.worker in self._published())
 
     async def mark_published(self) -> None:
-        """Note that every key of this worker's spool is in the register."""
+        """Record that every key of this worker's spool is in the register."""
         await self._run(
             lambda: self._database.opened().execute(
                 "INSERT OR IGNORE INTO published VALUES (?)", (self.worker,)
@@ -97,23 +98,25 @@ class Register:
         )
 
     async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
-        """What is known of the key. When that is nothing, it is pending for this message from here on."""
+        """Return the entry of the key. If there is none, create a pending one for this message."""
         return await self._run(self._reserve, once, message_id, now)
 
     async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
-        """The message of a reservation is stored, or will never be."""
+        """Settle a reservation: its message is stored, or will never be."""
         await self._run(self._settle, identity, message_id, is_kept)
 
     async def pending(self) -> list[tuple[str, MessageId]]:
-        """The reservations of this worker."""
+        """Return the pending reservations of this worker."""
         return await self._run(self._pending)
 
     async def publish(self, page: Collection[tuple[str, Kept]]) -> None:
-        """Keys that this worker's spool holds. Of two spools that hold one, the younger key counts."""
+        """Add keys of this worker's spool. If two spools hold the same key, the one that expires later
+        wins.
+        """
         await self._run(self._publish, page)
 
     async def forget(self, now: float, most: int) -> None:
-        """Removes expired keys. Those that are pending are their worker's to settle."""
+        """Remove expired keys. Pending ones are left to their worker."""
         await self._run(self._forget, now, most)
 
     # --- in the thread
@@ -176,12 +179,14 @@ class Register:
         self._complete = database
 
     def _begin_anew(self) -> None:
-        """Remove the file and what it says of who has published; the other workers see that it is gone."""
+        """Remove the file, and with it the list of workers that have published. The other workers notice
+        that.
+        """
         self._database.close()
         forget_registers(self._directory)
 
     def _take_over(self, database: sqlite3.Connection, old: Path) -> None:
-        """Keep what the register of another run has of spools that are gone, and that nothing else knows."""
+        """Copy the entries of removed spools from the register of another run. No other place has them."""
         if not old.exists():
             return
         database.execute("ATTACH ? AS old", (str(old),))
@@ -208,7 +213,7 @@ class Register:
 
         database = sqlite3.connect(file, timeout=BUSY, isolation_level=None, check_same_thread=False)
         database.execute("PRAGMA journal_mode = WAL")
-        # Nothing in it has to outlive the machine.
+        # Its data need not survive a power cut.
         database.execute("PRAGMA synchronous = OFF")
         database.executescript(_TABLES)
         for old in self._directory.parent.iterdir():
@@ -220,7 +225,7 @@ class Register:
 
 
 def forget_registers(directory: Path) -> None:
-    """Removes registers that no worker uses: of another run, or of a relay that has one worker now."""
+    """Remove registers that no worker uses, of another run or of a relay that now has one worker."""
     import shutil  # noqa: PLC0415 - most relays have none
 
     shutil.rmtree(directory, ignore_errors=True)

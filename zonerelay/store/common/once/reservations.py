@@ -1,13 +1,13 @@
-"""Sees to it that a spool stores the messages of one idempotency key only once.
+"""Ensures that a spool stores only one message for each idempotency key.
 
-The truth is in the spools: the key becomes durable in the write of its message. A reservation keeps the same
-key from being written twice at a time: in this process in memory, and where several workers have spools of
-their own in their `Register`, which also says what the other spools hold.
+The spools are authoritative: the key becomes durable in the write of its message. A reservation prevents two
+concurrent writes of the same key. It is held in memory and, if several workers have their own spools, in
+their `Register`, which also knows the keys of the other spools.
 
-Promises: a reservation ends when its write is durable, or when the spool, after a failed write, has been
-asked whether the message is there. Until then the same key waits, at most `PATIENCE` seconds, and then raises
-BeingStoredError. What a crash leaves in the register is settled by the next start of the worker, and other
-workers' submissions of that key wait for it. Trouble with the register is trouble of messages with keys only.
+Promises: a reservation ends when its write is durable. After a failed write it ends when the repaired spool
+has been searched for the message. Until then the same key waits at most `PATIENCE` seconds and then raises
+BeingStoredError. A worker settles the reservations that a crash has left when it starts, and submissions of
+these keys to other workers wait for that. A failure of the register only affects messages with keys.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from zonerelay.store.surroundings import Siblings
 PATIENCE = 10.0
 LOOK_AGAIN = 0.1
 LOOK = 1.0
-"""Seconds after which a worker looks whether the register still has its keys."""
+"""Seconds between two checks whether the register still has the worker's keys."""
 FORGET_EVERY = 60.0
-"""Seconds, or as many messages as one step forgets keys, after which expired keys are looked for."""
+"""Expired keys are removed after this many seconds, or after as many messages as one step removes keys."""
 FORGET = 500
 
 _log = logging.getLogger("zonerelay.store")
@@ -45,10 +45,11 @@ Page = Collection[tuple[str, Kept]]
 
 
 class Reservations:
-    """The reservations of a spool; belongs to the event loop that opened it. `find` and `page` raise
-    StoreError while the spool cannot be read: `page(after)` has the keys behind an identity, none at the end.
-    `forget(now, most, is_used)` removes expired ones, except those that are used again; `usable` is the
-    store's.
+    """The reservations of a spool. An instance belongs to the event loop that opened it.
+
+    `find` and `page` raise StoreError while the spool cannot be read. `page(after)` returns the keys after an
+    identity, and nothing at the end. `forget(now, most, is_used)` removes expired keys, except those that are
+    used again. `usable` is the method of the store.
     """
 
     def __init__(
@@ -68,18 +69,20 @@ class Reservations:
         self._tasks = Tasks()
         self._forget_at = clock.monotonic() + FORGET_EVERY
         self._used: set[str] = set()
-        """Keys that were stored since the last step of forgetting began."""
+        """The keys that were stored since the last removal of expired keys began."""
         self._forgetting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Let the other workers know the keys of this spool. Until then they refuse keys temporarily."""
+        """Publish the keys of this spool to the other workers. Until then they refuse keys temporarily."""
         if self._register is not None and self._register.publishes:
             self._tasks.start(self._keep_published(self._register))
 
     async def store(
         self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
-        """Submit a message unless its key is there. Raises as `MessageWriter.commit` does."""
+        """Submit a message unless its key was stored before. Raises the exceptions of
+        `MessageWriter.commit`.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE
         while (other := self._busy.get(once.identity)) is not None:
@@ -96,11 +99,11 @@ class Reservations:
             self._settled(once.identity, message_id, is_kept=False)
             raise
         stored.add_done_callback(lambda stored: self._written(once.identity, message_id, stored))
-        # A caller that leaves must not take the write's outcome with it.
+        # If the caller is cancelled, the write must go on.
         return asyncio.shield(stored)
 
     async def _reserve(self, once: Once, message_id: MessageId, deadline: float) -> Kept | None:
-        """Return what is kept of the key already."""
+        """Return the message that was stored with the key, if any."""
         if (register := self._register) is None:
             return await self._find(once.identity)
         while True:
@@ -115,7 +118,7 @@ class Reservations:
             if found is None or not found.is_pending:
                 return None if found is None else found.kept
             if found.worker == register.worker:
-                # No write of this process is under way: it is what a note that failed has left.
+                # This process is not writing it, so the reservation was left because its settlement failed.
                 await self._settle(register, once.identity, found.kept.message_id)
             elif asyncio.get_running_loop().time() >= deadline:
                 raise BeingStoredError("a message with the same key is being stored by another worker")
@@ -123,7 +126,7 @@ class Reservations:
                 await asyncio.sleep(LOOK_AGAIN)
 
     async def _settle(self, register: KeyRegister, identity: str, message_id: MessageId) -> None:
-        """The spool says what became of a reservation of this worker."""
+        """Settle a reservation of this worker, depending on whether the spool has its message."""
         kept = await self._find(identity)
         is_kept = kept is not None and kept.message_id == message_id
         await register.settle(identity, message_id, is_kept)
@@ -140,7 +143,9 @@ class Reservations:
                 self._forgetting = self._tasks.start(self._forget())
 
     async def _look_whether(self, identity: str, message_id: MessageId) -> None:
-        """After a failed write: the repaired spool says whether the message is there."""
+        """Settle a reservation after a failed write, depending on whether the repaired spool has its
+        message.
+        """
         while True:
             await self._usable()
             try:
@@ -153,7 +158,9 @@ class Reservations:
             return
 
     def _settled(self, identity: str, message_id: MessageId, *, is_kept: bool) -> None:
-        """The write has an outcome. No caller waits for the register: it writes in order."""
+        """Release the key after its write. No caller waits for the register, which keeps the order of
+        operations.
+        """
         if (register := self._register) is not None:
             self._tasks.start(self._note(register, identity, message_id, is_kept=is_kept))
         self._busy.pop(identity).set_result(None)
@@ -167,19 +174,19 @@ class Reservations:
             _log.warning("%s; messages with this key wait until this worker is asked or restarts", error)
 
     async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
-        """Satisfies `QueueView`."""
+        """Implement `QueueView.kept_keys`."""
         page = list(await self._page(cursor))
         return page, max((identity for identity, _ in page), default="")
 
     # --- the register
 
     def problems(self) -> tuple[str, ...]:
-        """Return what is wrong with the register."""
+        """Return the problems of the register."""
         problem = "" if self._register is None else self._register.problem
         return (f"{problem}: messages with a key are refused temporarily",) if problem else ()
 
     async def _keep_published(self, register: KeyRegister) -> None:
-        """Publish the keys of this spool, again whenever the register was begun anew."""
+        """Publish the keys of this spool at the start and whenever the register was created again."""
         told, is_first = "", True
         while True:
             try:
@@ -216,18 +223,18 @@ class Reservations:
             _log.warning("expired idempotency keys could not be removed: %s", error)
 
     def _is_used(self, identity: str) -> bool:
-        """Return whether the key may have been written since the last step began."""
+        """Return whether the key may have been written since the last removal began."""
         return identity in self._busy or identity in self._used
 
     async def close(self) -> None:
-        """Before the spool is closed. What is reserved stays so until the next start."""
+        """Close the register, before the spool is closed. Reservations stay until the next start."""
         await self._tasks.cancel()
         if self._register is not None:
             await STORE.run(self._register.close)
 
 
 def register_for(siblings: Siblings | None) -> KeyRegister | None:
-    """Return the register that the workers of a machine share, if there are several."""
+    """Return the register that the workers of a machine share, or None if there is only one worker."""
     if siblings is None:
         return None
     from zonerelay.store.common.once.register import Register  # noqa: PLC0415 - a sole worker does without

@@ -1,4 +1,4 @@
-"""Cuts an operator's change of many deliveries into durable writes of a bounded size."""
+"""Splits an operator's change of many deliveries into durable writes of a bounded size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store.contract import StoreError
 
 UPDATE_BATCH = 256
-"""Deliveries that one durable write of an operator's verb changes at most."""
+"""The largest number of deliveries that one durable write of an operator's command changes."""
 
 ChangeOne = Callable[[Delivery], Delivery | None]
 """An operator's change: the delivery's new state, or `None` to remove it."""
@@ -22,7 +22,7 @@ def in_batches(keys: Iterable[DeliveryKey]) -> Iterator[list[DeliveryKey]]:
 
 
 def changed(old: Delivery, change: ChangeOne) -> Delivery | None:
-    """Return the delivery's state after `change`. Raises StoreError when that belongs to another delivery."""
+    """Return the delivery's state after `change`. Raises StoreError if `change` returns another delivery."""
     new = change(old)
     if new is not None and new.key != old.key._replace(queue=new.queue):
         raise StoreError("a change may not turn a delivery into another one")

@@ -1,22 +1,24 @@
-"""Commits in groups: one writer writes one synced batch at a time, whose submitters share its sync.
+"""Implements group commit: one writer writes one synced batch at a time, and all its submitters share the
+sync.
 
-What is submitted while the event loop is busy is written together; the next batch gathers while
-that one is being synced. Submissions are applied strictly in the order in which they were made,
-because a later one may have been computed from an earlier one. Lazy submissions (outcomes of
-delivered mail) go with the next batch, or with one of their own after `LAZY_DELAY` at most.
+Submissions that arrive while the event loop is busy are written together. The next batch gathers while the
+current one is synced. Submissions are applied strictly in order, because a later one may have been computed
+from an earlier one. Lazy submissions (outcomes of delivered mail) join the next batch, or form their own
+after `LAZY_DELAY` at most.
 
-When to stop gathering: a submission waits as long as the loop goes on to work without a pause, for
-then more are about to come, and writing would only take the interpreter away from what makes them. It waits,
-too, while fewer than half as many as usual have come: workers that share two cores with their clients are
-often idle for a moment, and each of them synced a third of what it might have, at a tenth more CPU for each
-message. `GATHER_LIMIT` ends both. On an idle relay that is the next turn of the loop.
+When to stop gathering: a submission waits as long as the loop is busy without a pause, because more
+submissions are likely then, and writing would compete with them for the interpreter. It also waits while
+fewer than half of the usual number have arrived. Workers that share two cores with their clients are often
+idle for a moment; without this wait each batch had a third of its possible size, which cost a tenth more CPU
+per message. `GATHER_LIMIT` ends both waits. On an idle relay the write starts in the next iteration of the
+loop.
 
-On failure of a batch everything submitted behind it fails too, for the same reason, and so does
-everything after that until `resume`. `applied` callbacks run on the event loop as soon as the
-write is durable, whether or not the submitter still waits: a client that leaves changes nothing. One that
-raises counts as a failure behind its batch: all of the batch stays durable and is applied.
+If a batch fails, everything submitted after it fails for the same reason, and so does every later submission
+until `resume`. `applied` callbacks run on the event loop as soon as the write is durable, even if the
+submitter no longer waits. If a callback raises, the store fails after this batch: all of the batch stays
+durable and is applied.
 
-Takes in a reply when it comes, and fails a wait, also when the caller no longer waits.
+`then` processes an answer when it arrives, and passes errors on, even if the caller no longer waits.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ Learned = TypeVar("Learned")
 
 
 def _ignore(_: object) -> None:
-    """The caller has no use for it."""
+    """Ignore a result."""
 
 
 def then(
@@ -45,9 +47,11 @@ def then(
     failed: Callable[[StoreError], None] = _ignore,
     unwanted: Callable[[Learned], None] = _ignore,
 ) -> asyncio.Future[Learned]:
-    """What `take` makes of the answer, in the turn of the loop in which it comes: answers keep their order.
+    """Return a future with the result of `take` for the answer. `take` is called in the loop iteration in
+    which the answer arrives, so answers keep their order.
 
-    `failed` hears of a StoreError, `take`'s own included; `unwanted` of a result whose caller has left.
+    `failed` is called with a StoreError, also with one of `take`. `unwanted` is called with a result whose
+    caller no longer waits.
     """
     learned: asyncio.Future[Learned] = asked.get_loop().create_future()
 
@@ -71,8 +75,8 @@ def then(
 
 
 def refuse(waiting: asyncio.Future[Any], error: BaseException) -> None:  # Any: any result
-    """Fails the future with a StoreError of its own: each caller that raises one adds its traceback. The
-    caller may have left; every error that is no StoreError becomes one.
+    """Set a StoreError on the future, a new one for each caller because raising it adds a traceback. The
+    caller may no longer wait. An error that is not a StoreError is wrapped in one.
     """
     if not waiting.done():
         refusal = type(error)(*error.args) if isinstance(error, StoreError) else StoreError(repr(error))
@@ -81,23 +85,22 @@ def refuse(waiting: asyncio.Future[Any], error: BaseException) -> None:  # Any: 
         waiting.exception()  # without a caller the loop must not complain
 
 
-# Runs a thread that does one job after the other, and tells the event loop about each.
-#
-# A `ThreadPoolExecutor` would do, but its futures, locks and chained callbacks cost as much time
-# as the hand-over itself, twice per synced write. Here a job costs one queue item and one callback.
+# `WriterThread` runs a thread that does one job after the other and reports each to the event loop. A
+# `ThreadPoolExecutor` would work, but its futures, locks and chained callbacks cost as much time as the
+# hand-over itself, twice per synced write. Here a job costs one queue item and one callback.
 
 J = TypeVar("J")
 R = TypeVar("R")
 
 
 class Failed(NamedTuple):
-    """The job raised this."""
+    """The exception that a job has raised."""
 
     error: BaseException
 
 
 class WriterThread(Generic[J, R]):
-    """Runs `work(job)` in the thread, then `tell(result)` on the loop that was running at the start."""
+    """Runs `work(job)` in the thread, then `tell(result)` on the event loop that was running at the start."""
 
     def __init__(self, name: str, work: Callable[[J], R], tell: Callable[[R | Failed], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -105,12 +108,12 @@ class WriterThread(Generic[J, R]):
         self._tell = tell
         self._jobs: SimpleQueue[J | None] = SimpleQueue()
         self.put: Callable[[J], None] = self._jobs.put
-        # A daemon: a process that ends without `stop` has crashed, and must not wait for a thread.
+        # A daemon thread: a process that ends without `stop` has crashed and must not wait for it.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Wait for the jobs that were put before, then end the thread."""
+        """Wait for the jobs that are already queued, then end the thread."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -122,7 +125,7 @@ class WriterThread(Generic[J, R]):
                 call_soon(tell, result)
             except RuntimeError:  # the loop was closed: no listener is left
                 return
-            # A batch may be megabytes: it must not wait here for the next one.
+            # A batch may have megabytes. It must not stay in memory until the next one.
             del job, result
 
     def _do(self, job: J) -> R | Failed:
@@ -133,19 +136,22 @@ class WriterThread(Generic[J, R]):
 
 
 LAZY_DELAY = 0.035
-"""With what outcomes wait for company in the queue (`journal.GATHERING`) this stays below the 50 ms that a
-crash may repeat, with a margin for the write itself (DESIGN rule 2)."""
+"""Together with the time that outcomes are gathered in the queue (`journal.GATHERING`) this stays below the
+50 ms that a crash may repeat, with a margin for the write itself (DESIGN rule 2).
+"""
 MAX_LAZY = 64
-"""Lazy submissions that make a batch worth writing without waiting for more."""
+"""The number of lazy submissions that are written without waiting for more."""
 MAX_BATCH = 4 * 1024 * 1024
-"""Octets in one batch: small messages must not wait for a hundred bodies to be synced."""
+"""The largest size of a batch in bytes. Small messages must not wait until a hundred bodies are synced."""
 GATHER_LIMIT = 0.008
-"""Seconds that a submission may wait for company."""
+"""Seconds that a submission may wait for others."""
 COMPANY_PAUSE, COMPANY_PAUSES = 0.001, 7
 BUSY_TURN = 0.00005
-"""A turn of the loop that takes longer than these seconds did some work."""
+"""A loop iteration that takes longer than this, in seconds, did some work."""
 GATHER_OCTETS = 512 * 1024
-"""With this much the sync is the smaller part of the write: company would not make it cheaper."""
+"""The size of a batch, in bytes, from which the sync is the smaller part of the write, so waiting would not
+make it cheaper.
+"""
 
 Change = TypeVar("Change")
 P = TypeVar("P")
@@ -154,7 +160,7 @@ W = TypeVar("W")
 
 
 class JobWriter(Protocol[P_contra]):
-    """Writes one job after the other and tells of each. `WriterThread` is one."""
+    """Writes one job after the other and reports each, as `WriterThread` does."""
 
     @property
     def put(self) -> Callable[[P_contra], None]: ...
@@ -171,7 +177,9 @@ class _Submission(Generic[Change]):
 
 
 class GroupCommitter(Generic[Change, P, W]):
-    """Belongs to one event loop; owns the writer until `stop`. `Change` is what a store writes."""
+    """Groups the submissions of one event loop and owns the writer until `stop`. `Change` is the type that a
+    store writes.
+    """
 
     def __init__(
         self,
@@ -182,10 +190,11 @@ class GroupCommitter(Generic[Change, P, W]):
         observe: Callable[[W], None],
         failed: Callable[[StoreError], None],
     ) -> None:
-        """`prepare(batches, octets)` runs on the loop; what it returns is put to the writer.
+        """Create a committer. `prepare(batches, octets)` is called on the event loop with the size in bytes;
+        its result is passed to the writer.
 
-        `start_writer(tell)` makes one that calls `tell` on the loop with the result of each job, or with how
-        it `Failed`. Results go to `observe`; `failed` is told of a failure before any submitter is.
+        `start_writer(tell)` creates a writer that calls `tell` on the loop with the result of each job or a
+        `Failed`. Results go to `observe`. `failed` is called with a failure before any submitter receives it.
         """
         self._loop = asyncio.get_running_loop()
         self._now = clock.monotonic
@@ -199,7 +208,7 @@ class GroupCommitter(Generic[Change, P, W]):
         self._writing: list[_Submission[Change]] = []
         self._gathering = False
         self._usual = 0.0
-        """Submissions in a batch, lately."""
+        """The recent average number of submissions in a batch."""
         self._pauses = 0
         self._gather_until = 0.0
         self._last_turn = 0.0
@@ -216,7 +225,7 @@ class GroupCommitter(Generic[Change, P, W]):
         lazy: bool = False,
         applied: Callable[[], None] | None = None,
     ) -> asyncio.Future[None]:
-        """Queue `ops` for one atomic write; the future is done when it is durable or has failed."""
+        """Queue `ops` for one atomic write. The future is done when the write is durable or has failed."""
         done: asyncio.Future[None] = self._loop.create_future()
         if self._refusal is not None:
             _refuse(done, self._refusal)
@@ -230,14 +239,14 @@ class GroupCommitter(Generic[Change, P, W]):
         return done
 
     async def drain(self) -> None:
-        """Write what is pending without delay and wait until nothing is."""
+        """Write all pending submissions without delay, and wait for them."""
         while self._pending or self._writing:
             if not self._writing:
                 self._start()
             await self._idle.wait()
 
     def resume(self) -> None:
-        """Take submissions again after a failure."""
+        """Accept submissions again after a failure."""
         self._refusal = None
 
     def refuse(self, reason: StoreError) -> None:
@@ -245,11 +254,11 @@ class GroupCommitter(Generic[Change, P, W]):
         self._refusal = reason
 
     def stop(self) -> None:
-        """End the writer; `refuse` and `drain` come before."""
+        """End the writer. Call `refuse` and `drain` first."""
         self._writer.stop()
 
     def _schedule(self) -> None:
-        """Something is pending and nothing is being written."""
+        """Schedule the next write. Submissions are pending and no write is active."""
         if self._urgent or len(self._pending) >= MAX_LAZY:
             self._gathering = True
             self._pauses = 0
@@ -260,7 +269,7 @@ class GroupCommitter(Generic[Change, P, W]):
             self._timer = self._loop.call_later(LAZY_DELAY, self._start)
 
     def _turned(self) -> None:
-        """The loop has been round once more: was it idle?"""
+        """Decide after a loop iteration whether to write: it was idle, or enough was gathered."""
         now = self._now()
         if not self._gathering:
             return
@@ -292,7 +301,7 @@ class GroupCommitter(Generic[Change, P, W]):
             self._writer.put(job)
 
     def _take_batch(self) -> int:
-        """Move what goes into the next write from `_pending` to `_writing`; returns its size."""
+        """Move the submissions of the next write from `_pending` to `_writing`, and return their size."""
         pending = self._pending
         if self._pending_size <= MAX_BATCH:
             size, count = self._pending_size, len(pending)
@@ -325,7 +334,8 @@ class GroupCommitter(Generic[Change, P, W]):
         for submission in batch:
             if not submission.done.done():
                 submission.done.set_result(None)
-        # Before any submitter goes on: what waits for the futures runs in a later turn of the loop.
+        # This runs before any submitter continues, because callbacks of futures run in a later iteration of
+        # the loop.
         broken: Exception | None = None
         for submission in batch:
             if submission.applied is not None:
@@ -334,7 +344,7 @@ class GroupCommitter(Generic[Change, P, W]):
                 except Exception as error:  # noqa: BLE001 - the other submissions are durable as well
                     broken = error
         if broken is not None:
-            # Memory no longer says what the disk does: the store reads it anew, as after a failed write.
+            # The state in memory may differ from the disk. The store reads it again, as after a failed write.
             self._fail([], broken)
 
     def _fail(self, batch: list[_Submission[Change]], error: BaseException) -> None:
@@ -357,5 +367,6 @@ def _refuse(done: asyncio.Future[None], reason: StoreError) -> None:
     error = type(reason)(*reason.args)
     error.__cause__ = reason
     done.set_exception(error)
-    # A lazy removal or a cancelled session does not wait: the loop must not report the error as unhandled.
+    # Nobody may wait for it, as after a lazy removal or a cancelled session. The loop must not report the
+    # error as unhandled.
     done.exception()
