@@ -1,11 +1,11 @@
-"""The grammar of the command line: `GROUPS` names every command, what runs it and what it takes.
+"""The grammar of the command line: `GROUPS` names every command, the function that runs it and its arguments.
 
-Commands that ask a relay have their help and their options from `operations/catalogue`; an operation that the
-table does not name is a command all the same. Only what a person names is built, for a command has to answer
-at once.
+Commands that send a request to a relay take their help and their options from `operations/catalogue`. An
+operation that the table does not name is a command as well. Only the parser of the given command is built, so
+that every command responds at once.
 
-`parse` returns a namespace whose `run` names the function of the command. Values have the types that commands
-need, so a mistake is reported before a command does anything.
+`parse` returns a namespace whose `run` names the function of the command. Values are converted to the types
+that commands need, so a mistake is reported before a command does anything.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EXIT_STATUS = "Exit status: 0 done, 1 not possible or not found, 2 usage or conf
 SYSTEMS = ("postfix", "exim", "zonemta", "slimta-redis", "slimta-disk", "slimta-lua")
 """Whose queues `spool import --from` reads."""
 PRIORITIES = tuple(each.value for each in Priority)
-DAYS = 825  # what Apple's systems take at most
+DAYS = 825  # the maximum on Apple's systems
 MAX_DAYS = 36_500
 
 _CONFIG_HELP = (
@@ -56,7 +56,7 @@ _TIME_HELP = "+2h, 23:30, or 2026-11-25T23:30 (local time, or with an offset)"
 
 
 def _read(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a parser whose ValueError argparse prints as it is."""
+    """Return a parser whose ValueError argparse prints unchanged."""
 
     def read(text: str) -> T:
         try:
@@ -75,7 +75,9 @@ def _size(text: str) -> int:
 
 
 def _time(text: str) -> float:
-    """Return a time to come: a span from now, a time of day, or an ISO 8601 time, local without an offset."""
+    """Return a time in the future: a duration from now, a time of day, or an ISO 8601 time, which is local if
+    it has no offset.
+    """
     now = datetime.now().astimezone()
     try:
         if text.startswith("+"):
@@ -168,7 +170,7 @@ def _tcp_address(text: str) -> str:
 
 @dataclass(slots=True)
 class Command:
-    """A command. `run` is a function of a module below `zonerelay.cli`. `help` "": the command is an
+    """A command. `run` names a function of a module below `zonerelay.cli`. If `help` is "", the command is an
     operation.
     """
 
@@ -193,7 +195,7 @@ class Command:
         return self
 
     def flag(self, name: str, text: str, **options: Any) -> Command:
-        """With a `group` of which only one may be given."""
+        """Add a flag. Only one flag of a `group` may be given."""
         self.arguments.append((name, {"action": "store_true", "help": text, **options}))
         return self
 
@@ -385,7 +387,7 @@ _TOPS = {
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Exits with status 2 and a usage text on a mistake, as argparse does."""
+    """Parse the command line. On a mistake, print the usage and exit with status 2, as argparse does."""
     words = sys.argv[1:] if arguments is None else arguments
     root = build(words)
     found, rest = root.parse_known_args(words)
@@ -413,7 +415,7 @@ def _near(word: str, known: Iterable[str]) -> str:
 
 
 def build(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return the parser of all commands, or of those alone that the words can mean."""
+    """Return the parser of all commands, or only of those that the arguments may name."""
     commands = _meant(words)
     parser = _Parser(
         prog="zonerelay",
@@ -444,7 +446,7 @@ def build(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 def _meant(words: Sequence[str]) -> list[Command]:
     known = [each for commands in GROUPS.values() for each in commands]
     for length in (2, 1):
-        # A set-up command needs nothing of the catalogue, and most take long enough without.
+        # Set-up commands need nothing from the catalogue, and are faster to start without it.
         found = [each for each in known if each.words == " ".join(words[:length])]
         if found and found[0].help:
             return found
@@ -456,7 +458,9 @@ def _meant(words: Sequence[str]) -> list[Command]:
 
 
 def _completed(known: Iterable[Command]) -> Iterator[Command]:
-    """Yield the commands with their operations; one that the table does not name follows its kind."""
+    """Yield the commands with their operations. An operation that the table does not name follows the others
+    of its group.
+    """
     from zonerelay.operations.catalogue import OPERATIONS
 
     of: dict[str, tuple[Operation, ...]] = {}
@@ -474,7 +478,7 @@ def _completed(known: Iterable[Command]) -> Iterator[Command]:
 
 
 def _overview() -> str:
-    """Return two commands a line, which a terminal of 24 lines and 80 columns shows."""
+    """Return a list of two commands per line, which fits a terminal of 24 lines and 80 columns."""
     lines = []
     for title, group in GROUPS.items():
         tops = [f"{top:<13}{_TOPS[top]:<25}" for top in dict.fromkeys(each.top for each in group)]
@@ -514,7 +518,7 @@ def _add(commands: Any, name: str, command: Command) -> None:
 
 
 def _add_fields(parser: argparse.ArgumentParser, operation: Operation, *, optional: bool = False) -> None:
-    """Add an argument for each field that people give on the command line, if it is not there yet."""
+    """Add an argument for each field that can be set on the command line, unless it exists already."""
     from zonerelay.operations.operation import fields_of
 
     taken = {action.dest for action in parser._actions} | parser._option_string_actions.keys()
@@ -542,7 +546,7 @@ def _dest(described: Described) -> str:
 
 
 def _options(described: Described) -> dict[str, Any]:
-    """Return what argparse is told of a field."""
+    """Return the keyword arguments of `add_argument` for a field."""
     unit, default = described.option.unit, described.default
     if described.type is bool:
         return {"action": "store_true", "help": described.help}
@@ -566,7 +570,9 @@ def _options(described: Described) -> dict[str, Any]:
 
 
 def request_of(arguments: argparse.Namespace, request: type[R], **more: object) -> R:
-    """Return a request with the options that were given, and with `more`. Raises CliError."""
+    """Return a request with the options that were given and with `more`. Raise CliError if it is not
+    valid.
+    """
     import msgspec
 
     from zonerelay.operations.operation import fields_of

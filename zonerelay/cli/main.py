@@ -1,7 +1,8 @@
-"""The `zonerelay` command: parses, runs one command, and turns every end into an exit status.
+"""The `zonerelay` command: parses the arguments, runs one command, and returns an exit status however it
+ends.
 
-Commands are imported when they run: `zonerelay queue list` must answer at once, and `zonerelay serve`
-must not carry table printing into a daemon.
+Commands are imported when they run: `zonerelay queue list` must respond at once, and `zonerelay serve` must
+not load code for printing tables into a daemon.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from zonerelay.sendmail import main as sendmail
 
         return sendmail(words[1:])
-    gc.set_threshold(50_000)  # imports make no cycles worth a look: a tenth of the time of a start
+    # imports create few reference cycles, and collecting them takes a tenth of the start-up time
+    gc.set_threshold(50_000)
     try:
-        from zonerelay.cli.arguments import parse  # Ctrl-C meanwhile is no error
+        from zonerelay.cli.arguments import parse  # Ctrl-C during the start is not an error
 
         arguments = parse(words)
         module, _, function = arguments.run.partition(":")
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has what it wants. Python would complain again when it flushes at exit.
+        # The reader has closed the pipe. Python would report the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return status
@@ -89,7 +91,9 @@ def version(_: Namespace) -> int:
 
 
 def _keep_standard_streams() -> None:
-    """Open those that are closed (`2>&-`): libuv aborts where a socket has the number of one."""
+    """Open the standard streams that are closed (`2>&-`), because libuv aborts if a socket gets one of their
+    numbers.
+    """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

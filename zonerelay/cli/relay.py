@@ -1,4 +1,4 @@
-"""The way from command line options to a running relay: the configuration file and the control socket."""
+"""Finds a running relay from command line options: its configuration file and its control socket."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _NAMED = ("spool", "admin")
 
 
 def config_path(option: Path | None) -> Path:
-    """`--config`, else $ZONERELAY_CONFIG, else the machine's file, else the one in the source tree.
+    """Return `--config`, else $ZONERELAY_CONFIG, else the machine's file, else the one in the source tree.
 
-    The machine's file comes before the working directory's: where a relay is installed, a command means
-    that one, wherever it is typed.
+    The machine's file takes precedence over the working directory: where a relay is installed, a command
+    refers to that relay, whatever directory it is run in.
     """
     if option is not None:
         return option
@@ -48,7 +48,7 @@ def config_path(option: Path | None) -> Path:
 
 
 def load_settings(option: Path | None) -> Settings:
-    """Raises CliError with everything that is wrong with the file."""
+    """Load the configuration. Raise CliError with all problems of the file."""
     from zonerelay.config.load import ConfigError, load
 
     path = config_path(option)
@@ -59,7 +59,9 @@ def load_settings(option: Path | None) -> Settings:
 
 
 def load_for_reading(option: Path | None, *, quietly: bool = False) -> Settings:
-    """Return what can be read of the file, for commands that change nothing; tell what is wrong with it."""
+    """Return the readable part of the configuration, for commands that change nothing, and print a warning
+    about its problems.
+    """
     from zonerelay.config.load import load_whereabouts
 
     if sandbox := _usual_sandbox(option):
@@ -76,13 +78,16 @@ def load_for_reading(option: Path | None, *, quietly: bool = False) -> Settings:
 
 
 def load_needed(option: Path | None, table: str) -> Settings:
-    """Return settings for a command that goes by one table. Raises CliError when that one may be wrong."""
+    """Return settings for a command that depends on one table. Raise CliError if that table may have
+    errors.
+    """
     from zonerelay.config.load import load_whereabouts
     from zonerelay.config.settings import TABLES
 
     path = config_path(option)
     found = load_whereabouts(path)
-    if found.wrong is None or not found.wrong <= TABLES.keys() - {table}:  # an unknown one may be mistyped
+    # a table with an unknown name may be this one, mistyped
+    if found.wrong is None or not found.wrong <= TABLES.keys() - {table}:
         return load_settings(option)
     _warn(path, found.problems)
     return found.settings
@@ -96,17 +101,17 @@ def client_of(settings: Settings) -> ControlClient:
 
 
 def connect(arguments: Namespace) -> ControlClient:
-    """Raises CliError only when nothing says where the relay is."""
+    """Return a client for the running relay. Raise CliError only if nothing determines its socket."""
     return find_relay(arguments)[0]
 
 
 def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
-    """Returns a client and the relay's configuration file.
+    """Return a client and the relay's configuration file.
 
-    The socket is that of `--socket`; else the one that the file names, whatever else is wrong in it; else the
-    one on which a process listens that was started with this file, which has changed since. Where no file is
-    named and the usual one's relay does not run, it is the sandbox of this user, if one runs; the person is
-    told.
+    The socket is that of `--socket`. Otherwise it is the one that the file names, whatever other errors the
+    file has. Otherwise it is the one of a running process that was started with this file, if the file has
+    changed since. If no file is named and the default one's relay does not run, the socket is that of this
+    user's sandbox, if one runs; a message says so.
     """
     from zonerelay.control.client import ControlClient
     from zonerelay.control.socket import answers
@@ -127,7 +132,7 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
         raise
     if (path := _socket_since(config)) and answers(path):
         return ControlClient(path), config
-    from zonerelay.config.load import load_whereabouts  # half of the time of a command
+    from zonerelay.config.load import load_whereabouts  # half of the run time of a command
 
     found = load_whereabouts(config)
     path = _socket_of(found)
@@ -147,8 +152,8 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
 
 
 def _socket_since(config: Path) -> Path | None:
-    """Return the control socket that the file names, if it was made when the file was already as it is: what
-    a relay has started with needs no other check.
+    """Return the control socket that the file names, if the socket is newer than the file: a relay has
+    already started with the file, so no other check is needed.
     """
     import tomllib
 
@@ -168,11 +173,13 @@ def _socket_since(config: Path) -> Path | None:
         )
         return path if path.lstat().st_mtime > changed else None
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-        return None  # the whole check has words for it
+        return None  # the complete check reports the error
 
 
 def _socket_of(found: Whereabouts) -> Path | None:
-    """`None`: the file does not say, or names a path that no socket can have."""
+    """Return the control socket, or None if the file does not name one or the path cannot be that of a
+    socket.
+    """
     from zonerelay.control.socket import control_socket_path
 
     try:
@@ -182,7 +189,7 @@ def _socket_of(found: Whereabouts) -> Path | None:
 
 
 def _warn(config: Path, problems: Sequence[Problem]) -> None:
-    """Tell what is wrong with a file that was read all the same."""
+    """Print a warning about the problems of a file that was read despite them."""
     if not problems:
         return
     from zonerelay.cli.terminal.text import clean_lines
@@ -198,8 +205,8 @@ def _warn(config: Path, problems: Sequence[Problem]) -> None:
 
 
 def _usual_sandbox(option: Path | None) -> Path | None:
-    """Return the control socket of this user's sandbox, where no configuration is named and the relay of the
-    usual one does not run.
+    """Return the control socket of this user's sandbox if no configuration is named and the default relay
+    does not run.
     """
     if option is not None or os.environ.get(ENVIRONMENT) or not (sandbox := _sandbox()):
         return None
@@ -218,11 +225,11 @@ def _usual_sandbox(option: Path | None) -> Path | None:
 
 
 def _sandbox() -> Path | None:
-    """Return the control socket of this user's sandbox, if just one runs."""
+    """Return the control socket of this user's sandbox, if exactly one runs."""
     from zonerelay.control.socket import answers
     from zonerelay.sandbox import DIRECTORY
 
-    # Others may write into the directory of temporary files, too.
+    # Other users may also write to the directory of temporary files.
     found = [
         folder / "control.sock"
         for folder in Path(tempfile.gettempdir()).glob(f"{DIRECTORY}*")

@@ -1,7 +1,8 @@
-"""Finds the control socket of a relay that runs, by what the system knows of its process.
+"""Finds the control socket of a running relay from the system's information about its process.
 
-A file that was changed since the start, or cannot be read any more, may name another socket than the one on
-which the relay listens. Only root and the relay's own user see that of a process; they are who may use it.
+A configuration file that has changed since the start, or is no longer readable, may name a different socket
+from the one on which the relay listens. Only root and the relay's own user can inspect the process, and they
+are the users who may use the socket.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LISTENS = "00010000"
 
 
 def control_socket_of(config: Path) -> Path | None:
-    """Return the control socket of a process that serves with this configuration file."""
+    """Return the control socket of a process that was started with this configuration file."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if _serves_with(process, config):
@@ -27,7 +28,7 @@ def control_socket_of(config: Path) -> Path | None:
                     if _is_control(path):
                         return path
         except OSError:
-            continue  # it has ended, or is another user's
+            continue  # the process has ended, or belongs to another user
     return None
 
 
@@ -42,7 +43,8 @@ def _serves_with(process: Path, config: Path) -> bool:
             place = process / "cwd" / given
             if place.exists() and config.exists():
                 return place.samefile(config)
-            return not place.exists() and place.resolve() == config.resolve()  # both are gone
+            # the process or the file no longer exists
+            return not place.exists() and place.resolve() == config.resolve()
     return False
 
 

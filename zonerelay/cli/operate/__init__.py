@@ -1,1 +1,1 @@
-"""Commands of the daily work: they ask the running relay, or its stores, and change its queue."""
+"""Commands for daily work: they query the running relay or its stores, and change its queue."""

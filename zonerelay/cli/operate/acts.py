@@ -1,4 +1,4 @@
-"""`zonerelay acts` and `zonerelay undo`: what operators have changed, and back again."""
+"""`zonerelay acts` and `zonerelay undo`: list the changes that operators have made, and revert them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""`queue retry|hold|release|reroute|bounce|drop`: change named messages at once, many only after a preview.
+"""`queue retry|hold|release|reroute|bounce|drop`: change named messages at once, and many only after a
+preview.
 
-A bulk verb shows how many deliveries match and the oldest of them, then asks. Without a terminal it cannot
-ask, so the command is refused unless `--yes` is given. An empty filter does not match the whole queue: that
-takes `--all`.
+A bulk change shows how many deliveries match and the oldest of them, and then asks for confirmation. Without
+a terminal it cannot ask, so it is refused unless `--yes` is given. An empty filter does not match the whole
+queue; that requires `--all`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def change(arguments: Namespace) -> int:
         return FAILED
     results: list[Changed] = []
     status = OK
-    for request in requests:  # what one command changes is one act
+    for request in requests:  # everything that one command changes is one change for `undo`
         act = results[0].act if results else ""
         changed, complete = changed_by(client, replace(request, act=act), arguments.verb.capitalize())
         results.append(changed)
@@ -123,7 +124,9 @@ def _dry_run(client: ControlClient, requests: Sequence[QueueChange], *, as_json:
 
 
 def changed_by(client: ControlClient, request: QueueChange | Undo, name: str) -> tuple[Changed, int]:
-    """Send a changing request and show its progress; also return whether every part of the relay did it."""
+    """Send a changing request and show its progress. Return its result, and the exit status, which tells
+    whether all parts of the relay have answered.
+    """
     with output.progress(name) as reach:
         changed, end = client.answered(request, Changed, output.frames_seen(reach))
     return changed, output.completeness(end)
@@ -142,7 +145,7 @@ def _total(results: Sequence[Changed]) -> Changed:
 
 def _tell(request: QueueChange, total: Changed) -> None:
     if (at := getattr(request, "at", None)) is not None:
-        # To the minute: the seconds of the command itself would make "+2h" an "in 1h59m".
+        # Round to minutes: the time that the command itself takes would turn "+2h" into "in 1h59m".
         done = f"will be tried at {text.when(at)} ({text.until(at + 30, time.time())})"
     else:
         done = " ".join(filter(None, (_DONE[request.action], total.note)))
@@ -155,7 +158,7 @@ def _tell(request: QueueChange, total: Changed) -> None:
 
 
 def tell_act(changed: Changed) -> None:
-    """Says how to undo it, or why that is not possible."""
+    """Print how to undo the change, or why that is not possible."""
     if changed.no_undo:
         output.chatter().print(f"Act {changed.act} cannot be undone: {changed.no_undo}.")
     elif changed.changed:

@@ -1,4 +1,4 @@
-"""`explain ADDRESS`: asked of the running relay, or of the configuration alone when none runs."""
+"""`explain ADDRESS`: queries the running relay, or evaluates the configuration if no relay runs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _TLS = {
 
 _BECAUSE = {"destination": "the [[destination]]", "mta-sts": "the domain's MTA-STS policy"}
 
-MAX_ROUTES = 20  # of those that were asked, in the table
+MAX_ROUTES = 20  # number of evaluated routes in the table
 
 
 def explain(arguments: Namespace) -> int:
-    """Fails (status 1) when mail would not get anywhere, so that a script can ask."""
+    """Explain the route of mail. Return status 1 if the mail would not be deliverable, for use in scripts."""
     request = request_of(arguments, QueueExplain if arguments.message_id else Explain)
     from zonerelay.cli.operate.log import left_queue
 
@@ -43,7 +43,7 @@ def explain(arguments: Namespace) -> int:
     except NotRunningError:
         if not isinstance(request, Explain):
             raise
-        # Apart: asking a running relay needs none of the parts that would carry mail.
+        # Imported here, because a query of a running relay needs none of the parts that deliver mail.
         from zonerelay.cli.operate.explain_offline import offline
 
         answers = [asyncio.run(offline(load_settings(arguments.config), request))]
@@ -109,7 +109,9 @@ def _queued_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.Ce
 
 
 def zone_of(row: DeliveryRow) -> Text:
-    """A message keeps the zone that it is in; where a new one would go elsewhere, that is said."""
+    """Return the zone of a queued message, and the zone that a new message would get, if it is a different
+    one.
+    """
     why = f" (when it was accepted: {text.clean(row.routed)})" if row.routed else ""
     if not row.new_zone:
         return Text(row.zone + why)
@@ -122,7 +124,7 @@ def _limit(name: str, value: int | str) -> str:
 
 
 def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
-    """Yields the demand for TLS, and its author where that is not the zone."""
+    """Yield the TLS requirement, and where it comes from if not from the zone."""
     if found.destination:
         yield "destination", f"{found.destination} of the configuration (counted from 0)"
     yield "tls", f"{found.tls}: {_TLS.get(found.tls, '')}"
@@ -140,7 +142,7 @@ def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
 
 
 def _change_facts(plan: ChangePlan | None) -> Iterator[tuple[str, output.Cell]]:
-    """Yields the changes to mail before it is sent, and its signatures."""
+    """Yield the changes that are made to mail before it is sent, and its signatures."""
     if plan is None:
         return
     if plan.sender:
@@ -169,7 +171,9 @@ def _policy(policy: StsPlan) -> output.Cell:
 
 
 def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
-    """Yield which of the zone's sources it would be, or how they share; and why one is passed over."""
+    """Yield the source of the zone that would be chosen, or the shares of all, and the reasons why some are
+    not used.
+    """
     certain = any(each.chosen for each in found.sources)
     for each in found.sources:
         turn = ("this one" if each.chosen else "not this one") if certain else f"{each.share:.0%} of the mail"
@@ -184,7 +188,7 @@ def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.
 
 
 def _route_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
-    """Yields the result of each route; of many that did not match, the last ones."""
+    """Yield the result of each route; if many did not match, only of the last ones."""
     left_out = max(len(found.routes) - MAX_ROUTES, 0)
     if left_out:
         yield "routes", f"{left_out:,} more that do not match (--json has them all)"

@@ -1,6 +1,6 @@
-"""Answers `explain` where no relay runs, with the same parts made from the configuration for one question.
+"""Answers `explain` if no relay runs, with the same parts, built from the configuration for one request.
 
-Suspensions are a running scheduler's and stay unknown. Nothing is written.
+Suspensions are state of a running scheduler and remain unknown. Nothing is written.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from zonerelay.worker.tables import build_dkim_keys
 
 
 async def offline(settings: Settings, request: Explain) -> Explanation:
-    """Raises CliError where the configuration cannot be used, ControlError as the relay does."""
+    """Answer the request. Raise CliError if the configuration is not usable, and ControlError where the relay
+    would.
+    """
     clock = SystemClock()
     hostname = resolve_hostname(settings, socket.getfqdn)
     resolver = Resolver(settings.dns, clock)
-    # What the relay keeps is read; what is fetched for this look is not kept.
+    # The relay's cache is read; the results of this request are not added to it.
     files = StsFiles(policy_directory(settings), writable=False)
     sts = StsPolicies(resolver, StsUntold(), clock, files=files)
     try:
@@ -55,7 +57,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
 def _explainer(
     settings: Settings, resolver: Resolver, sts: StsPolicies, clock: SystemClock, hostname: str
 ) -> Explainer:
-    """Raises ValueError."""
+    """Build the explainer. Raise ValueError if the configuration is not valid."""
     rewriting = Rewriting(settings.rewrite)
     senders = senders_of(settings.credential)
     router = MxRouter(
@@ -92,7 +94,7 @@ async def _rails(settings: Settings, user: str) -> rails.Rails | None:
 
 
 def _srs(settings: Settings) -> Srs | None:
-    """Returns `None` where only the relay's user can read the secret."""
+    """Return the SRS rewriter, or None if the current user cannot read its secret."""
     try:
         return build_srs(settings, os.environ)
     except ValueError:

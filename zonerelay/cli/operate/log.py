@@ -1,8 +1,7 @@
-"""`zonerelay log find`, `log show`, `log forget` and `report`: what became of mail, from the histories of all
-workers.
+"""`zonerelay log find`, `log show`, `log forget` and `report`: search the mail history of all workers.
 
-The commands read the files beside the spool, whether the relay runs or not. Whatever a search does not cover
-is said with its answer; nothing found is never said without what was searched.
+The commands read the files in the spool's directory, whether or not the relay runs. Each answer names the
+times and files that the search does not cover; an empty result always comes with the range that was searched.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ FORGOTTEN = "forgotten"
 def find(arguments: Namespace) -> int:
     settings = load_for_reading(arguments.config)
     now = time.time()
-    # A relay has a limit, a command has none.
+    # A relay limits this; a command does not.
     wanted = msgspec.structs.replace(request_of(arguments, HistoryFind), limit=arguments.rows)
     answer = _told(lambda: history.search(settings, wanted, now))
     gaps = history.of_interest(answer, asked=arguments.since is not None)
@@ -98,7 +97,7 @@ def show(arguments: Namespace) -> int:
 
 
 def addresses_in_queue(settings: Settings, message_ids: Iterable[str]) -> list[str]:
-    """Return the addresses of those messages that a running relay has in its queue."""
+    """Return the addresses of the given messages that are in the queue of a running relay."""
     found: list[str] = []
     relay = ControlClient(control_socket_path(settings))
     with contextlib.suppress(ControlError):
@@ -110,7 +109,7 @@ def addresses_in_queue(settings: Settings, message_ids: Iterable[str]) -> list[s
 
 @contextlib.contextmanager
 def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
-    """Say what became of a message that the queue does not have, and what shows more. Raises ControlError."""
+    """Add to a NotFoundError what became of the message, if the history knows it, and how to see more."""
     try:
         yield
     except NotFoundError:
@@ -121,7 +120,7 @@ def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
 
 
 def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]) -> list[TraceStep]:
-    """The time line of a message; what its queue still says comes behind."""
+    """Return the history of a message, followed by the steps that the queue reports."""
     with contextlib.suppress(CliError, RedactKeyError):
         settings = load_for_reading(config, quietly=True)
         known = addresses_in_queue(settings, [message_id] if queued else [])
@@ -139,7 +138,9 @@ def print_steps(found: Sequence[TraceStep], *, as_json: bool) -> None:
 
 
 def trace_table(steps: Iterable[TraceStep], *, wide: bool) -> Table:
-    """One event after the other; the detail wraps. A narrow terminal shows whose it is in front of it."""
+    """Return a table with one event per row, whose details wrap. On a narrow terminal, the recipient is part
+    of the details.
+    """
     columns = ["time", "event", "recipient", "detail"]
     if not wide:
         columns.remove("recipient")
@@ -155,7 +156,7 @@ def trace_table(steps: Iterable[TraceStep], *, wide: bool) -> Table:
 
 
 def forget_address(arguments: Namespace) -> int:
-    """`log forget ADDRESS`."""
+    """Remove an address from the histories: `log forget ADDRESS`."""
     settings = load_settings(arguments.config)
     form = _told(lambda: history.form(arguments.address, settings, history.redactor_of(settings)))
     if not form.exact:
@@ -176,7 +177,7 @@ def forget_address(arguments: Namespace) -> int:
 
 
 def report(arguments: Namespace) -> int:
-    """`report`: what the daily report says, of the time until now."""
+    """Print the daily report for the time up to now: `report`."""
     settings = load_for_reading(arguments.config)
     now = time.time()
     hostname = resolve_hostname(settings, socket.getfqdn)
@@ -194,7 +195,9 @@ def report(arguments: Namespace) -> int:
 
 
 def pseudonym_of(settings: Settings, address: str) -> str:
-    """Of an address, or of a domain as `@example.com`. Raises CliError where there is none."""
+    """Return the pseudonym of an address, or of a domain given as `@example.com`. Raise CliError if there is
+    none.
+    """
     wanted = address.strip().strip("<>")
     if "*" in wanted:
         raise CliError(
@@ -211,7 +214,7 @@ def pseudonym_of(settings: Settings, address: str) -> str:
 
 
 def _told(ask: Callable[[], T]) -> T:
-    """What cannot be asked, or answered, is a mistake of usage or of the configuration."""
+    """Call a function. Turn errors of the search or of the pseudonym key into usage errors."""
     try:
         return ask()
     except (SearchError, RedactKeyError) as error:

@@ -1,4 +1,4 @@
-"""`suspend` and `resume`: orders of operators about mail, now and to come."""
+"""`suspend` and `resume`: suspensions and hold rules of operators, for present and future mail."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _list(arguments: Namespace) -> int:
 
 
 def what_of(order: OrderRow) -> str:
-    """Return what the order does, as a message."""
+    """Return a description of the suspension or hold rule."""
     doing = "holds" if order.effect == "hold" else "refuses and suspends" if order.refuse else "suspends"
     given = ((name, getattr(order, name)) for name in SELECTORS)
     about = " ".join(f"{name} {text.clean(value) or '<>'}" for name, value in given if value is not None)
@@ -93,7 +93,7 @@ def what_of(order: OrderRow) -> str:
 
 
 def order_line(order: OrderRow, now: float) -> Text:
-    """Return the order for one message."""
+    """Return one line about the suspension or hold rule, for the view of a message."""
     end = "" if order.until is None else f" until {text.when(order.until)}"
     line = f"{order.id} by {text.clean(order.who)}, {text.span(now - order.since)} ago{end}: "
     return Text(f"{line}{what_of(order)} ({text.clean(order.reason)})", style="yellow")

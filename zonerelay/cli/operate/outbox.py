@@ -1,4 +1,6 @@
-"""`zonerelay outbox`: the tables' SQL, how many rows wait, and passwords for mailboxes. No relay need run."""
+"""`zonerelay outbox`: the tables' SQL, the number of waiting rows, and passwords for mailboxes. No relay
+needs to run.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class OutboxStatus(msgspec.Struct):
-    """The status of the outbox. `oldest_seconds` of the rows that wait, `lag_seconds` of those that are due;
-    `relays` are alive.
+    """The status of the outbox. `oldest_seconds` is the age of the oldest waiting row, `lag_seconds` of the
+    oldest one that is due. `relays` is the number of relays that are alive.
     """
 
     queued: int
@@ -100,7 +102,7 @@ def _status(settings: OutboxSettings, arguments: Namespace) -> int:
 
 
 async def _ask(settings: OutboxSettings) -> OutboxStatus:
-    """Raises StoreError."""
+    """Query the database for the status. Raise StoreError if it does not answer."""
     from zonerelay.outbox.attach import access_of
     from zonerelay.outbox.database.sql import Statements
     from zonerelay.outbox.database.tables import check

@@ -1,4 +1,4 @@
-"""Any operation that has no view of its own: its answer as it is."""
+"""Prints the answer of an operation that has no view of its own, without formatting it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _PSEUDONYM = re.compile(r"u-[a-z2-7]+(@d-[a-z2-7]+)?|d-[a-z2-7]+")
 
 
 class Pseudonym(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pseudonym"):
-    """What the log writes for an address."""
+    """The pseudonym that the log writes for an address."""
 
     address: str
     pseudonym: str
@@ -89,7 +89,9 @@ def _list_tables(frames: Iterator[Frame], limit: int) -> int:
 
 
 class _Rows:
-    """The rows of a list in pages, with patience while the first row of a page is awaited."""
+    """The rows of a list, fetched page by page. A progress bar is shown while the first row of a page is
+    awaited.
+    """
 
     def __init__(self, frames: Iterator[Frame]) -> None:
         self._frames = frames
@@ -109,7 +111,9 @@ class _Rows:
 
 
 def delivery_table(rows: Iterable[DeliveryRow], *, now: float, wide: bool) -> Table:
-    """Returns a table, one line per delivery. A narrow terminal shows the recipient, not sender and zone."""
+    """Return a table with one delivery per row. A narrow terminal shows the recipient, but not the sender and
+    the zone.
+    """
     columns = ["id", "age", "state", "next", "zone", "from", "to", "last reply"]
     if not wide:
         columns = [name for name in columns if name not in ("zone", "from")]
@@ -136,13 +140,13 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
 
 
 def _phase(row: DeliveryRow) -> str:
-    """Return what the attempt waits for, `""` when nothing is known of it."""
+    """Return what the attempt is waiting for, or "" if that is not known."""
     left = f"{exact_span(row.phase_seconds)} " if row.phase_seconds else ""
     return f"waits {left}for {text.clean(row.phase)}" if row.phase else ""
 
 
 def _held_back(row: DeliveryRow, now: float) -> str:
-    """Returns the time of release that the sender asked for (RFC 4865), in words; `""` when it is past."""
+    """Return a text with the release time that the sender requested (RFC 4865), or "" if it has passed."""
     if row.created <= now or row.state not in ("deferred", "held"):
         return ""
     return f"held back by its sender until {text.when(row.created)}"
@@ -227,7 +231,7 @@ def trace(arguments: Namespace) -> int:
     try:
         frames = connect(arguments).stream(request_of(arguments, QueueTrace))
         steps += [frame for frame in frames if isinstance(frame, TraceStep)]
-    except ControlError as error:  # not in the queue, or the relay does not run: the history may know
+    except ControlError as error:  # not in the queue, or the relay does not run: search the history instead
         missing = error
     steps = history_of(arguments.config, arguments.message_id, steps)
     if missing is not None:
@@ -282,7 +286,9 @@ def summary(arguments: Namespace) -> int:
 
 
 def summary_table(found: Summary, limit: int) -> Table:
-    """Ages in minutes, as qshape has them. The key is cut where the terminal ends."""
+    """Return a table of the summary, with ages in minutes as in qshape. Keys are cut to the width of the
+    terminal.
+    """
     other = () if found.other is None else (found.other,)
     ages = tuple(map(sum, zip(*(row.ages for row in (*found.rows, *other)), strict=True)))
     total = SummaryRow(key="all", total=sum(ages), ages=ages)

@@ -1,4 +1,4 @@
-"""`status`: the running relay at a glance, what needs attention first."""
+"""`status`: the state of the running relay at a glance, with problems first."""
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ def status(arguments: Namespace) -> int:
 
 
 def _watch(client: ControlClient, config: Path | None, *, is_all: bool) -> int:
-    """Draw the status again every few seconds, until the person presses q or Ctrl-C. The screen is as before
-    at the end. Raises CliError where there is no terminal.
-    """
+    """Draw the status again every few seconds until the user presses q or Ctrl-C; restore the screen then.
+    Raise CliError if there is no terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CliError("--watch draws on a terminal, and here is none", USAGE)
     from rich.live import Live
@@ -81,7 +80,7 @@ def _watch(client: ControlClient, config: Path | None, *, is_all: bool) -> int:
 
 
 def _left(keys: int, seconds: float) -> bool:
-    """Wait, and return whether the person wants to leave; other keys do nothing."""
+    """Wait, and return whether the user has pressed a key to leave; other keys are ignored."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         if select.select([keys], [], [], left)[0] and os.read(keys, 1).lower() in (b"q", b""):
@@ -253,7 +252,7 @@ _FIGURES = ("conn", "rate", "ready", "deferred", "held", "oldest", "suspended")
 
 def _figures(each: DestinationStatus, now: float, every: int) -> Sequence[str]:
     def count(deliveries: int) -> str:
-        """Where only a sample was looked at, none found is not none."""
+        """Format a count. Of a sample, a count of 0 does not mean that there are none."""
         if deliveries or every == 1:
             return text.short(deliveries)
         return f"<{every}" if every else "?"
@@ -277,7 +276,9 @@ def _suspended(each: DestinationStatus, now: float) -> str:
 
 
 def _narrow(destinations: Sequence[DestinationStatus], now: float, every: int) -> Text:
-    """Two lines for each: the figures; the class and the text of the last reply, if there is one."""
+    """Return two lines per destination: its numbers, and the class and text of its last reply, if there is
+    one.
+    """
     width = output.console().width
     rows = [_FIGURES, *(_figures(each, now, every) for each in destinations)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

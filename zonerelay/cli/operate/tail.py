@@ -1,4 +1,6 @@
-"""`zonerelay tail` and `zonerelay transcript`: what happens, as it happens, until Ctrl-C."""
+"""`zonerelay tail` and `zonerelay transcript`: print events or protocol lines as they happen, until
+Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,9 @@ def tail(arguments: Namespace) -> int:
 
 
 def event_line(event: MailEvent, *, wide: bool) -> Text:
-    """Return time, worker, event, and the fields, first those that an operator looks for. It ends at the
-    margin: where that is near, addresses are short, and the host is left to `--json`.
+    """Return the time, the worker, the event and its fields, the most useful fields first. The line is cut at
+    the width of the terminal. On a narrow one, addresses are shortened and the host is omitted (`--json` has
+    it).
     """
     worker = "" if event.worker is None else f"{event.worker} "
     line = Text(f"{_clock(event.at)} {worker}", style="")
@@ -92,7 +95,9 @@ def transcript(arguments: Namespace) -> int:
 
 
 def said(line: TranscriptLine) -> Text:
-    """Of the relay's side: `<` was received, `>` was sent, `*` is a note."""
+    """Format a line of a session from the relay's point of view: `<` was received, `>` was sent, `*` is a
+    note.
+    """
     worker = "" if line.worker is None else f"{line.worker}."
     head = f"{_clock(line.at, 3)} {'in' if line.side == 'inbound' else 'out'} {worker}{line.session} "
     style = {"received": "cyan", "sent": "green"}.get(line.direction, "dim")
@@ -106,7 +111,7 @@ def _opened(arguments: Namespace) -> Iterator[tuple[Console, TextIO]]:
         yield output.console(), sys.stdout
         return
     try:
-        # The file has addresses, and perhaps more: only its owner reads it.
+        # The file contains addresses and possibly more, so only its owner may read it.
         descriptor = os.open(arguments.out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise CliError(f"cannot write {arguments.out}: {error.strerror}") from error

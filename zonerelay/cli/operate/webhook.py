@@ -1,4 +1,4 @@
-"""`zonerelay webhook list`, `test` and `replay`: the endpoints that are told of events."""
+"""`zonerelay webhook list`, `test` and `replay`: the endpoints that receive events."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`cert self-signed`: a key and a certificate for a first start, and the lines that use them.
+"""`cert self-signed`: creates a key and a certificate for a first start, and prints the lines that use them.
 
-Nothing is overwritten without `--force`, and then each file is replaced whole, so a running relay reads
-the old one or the new one. The key's file is never readable by others, not even while it is written.
+Nothing is overwritten without `--force`. With it, each file is replaced atomically, so a running relay reads
+the old one or the new one. The key's file is never readable by other users, not even while it is written.
 """
 
 from __future__ import annotations
@@ -61,13 +61,15 @@ def _name(name: str) -> Name:
 
 
 def _own_names(config: Path | None) -> list[str]:
-    """Return the relay's, or of a machine without a full name what it is reached by from itself."""
+    """Return the relay's host name, or the names under which a machine without a full name reaches itself."""
     name = resolve_hostname(_settings(config), socket.getfqdn)
     return ["localhost", name] if name.startswith("[") else [name]
 
 
 def _settings(config: Path | None) -> Settings:
-    """A configuration that is not finished must not be in the way: it may be wrong for want of this."""
+    """Return the settings, or the defaults if the file has errors: it may be incomplete just because this
+    certificate does not exist yet.
+    """
     try:
         return load(config_path(config))
     except ConfigError:
@@ -75,12 +77,12 @@ def _settings(config: Path | None) -> Settings:
             "The configuration has errors (zonerelay check-config); its hostname is not used."
         )
     except CliError:
-        pass  # no file yet, as at a first start
+        pass  # there is no file yet, as at a first start
     return Settings()
 
 
 def _paths(arguments: Namespace, name: str) -> tuple[Path, Path]:
-    """Certificate and key."""
+    """Return the paths of the certificate and the key."""
     certificate, key = arguments.certificate, arguments.key
     if (certificate is None) != (key is None):
         raise CliError("--certificate and --key go together: name both files", USAGE)
@@ -98,7 +100,7 @@ def _paths(arguments: Namespace, name: str) -> tuple[Path, Path]:
 
 
 def _lines(paths: tuple[Path, Path]) -> list[str]:
-    """Returns lines for the configuration; a JSON string is a TOML string too."""
+    """Return lines for the configuration. A JSON string is also a TOML string."""
     certificate, key = (json.dumps(str(path), ensure_ascii=False) for path in paths)
     return ["[[listener]]", 'tls = "starttls"', f"certificate = [{certificate}]", f"key = [{key}]"]
 
@@ -113,5 +115,5 @@ def _print_text(issued: Issued, names: list[Name], paths: tuple[Path, Path]) -> 
         ("SHA-256", issued.fingerprint),
     ]
     console.print(output.facts(facts))
-    # Not through the console: it would fold long paths, and these lines are to be copied.
+    # Not printed through the console, which would fold long paths; these lines are to be copied.
     sys.stdout.write("\nIn the configuration:\n\n" + "".join(f"    {line}\n" for line in _lines(paths)))

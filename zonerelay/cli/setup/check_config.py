@@ -1,7 +1,7 @@
 """`zonerelay check-config`: prints every problem (exit status 2), or a summary of the relay (0).
 
 Problems go to standard error, the summary and the notes to standard output. The command checks the file
-first; when that is right, it tries the files and the code that it names (`trial`).
+first. If the file is valid, it also checks the files and the code that the file names (`trial`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from zonerelay.store.spool_paths import disk_directories
 
 _TLS = {ListenerTls.NONE: "", ListenerTls.STARTTLS: " with STARTTLS", ListenerTls.IMPLICIT: " with TLS"}
 
-MAX_VALUES = 10  # of one condition of a route, in the summary
+MAX_VALUES = 10  # maximum length of a route's condition in the summary
 
 
 def check_config(arguments: Namespace) -> int:
@@ -45,7 +45,9 @@ def check_config(arguments: Namespace) -> int:
 
 
 def run(path: Path) -> int:
-    """Changes nothing: no directory is made, no address is opened, no name is looked up but our own."""
+    """Check a configuration without changing anything: no directory is created, no socket is opened, and no
+    name is resolved except the machine's own.
+    """
     try:
         settings, report = read(path)
         hostname = resolve_hostname(settings, socket.getfqdn)
@@ -63,7 +65,7 @@ def run(path: Path) -> int:
 
 
 def summary(settings: Settings, hostname: str) -> Iterator[str]:
-    """Yields the parts of the relay in the order in which mail passes through them."""
+    """Yield the parts of the relay in the order in which mail passes through them."""
     yield f"hostname {hostname}"
     yield from (_listener(listener) for listener in settings.listener)
     if any(listener.auth is not ListenerAuth.OFF for listener in settings.listener):
@@ -103,7 +105,7 @@ def _listener(listener: ListenerSettings) -> str:
 
 
 def _who(listener: ListenerSettings) -> Iterator[str]:
-    """Yields the clients that may relay."""
+    """Yield the clients that may relay."""
     if listener.auth is not ListenerAuth.REQUIRED:
         if UnsafeListener.OPEN_RELAY in listener.unsafe:
             yield "every client"
@@ -161,7 +163,7 @@ def _retry(settings: Settings) -> str:
 
 
 def _spool_places(spool: SpoolSettings) -> str:
-    """Return the directories, or the one file; with a disk queue there may be three."""
+    """Return the directories of the spool, or its one file. A disk queue may use three directories."""
     if spool.backend is Backend.MEMORY:
         return "" if spool.shelve is None else f"in a shelf {spool.shelve}"
     if spool.backend is not Backend.DISK:

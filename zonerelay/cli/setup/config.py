@@ -14,9 +14,9 @@ from zonerelay.config.load import ConfigError, read
 
 
 def show(arguments: Namespace) -> int:
-    """Raises CliError with everything that is wrong with the file."""
+    """Print the configuration. Raise CliError with all problems of the file."""
     if arguments.defaults:
-        from zonerelay.config.option_text import defaults  # parses the source
+        from zonerelay.config.option_text import defaults  # parsing the source takes time
 
         document = defaults()
     else:

@@ -1,7 +1,8 @@
-"""`dkim new`: a key, its record, its lines for the configuration. `dkim check`: are the records in DNS right?
+"""`dkim new`: creates a key and prints its DNS record and its lines for the configuration. `dkim check`:
+checks the records in DNS.
 
-Nothing is overwritten: a key that is in use would be lost. `check` asks the configured name servers, for
-every key whose time is not over, and fails when a record would let signatures fail.
+Nothing is overwritten, because a key that is in use would be lost. `check` queries the configured name
+servers for every key that has not expired, and fails if a record would invalidate signatures.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ALGORITHMS = {"rsa": RSA, "ed25519": ED25519}
 
 
 class Signs(enum.StrEnum):
-    """When a key signs, by its dates."""
+    """Whether a key signs now, according to its dates."""
 
     NOW = "now"
     LATER = "later"
@@ -45,7 +46,7 @@ class Signs(enum.StrEnum):
 
 
 class CheckedKey(msgspec.Struct, frozen=True):
-    """One line of `dkim check --json`. Times are Unix time, 0 when there is none."""
+    """One line of `dkim check --json`. Times are Unix times, 0 if there is none."""
 
     option: str
     domain: str
@@ -111,7 +112,9 @@ def _selector(selector: str) -> str:
 
 
 def _told(domain: str, selector: str, path: Path, name: str, record: str) -> str:
-    """A JSON string is a TOML string too. Plain text, for these lines are to be copied."""
+    """Return the record and the configuration lines as plain text, because these lines are to be copied. A
+    JSON string is also a TOML string.
+    """
     quoted = [f'    "{part}"' for part in strings(record)]
     lines = [
         f"The key is in {path}, which only its owner can read.",
@@ -185,7 +188,9 @@ def _signs(entry: DkimEntry, now: float) -> Signs:
 
 
 def _is_wrong(row: CheckedKey) -> bool:
-    """The record of a key whose time is over may be gone; a name server's bad minute is wrong too."""
+    """Return whether a record is wrong. That of an expired key may be absent; a failed query also counts as
+    wrong.
+    """
     return row.signs is not Signs.NO_MORE and row.status not in (RecordStatus.OK, RecordStatus.WILDCARD)
 
 

@@ -1,9 +1,9 @@
-"""`zonerelay init DIR`: a configuration and systemd units to begin with, whose paths fit the place.
+"""`zonerelay init DIR`: writes an initial configuration and systemd units, with paths that fit the directory.
 
-Below /etc the relay is the machine's: its spool is in /var/lib/zonerelay, its user is zonerelay. Any other
-DIR holds everything that the relay keeps, so that an ordinary user can start it at once, and its user is the
-one who runs the command (zonerelay instead of root). A file that exists is never overwritten: the command
-names it and writes none. The files are those of config/ and systemd/, which the package brings along.
+A relay below /etc is that of the machine: its spool is in /var/lib/zonerelay, and its user is zonerelay. Any
+other DIR holds all the relay's files, so that an ordinary user can start it at once; its user is the one who
+runs the command (zonerelay instead of root). Existing files are never overwritten: the command names them and
+writes none. The files are those of config/ and systemd/, which the package contains.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _PLAIN = re.compile(r"[\w/.+@-]+")
 
 
 def init(arguments: Namespace) -> int:
-    """Raises CliError if a file exists, cannot be written, or would need quotes in a unit."""
+    """Write the files. Raise CliError if a file exists, cannot be written, or has a path that a unit would
+    have to quote.
+    """
     directory, program = arguments.directory.absolute(), Path(sys.argv[0]).absolute()
     for path in (directory, program):
         if not _PLAIN.fullmatch(str(path)):
@@ -53,7 +55,9 @@ def init(arguments: Namespace) -> int:
 
 
 def configuration(spool: Path | None) -> str:
-    """Return the shipped configuration with another spool; `None` is the default, which fits the service."""
+    """Return the shipped configuration with another spool; `None` is the default spool, which suits the
+    service.
+    """
     line = f'#path = "{DEFAULT_SPOOL}"\n' if spool is None else f"path = {json.dumps(str(spool))}\n"
     text, count = _TRIAL_SPOOL.subn(line, _shipped("zonerelay.toml"))
     assert count == 1
@@ -65,7 +69,9 @@ def _shipped(name: str) -> str:
 
 
 def _moved(unit: str, directory: Path, user: str) -> str:
-    """Return the unit of a relay that keeps everything in `directory`, perhaps below a home."""
+    """Return the unit of a relay that keeps all its files in `directory`, which may be below a home
+    directory.
+    """
     group = SERVICE_USER if user == SERVICE_USER else ""
     for directive, value in (
         ("User", user),

@@ -1,4 +1,6 @@
-"""Files that a command makes: written whole, and with their rights from the first byte on."""
+"""Writes files that a command creates: atomically, and with their final permissions from the first
+byte on.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from zonerelay.cli.terminal.exits import CliError
 
 
 def write_new(path: Path, content: bytes, mode: int) -> None:
-    """Writes a file in one piece: a reader has the old file or the new one. Makes directories.
+    """Write a file atomically: a reader sees the old file or the new one. Create missing directories.
 
-    Raises CliError.
+    Raise CliError if the file cannot be written.
     """
     try:
         durable.make_directory(path.parent, mode=0o755)

@@ -1,7 +1,7 @@
-"""`token add|list|remove`: the identities of HTTP, with the relay running or not.
+"""`token add|list|remove`: manages the API tokens, whether or not the relay is running.
 
-A token is made here and printed once, on standard output alone, so that a script can take it; the file has
-its hash. A running relay sees the change with its next request.
+A token is generated here and printed once. Only the token goes to standard output, so that a script can read
+it; the file contains its hash. A running relay applies the change at its next request.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def token(arguments: Namespace) -> int:
 
 
 def _check_user(settings: Settings, name: str, scope: Scope, user: str) -> None:
-    """Refuse a user who could not hand mail in. Raises CliError."""
+    """Raise CliError if the token needs a user and has none, or if the user does not exist."""
     path = settings.auth.credentials
     if not user:
         if scope == "submit":

@@ -1,10 +1,10 @@
-"""Tries the files and the code that a configuration names, as a start would, without a relay.
+"""Checks the files and the code that a configuration names, as a start would, without starting a relay.
 
-A problem goes into the report with its key and its line, as the problems of the file itself do; advice is
-returned as notes. The command imports an operator's code (a policy, a back-off function) and makes a policy,
-as a start does. It reads files with the rights of the user who runs it.
+A problem is added to the report with its key and its line, like the problems of the file itself; advice is
+returned as notes. The command imports an operator's code (a policy, a back-off function) and creates the
+policy, as a start does. It reads files with the permissions of the user who runs it.
 
-A heavy library is imported only when the configuration needs it: OpenSSL for TLS alone.
+A heavy library is imported only if the configuration needs it: OpenSSL only for TLS.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
-    """Notes; problems are in the report."""
+    """Check everything that the configuration names. Add problems to the report and return the notes."""
     notes = []
     for at, listener in enumerate(settings.listener):
         notes += _certificates(listener, ("listener", at), report)
@@ -89,18 +89,18 @@ def _admin(admin: AdminSettings, report: Report) -> list[str]:
 
 
 def _open_secrets(settings: Settings) -> Iterator[str]:
-    """Files of secrets, of whatever table, that others on this machine may read."""
+    """Yield a note for each file with secrets that other users of this machine may read."""
     from zonerelay.config.credentials.secrets import SecretError, is_public, secret_path
 
     def note(where: str, file: Path | None) -> Iterator[str]:
-        with suppress(OSError):  # that it cannot be read is said elsewhere, if it matters
+        with suppress(OSError):  # if the file has to be readable, another check reports it
             if file is not None and is_public(file):
                 yield f"{where}: every user of this machine can use {file}: chmod o-rwx it"
 
     if any(each.auth is not ListenerAuth.OFF and not each.authenticator for each in settings.listener):
         yield from note("auth.credentials", settings.auth.credentials)
     yield from note("admin.token_file", settings.admin.token_file)
-    # Those of [[credential]] are read, and this is said, in try_credentials.
+    # The files of [[credential]] are checked in try_credentials.
     for path, reference in secrets_of(settings):
         with suppress(SecretError):
             yield from note(path_text(path), secret_path(reference, os.environ))
@@ -258,7 +258,7 @@ def _backoff(function: str, report: Report) -> None:
 
 
 def _outbox(settings: Settings, report: Report) -> None:
-    """Tries the keys of [outbox]; no connection is made."""
+    """Check the keys of [outbox]. No connection is made."""
     if not settings.outbox.keys:
         return
     from zonerelay.config.credentials.secrets import SecretError, read_secret
@@ -272,7 +272,7 @@ def _outbox(settings: Settings, report: Report) -> None:
 
 
 def _dkim(settings: Settings, report: Report) -> list[str]:
-    """Each key file, then what the keys and their dates come to."""
+    """Check each key file, and then the periods of the keys. Return the notes."""
     if not settings.dkim:
         return []
     from zonerelay.config.credentials.secrets import is_public
@@ -313,7 +313,7 @@ def _sources(settings: Settings) -> Iterator[str]:
 
 
 def _rights(settings: Settings) -> Iterator[str]:
-    """A file that root can read may still be closed to the relay."""
+    """Yield a note for each file that root can read but the relay cannot."""
     reads = bool(settings.srs.domain or settings.dkim or settings.credential) or any(
         listener.tls is not ListenerTls.NONE
         or listener.auth is not ListenerAuth.OFF

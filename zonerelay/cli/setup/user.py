@@ -1,11 +1,11 @@
-"""`user …`: the credentials file and the guard rails beside it, changed so that a running relay sees it at
+"""`user …`: manages the credentials file and the user limits next to it; a running relay applies changes at
 once.
 
-The file is `--file`, or what `[auth] credentials` of the configuration names. Everything is asked and hashed
-before the file is locked, and checked again under the lock.
+The file is `--file`, or the one that `[auth] credentials` of the configuration names. All questions are asked
+and all passwords hashed before the file is locked, and the file is checked again under the lock.
 
-A new password comes from a terminal (asked twice, not shown), from standard input or from random numbers,
-never from the command line, where every user of the machine can read it.
+A new password is read from a terminal (asked twice, not shown) or from standard input, or is generated. It is
+never on the command line, where every user of the machine could read it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class UserRow(msgspec.Struct, kw_only=True):
 
 
 class UserDetail(msgspec.Struct, kw_only=True):
-    """`user show --json`. `rails` as in the file, without hashes; `usage` by quota."""
+    """The output of `user show --json`. `rails` are the limits as in the file, without hashes; `usage` is by
+    quota.
+    """
 
     name: str
     senders: tuple[str, ...]
@@ -137,7 +139,7 @@ def _remove(arguments: Namespace, path: Path) -> int:
         if there is None:
             raise _unknown(name, path)
 
-    _users(path)  # before a lock is taken: a missing file is the more helpful answer
+    _users(path)  # before the file is locked, because the error about a missing file is more helpful
     change_user(path, name, remove, rails.change_beside(path, name))
     _say(f"User {text.clean(name)} was removed from {path}. Connections that are logged in stay open.")
     return OK
@@ -160,7 +162,9 @@ def _list(arguments: Namespace, path: Path) -> int:
 
 
 def _set(assignments: list[str], arguments: Namespace, path: Path) -> int:
-    """Senders and priority are in the user's line, everything else beside it."""
+    """Set options of a user. Senders and priority are in the user's line of the credentials file, the limits
+    in the file next to it.
+    """
     name = prepare_user(arguments.name)
     _users(path)
     own = [each for each in assignments if each.partition("=")[0] in _IN_THE_LINE and "=" in each]
@@ -193,7 +197,9 @@ def _set(assignments: list[str], arguments: Namespace, path: Path) -> int:
 
 
 def _default(arguments: Namespace, path: Path) -> int:
-    """Without assignments it shows the guard rails of all users that have none of their own."""
+    """Set the default limits. Without assignments, print the limits of all users that have none of
+    their own.
+    """
     file = rails.file_beside(path)
     if not arguments.assignment:
         lines = rails.lines_of(rails.read(file, whole=True).default)
@@ -296,11 +302,11 @@ def _show_user(arguments: Namespace, path: Path) -> int:
 
 
 def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
-    """What the user has used of each quota, from where the relay counts it; or why that is unknown."""
+    """Return the user's usage of each quota, as the relay counts it, or the reason why it is not known."""
     quotas = _rails(settings.auth.credentials, name)
     if not quotas.quotas:
         return {}, ""
-    import asyncio  # the other verbs do without all of these
+    import asyncio  # the other commands need none of these imports
 
     from zonerelay.inbound.limits.quotas import used_by
     from zonerelay.inbound.limits.usage_file import DIRECTORY, FILE, UsageFile
@@ -323,7 +329,7 @@ def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
 
 
 def _rails(path: Path, name: str) -> Rails:
-    """What holds for the user: its own guard rails, over the default ones."""
+    """Return the limits that apply to the user: its own ones, on top of the defaults."""
     return rails.read(rails.file_beside(path), whole=True).of(name)
 
 
@@ -353,7 +359,7 @@ def _new_name(name: str) -> str:
 
 def _senders(patterns: list[str]) -> tuple[str, ...]:
     try:
-        # Each once, in the order given.
+        # Remove duplicates, and keep the given order.
         return tuple(dict.fromkeys(credentials.check_sender(pattern) for pattern in patterns))
     except ValueError as error:
         raise CliError(f"--sender: {error}", USAGE) from error
@@ -368,7 +374,7 @@ def _unknown(name: str, path: Path) -> CliError:
 
 
 def _say(words: str) -> None:
-    """On standard error: standard output is for what a script wants, which is the generated password."""
+    """Print to standard error, because standard output is for scripts: it has the generated password."""
     output.chatter().print(words, soft_wrap=True)
 
 
@@ -379,7 +385,7 @@ def _show(arguments: Namespace, password: str) -> None:
 
 
 def _advise(path: Path, *, made: bool) -> None:
-    """Says when the relay cannot read the file, or when other users can."""
+    """Print a warning if the relay cannot read the file, or if other users can."""
     found = path.stat()
     if found.st_mode & stat.S_IROTH:
         _say(f"Every user of this machine can read the hashes: chmod 640 {path}")
@@ -391,7 +397,7 @@ def _advise(path: Path, *, made: bool) -> None:
 
 
 def _service_can_read(found: os.stat_result) -> bool | None:
-    """`None` on a machine without such a user."""
+    """Return whether the relay's user can read the file; `None` if the machine does not have this user."""
     try:
         service = pwd.getpwnam(SERVICE_USER)
     except KeyError:
@@ -421,7 +427,9 @@ _GENERATED_OCTETS = 18  # 24 characters, 144 bits
 
 
 def new_password(arguments: Namespace, name: str) -> str:
-    """Raises CliError. A generated one is for the caller to show, once it is active."""
+    """Return a new password. Raise CliError if it cannot be read or is not acceptable. The caller prints a
+    generated password once it is active.
+    """
     if arguments.generate:
         return secrets.token_urlsafe(_GENERATED_OCTETS)
     if arguments.password_stdin:
@@ -444,7 +452,7 @@ def _checked(password: str, name: str) -> str:
         raise CliError("there is no password; nothing was changed")
     if not all(c.isprintable() or c.isspace() for c in password) or "\n" in password or "\r" in password:
         raise CliError("a password is one line without control characters; nothing was changed")
-    # What is hashed is what a client's password will be turned into.
+    # Hash the normalized form, which a client's password is also converted to.
     prepared = prepare_password(password)
     if len(prepared.encode()) > MAX_PASSWORD:
         raise CliError(f"a password has at most {MAX_PASSWORD} octets; nothing was changed")

@@ -1,1 +1,1 @@
-"""`zonerelay spool`: verbs that look at a whole spool, and those that need its relay stopped."""
+"""`zonerelay spool`: commands that read a whole spool, and those that require a stopped relay."""

@@ -1,16 +1,17 @@
-"""`zonerelay spool backup` and `spool restore`: the queue of a relay, and what belongs to it, in a directory.
+"""`zonerelay spool backup` and `spool restore`: store the queue of a relay and its files in a directory.
 
-    backup.json           the format, when and where it was made, how much is in it, a checksum of each file
-    00.tar, 01.tar …      each worker's mail, as `spool export` writes it (docs/store/spool-format.md)
-    00.keys …             its idempotency keys, one a line; only where there are any
-    home/                 the key of pseudonyms, MTA-STS policies, refresh tokens, the register of imports,
-                          the orders of operators, the history
+    backup.json           the format, its time and host, the amount of mail, a checksum of each file
+    00.tar, 01.tar …      each worker's mail in the format of `spool export` (docs/store/spool-format.md)
+    00.keys …             its idempotency keys, one per line; absent if there are none
+    home/                 the key of pseudonyms, MTA-STS policies, refresh tokens, the import log,
+                          the suspensions and hold rules of operators, the history
 
-A backup is made beside a running relay, which waits for nothing: the spools are read from snapshots, all
-taken before the first is read; a shared queue message by message, so that mail that leaves meanwhile is left
-out. The directory appears under its name when everything in it is durable. A
-restore takes it into an empty spool of any engine, while the relay is stopped: what left the queue between
-the backup and now is sent again.
+The relay may run during a backup and is not blocked. Private spools are read from snapshots, which are all
+taken before the first one is read. A shared queue is read message by message, so mail that leaves it during
+the backup is not included. The directory gets its final name when all its contents are durable.
+
+A restore needs a stopped relay and an empty spool of any engine. Mail that has left the queue since the
+backup is sent again.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ _PAGE = 256 * 1024
 
 
 class BackupSheet(msgspec.Struct, kw_only=True):
-    """The description of a backup: `backup.json`. `made` is the Unix time in seconds that the backup shows.
-    `files` are SHA-256 by name; `unusable` counts messages that could not be read, `missing` names files
-    beside the spool that could not.
+    """The description of a backup: `backup.json`. `made` is the Unix time whose state the backup contains.
+    `files` maps names to SHA-256 hashes. `unusable` counts messages that could not be read, and `missing`
+    names files in the spool's directory that could not.
     """
 
     format: int = FORMAT
@@ -123,7 +124,7 @@ async def _backup(settings: Settings, draft: Path) -> BackupSheet:
             ]
             _check_room(draft, home_files.octets_of(settings) + sum([await _octets(each) for each in views]))
             for number, store in enumerate(views):
-                # First: of a key whose message comes meanwhile the message would be missing.
+                # Keys first: the message of a key that arrives later would not be in the backup.
                 await _export_keys(store, draft / f"{number:02d}{_KEYS}")
                 with files.writing(draft / f"{number:02d}.tar") as target:
                     await _export(store, sheet, target)
@@ -138,8 +139,8 @@ async def _backup(settings: Settings, draft: Path) -> BackupSheet:
 
 @contextlib.asynccontextmanager
 async def _viewed(settings: Settings, worker: int, scratch: Path) -> AsyncIterator[QueueView]:
-    """Yield the spool as it is now, in a copy of its own; a shared one through a reader that does not join
-    it.
+    """Yield a view of the spool at this moment: a private spool as a copy, a shared one through a reader that
+    does not join it.
     """
     if is_shared(settings.spool):
         async with view_shared(settings, os.environ) as view:
@@ -156,7 +157,7 @@ async def _octets(store: QueueView) -> int:
 
 
 def _check_room(draft: Path, octets: int) -> None:
-    """Raises StoreError."""
+    """Raise StoreError if the disk does not have enough free space."""
     if octets > (free := shutil.disk_usage(draft).free):
         raise StoreError(f"{draft.parent} needs {text.size(octets)}, {text.size(free)} free")
 
@@ -179,14 +180,14 @@ async def _export(store: QueueView, sheet: BackupSheet, target: files.Target) ->
 
 
 class _Key(msgspec.Struct):
-    """A line of the file of idempotency keys."""
+    """One line of the file of idempotency keys."""
 
     identity: str
     kept: Kept
 
 
 async def _export_keys(store: QueueView, path: Path) -> None:
-    """Writes the idempotency keys, one a line; no file when there are none."""
+    """Write the idempotency keys, one per line. Write no file if there are none."""
     cursor = ""
     while True:
         page, cursor = await store.kept_keys(cursor)
@@ -235,7 +236,7 @@ def restore(arguments: Namespace) -> int:
 
 
 def _checked(source: Path) -> BackupSheet:
-    """Raises CliError unless every file is there as it was written."""
+    """Return the description of a backup. Raise CliError unless every file exists and is unchanged."""
     try:
         raw = (source / _SHEET).read_bytes()
         if (version := msgspec.json.decode(raw, type=_Format).format) != FORMAT:
@@ -250,7 +251,9 @@ def _checked(source: Path) -> BackupSheet:
 
 
 async def _restore(settings: Settings, source: Path, sheet: BackupSheet, home: Path) -> tuple[int, int, int]:
-    """A register of its own lets a restore that was cut short go on, and another one begin again."""
+    """Restore the mail. Each restore has its own import log, so that an interrupted one can be continued and
+    another one begins from the start.
+    """
     under_way = home / f"restore-{sheet.made:.0f}"
     async with opened(settings) as store:
         if not under_way.exists() and (await store.queues() or await _left_over(settings, store)):
@@ -268,7 +271,8 @@ async def _restore(settings: Settings, source: Path, sheet: BackupSheet, home: P
         finally:
             register.close()
     shutil.rmtree(under_way)
-    durable.sync_directory(home)  # it would let a later restore of the same backup go on, not begin anew
+    # A removal that is lost in a crash would let a later restore continue this one instead of starting.
+    durable.sync_directory(home)
     return loaded.messages, loaded.deliveries, loaded.unusable + len(carried.lost)
 
 
@@ -294,9 +298,9 @@ async def _load(
         for part in sorted(source.glob("[0-9][0-9].tar")):
             with files.reading(part) as mail:
                 await loader.load(mail)
-        # Last: a key without its message would refuse the message for good.
+        # Keys last: a key without its message would refuse the message for good.
         for part in sorted(source.glob(f"[0-9][0-9]{_KEYS}")):
             await _load_keys(store, part)
-        # The workers make it again of their spools.
+        # The workers rebuild it from their spools.
         shutil.rmtree(settings.spool.path.parent / KEYS, ignore_errors=True)
     return loader.loaded

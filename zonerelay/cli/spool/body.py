@@ -1,7 +1,7 @@
-"""`queue cat`: the bytes of one message on standard output, from the running relay or from a stopped one's
-spool (`body_offline`).
+"""`queue cat`: prints the bytes of one message, from the running relay or from a stopped one's spool
+(`body_offline`).
 
-A pipe and a file get the bytes as they are; a terminal gets text in which nothing moves a cursor.
+A pipe or a file receives the bytes unchanged; on a terminal, control sequences are made harmless.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def cat(arguments: Namespace) -> int:
             if isinstance(frame, MessageBody | BodyPiece):
                 show(frame)
     except NotRunningError:
-        # A running relay answers without what an offline look needs.
+        # A running relay answers without the imports that the offline case needs.
         from zonerelay.cli.spool.body_offline import offline
 
         offline(load_settings(arguments.config), request, show)

@@ -1,6 +1,6 @@
-"""Answers `queue cat` where no relay runs, from the spools, with the relay's own parts for one rendition.
+"""Answers `queue cat` from the spools if no relay runs, with the relay's own code for renditions.
 
-There is no log of a relay then, so the reading is not in it.
+No relay writes a log then, so this access is not logged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from zonerelay.worker.tables import build_dkim_keys
 
 
 def offline(settings: Settings, request: QueueCat, show: Callable[[MessageBody | BodyPiece], None]) -> None:
-    """Raises CliError and ControlError."""
+    """Print the message. Raise CliError if the spool cannot be opened, and ControlError where the relay
+    would.
+    """
     with stopped(settings):
         asyncio.run(_send(settings, request, show))
 
@@ -52,7 +54,7 @@ async def _send(
 
 
 def _renderer(settings: Settings, store: Store) -> Renderer:
-    """Raises ValueError."""
+    """Build the renderer. Raise ValueError if the configuration is not valid."""
     clock = SystemClock()
     events = Events(_Told(), Metrics(), Redactor(b"", enabled=False), clock)
     renderer = Renderer(read_body=store.read_body, events=events, clock=clock)
@@ -64,7 +66,7 @@ def _renderer(settings: Settings, store: Store) -> Renderer:
 
 
 class _Told:
-    """What the relay would log about a rendition is told."""
+    """Prints the events about a rendition that the relay would log."""
 
     def emit(self, level: str, event: str, fields: dict[str, Field]) -> None:
         output.chatter().print(f"{event}: {fields.get('reason', '')}")

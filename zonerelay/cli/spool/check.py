@@ -1,6 +1,6 @@
-"""`zonerelay spool check`: reads everything in the spool and what lies beside it, while a relay runs or not.
+"""`zonerelay spool check`: reads everything in the spool and its directory, whether or not a relay runs.
 
-The exit status is 0 for a clean spool, 1 for a damaged one, and 2 when a spool cannot be checked.
+The exit status is 0 for a clean spool, 1 for a damaged one, and 2 if a spool cannot be checked.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MAX_SHOWN = 40
 
 
 class SpoolReport(msgspec.Struct, kw_only=True):
-    """What the check of all spools of a configuration found. Sizes are bytes; `findings` are a thousand of
-    each kind at most, `counts` has them all, by kind. `path` is the place of a shared queue.
+    """The result of the check of all spools of a configuration. Sizes are in bytes. `findings` has at most a
+    thousand of each kind; `counts` counts all of them by kind. `path` is the location of a shared queue.
     """
 
     backend: str
@@ -98,7 +98,9 @@ def _check_one(settings: Settings, worker: int, tmp: Path | None, findings: Find
 
 
 def _scratch(spool: SpoolSettings, tmp: Path | None) -> Path:
-    """Beside the spool, where links are enough; elsewhere the spool is copied."""
+    """Return the directory for the scratch copy: next to the spool, where hard links suffice; elsewhere the
+    spool is copied.
+    """
     place = tmp
     if place is None:
         place = spool.path.parent
@@ -113,7 +115,7 @@ def _print(report: SpoolReport) -> None:
     if not report.findings:
         return
     console.print()
-    # What is damage comes first.
+    # Damage is listed first.
     shown = sorted(report.findings, key=lambda each: each.fault in HARMLESS)[:MAX_SHOWN]
     rows = ((each.fault.value, each.message_id, each.where, each.what) for each in shown)
     columns = ("fault", "message", "where", "what")

@@ -1,7 +1,7 @@
-"""`zonerelay spool export` and `spool import`: mail as files, and mail of other systems.
+"""`zonerelay spool export` and `spool import`: exchange mail as files, also with other mail systems.
 
-Both exit 0 when every message that was meant has been written, 1 when some could not be, or the disk or the
-store gave up, and 2 when nothing could be begun.
+Both exit with 0 if every selected message has been written, with 1 if some could not be written or the disk
+or the store failed, and with 2 if nothing could be started.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BRACKETS = str.maketrans("", "", "[] ")
 
 
 class Exported(msgspec.Struct):
-    """What `spool export --json` prints. `suspended` counts deliveries that were exported as held."""
+    """The output of `spool export --json`. `suspended` counts deliveries that were exported as held."""
 
     messages: int = 0
     deliveries: int = 0
@@ -102,8 +102,9 @@ async def _export(
 
 
 def _suspending(settings: Settings, now: float) -> Callable[[Message, Delivery], Order | None]:
-    """Return which order keeps mail from being sent. The relay that imports the mail may have none of them,
-    and the hosts of a domain are not known here: at MX hosts every destination may be the one that is meant.
+    """Return a function that finds the suspension which keeps mail from being sent. The relay that imports
+    the mail may not have these suspensions. The MX hosts of a domain are not known here, so a suspension of
+    any destination may apply to it.
     """
     orders = OrdersFile(settings.spool.path.parent).read()
     at_hops = OrderTable(orders, now)
@@ -135,7 +136,7 @@ def import_from(arguments: Namespace) -> int:
 async def _import_from(settings: Settings, system: str | None, place: str, home: Path) -> Loaded:
     now = time.time()
     if system is None:
-        # Mail of a backup comes with its orders, as in a restore.
+        # A backup includes the suspensions for its mail, and so does a restore.
         OrdersFile(home).merge(OrdersFile(Path(place).absolute().parent / "home").read(), now)
         with files.reading(Path(place)) as source:
             return await _import(settings, source, home, now)
@@ -186,7 +187,7 @@ def _report(arguments: Namespace, done: Loaded) -> int:
 
 
 class Imported(msgspec.Struct):
-    """What `spool import --json` prints. `already` counts deliveries, `unusable` messages."""
+    """The output of `spool import --json`. `already` counts deliveries, `unusable` counts messages."""
 
     messages: int
     deliveries: int
@@ -200,7 +201,7 @@ def _tell(trouble: Unusable) -> None:
 
 @contextlib.contextmanager
 def _translated(consequence: str) -> Iterator[None]:
-    """Raises CliError."""
+    """Turn errors of the store and of the exchange into CliError."""
     try:
         yield
     except (TransferError, OrdersError) as error:
@@ -210,8 +211,8 @@ def _translated(consequence: str) -> Iterator[None]:
 
 
 def check_rooms(spool: SpoolSettings, mail: int, beside: int) -> None:
-    """Raises CliError when mail and the files beside the spool, in bytes, do not have room in their places,
-    before anything is written.
+    """Raise CliError if mail and the files in the spool's directory (sizes in bytes) do not fit on their
+    disks, before anything is written.
     """
     home, guard = spool.path.parent, spool.min_free_space
     place = spool.path if spool.path.exists() else home
@@ -223,7 +224,7 @@ def check_rooms(spool: SpoolSettings, mail: int, beside: int) -> None:
 
 
 def check_room(needed: int, place: Path, guard: int) -> None:
-    """Raises CliError before anything is written."""
+    """Raise CliError if `needed` bytes do not fit, before anything is written."""
     usage = os.statvfs(place)
     free = max(usage.f_bavail * usage.f_frsize - guard, 0)
     if needed > free:

@@ -1,8 +1,7 @@
-"""What lies beside the spool and cannot be made again: it goes into a backup, through a check, and along with
-a migration.
+"""The files in the spool's directory that cannot be recreated: they are backed up, checked and migrated.
 
-`files_of` is the one list of it. A database is copied as it is at one moment, while its worker writes on. A
-file that cannot be read is told and never ends the command: mail does not depend on it.
+`files_of` lists them. A database is copied in the state of one moment, while its worker continues to write. A
+file that cannot be read is reported and never ends the command, because mail does not depend on it.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _SET_ASIDE = ": a relay sets a history that it cannot use aside, and begins anot
 
 
 def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
-    """Yield files and directories by their name in a backup, whether they exist or not."""
+    """Yield files and directories by their name in a backup, whether or not they exist."""
     home = settings.spool.path.parent
     yield REDACT_KEY, redact_key_of(settings)
     yield NOTE, home / NOTE
@@ -65,8 +64,8 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
 
 @dataclass(slots=True)
 class Carried:
-    """What became of the files, by their names. `kept`: the target has its own. `lost`: what is damaged where
-    it comes from and was not copied, with the reason.
+    """The result of copying files, by their names. `kept`: the target already has its own file. `lost`: the
+    file is damaged at its source and was not copied; the entry includes the reason.
     """
 
     copied: list[str] = field(default_factory=list)
@@ -79,13 +78,15 @@ class Carried:
 
 
 def octets_of(settings: Settings) -> int:
-    """Return the room that a copy of it needs, at most. Raises OSError."""
-    places = [path for name, path in files_of(settings) if name != NOTE]  # a relay makes its own
+    """Return an upper limit for the size of a copy of all files, in bytes. Raise OSError if one cannot be
+    read.
+    """
+    places = [path for name, path in files_of(settings) if name != NOTE]  # a relay creates its own
     return sum(file.stat().st_size + _BLOCK for path in places for file in _files(path))
 
 
 def save(settings: Settings, target: Path) -> Carried:
-    """Copies all of it into the directory of a backup. Raises OSError."""
+    """Copy all files to the directory of a backup. Raise OSError if one cannot be written."""
     carried = Carried()
     for name, path in files_of(settings):
         _union(name, path, target / name, carried)
@@ -93,8 +94,9 @@ def save(settings: Settings, target: Path) -> Carried:
 
 
 def restore(settings: Settings, source: Path) -> Carried:
-    """Copies it back from a backup; what is there under the same name and differs is moved aside. Orders and
-    registers that are there stay in force, beside those of the backup. Raises OSError and OrdersError.
+    """Copy the files back from a backup. An existing file with the same name and other content is renamed.
+    Existing suspensions and key registers stay valid, in addition to those of the backup. Raise OSError or
+    OrdersError if that fails.
     """
     stamp = time.strftime("%Y%m%dT%H%M%S")
     carried = Carried()
@@ -110,14 +112,15 @@ def restore(settings: Settings, source: Path) -> Carried:
 
 
 def bring_along(source: Settings, target: Settings, *, records: bool) -> Carried:
-    """Copies to the place of another spool what is not there yet. First what has to be in force before mail
-    arrives there, and then (`records`) the databases, which relays of the source may write until the end.
-    Another run completes it. Raises OSError and OrdersError.
+    """Copy the files that the directory of another spool does not have yet. The first call copies what must
+    be active before mail arrives there; a second one (`records`) copies the databases, which relays of the
+    source may write until the end. Repeating it completes an interrupted run. Raise OSError or OrdersError if
+    it fails.
     """
     carried = Carried()
     theirs = dict(files_of(target))
     for name, path in files_of(source):
-        # Each relay has made a note by now, and a later one refuses nothing more.
+        # Each relay has written its own note by now, and another one would add nothing.
         if name == NOTE or (name in _DATABASES) is not records:
             continue
         if path.resolve() == theirs[name].resolve():
@@ -130,7 +133,7 @@ def bring_along(source: Settings, target: Settings, *, records: bool) -> Carried
 
 
 def check(settings: Settings, findings: Findings) -> None:
-    """Reads every file, and every page of a database."""
+    """Read every file, and every page of each database. Add the problems to the findings."""
     for _, path in files_of(settings):
         for file in _files(path):
             if problem := _problem_in(file):
@@ -147,7 +150,7 @@ def _problem_in(file: Path) -> str:
             else:
                 file.read_bytes()
             return ""
-        # SQLite makes files beside a database that it opens, which a mount may not allow.
+        # SQLite creates files next to a database that it opens, which a read-only mount does not allow.
         kept_from = not os.access(file.parent, os.W_OK)
         with contextlib.closing(open_for_reading(file, immutable=kept_from)) as database:
             found = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
@@ -164,14 +167,14 @@ def _problem_in(file: Path) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return a file, or those below a directory; without the log of a database, which is read with it."""
+    """Return a file, or the files below a directory, without the log of a database, which is read with it."""
     skipped = ("-wal", "-shm", "-journal", durable.DRAFT)
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file for file in found if file.is_file() and not file.name.endswith(skipped)]
 
 
 def _is_part_of(path: Path, saved: Path) -> bool:
-    """What is there is of an earlier run, or nothing."""
+    """Return whether the existing files are from an earlier run, or there are none."""
     return all(_is_same(saved / file.relative_to(path), file) for file in _files(path))
 
 
@@ -191,14 +194,14 @@ def _merge(name: str, path: Path, target: Path, carried: Carried) -> None:
 def _union(
     name: str, path: Path, target: Path, carried: Carried, *, copy: Callable[[Path, Path], None] | None = None
 ) -> None:
-    """Copies each file that the target does not have; a database as it is at one moment, unless `copy` says
-    otherwise.
+    """Copy each file that the target does not have. A database is copied in the state of one moment, unless
+    `copy` is given.
     """
     copied = kept = False
     for file in _files(path):
         place = target / file.relative_to(path)
         if name in _DATABASES and file.suffix != ".db":
-            continue  # a mark, or what was set aside
+            continue  # a mark, or a file that was set aside
         if place.exists():
             kept = kept or not _is_same(file, place)
             continue
@@ -209,7 +212,7 @@ def _union(
             copied = True
         except FileNotFoundError:
             if file.exists():
-                raise  # else it is an act that has become too old meanwhile
+                raise  # otherwise it is a change that has become too old to be undone
         except DamagedError as error:
             carried.lost.append(f"{file}: {error}")
     if copied:
@@ -223,7 +226,9 @@ class DamagedError(Exception):
 
 
 def _copy_database(path: Path, target: Path) -> None:
-    """The database as it is at one moment. Raises DamagedError, and OSError."""
+    """Copy a database in the state of one moment. Raise DamagedError if it cannot be read, OSError if the
+    copy cannot be written.
+    """
     durable.make_directory(target.parent)
     draft = target.with_name(f".{target.name}{durable.DRAFT}")
     draft.unlink(missing_ok=True)

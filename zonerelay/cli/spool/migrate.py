@@ -1,23 +1,26 @@
-"""`zonerelay spool migrate`: the whole queue moves to where another configuration has its own, on any engine.
+"""`zonerelay spool migrate`: moves the whole queue to the spool of another configuration, on any engine.
 
-Which relays may run meanwhile: a source in a private spool is stopped. One in Redis or PostgreSQL need not
-be, on any machine: what no relay is attempting moves, and passes go on until the source is empty. A target
-there may run, too, for this process is one more relay on it, that claims nothing. When the relay of a private
-target runs, the mail goes into the spool of a further worker beside its own, which that relay empties and
-removes from its next start on: no process touches a spool that another one has open. S3 is stopped on both
-sides, because there a message belongs to a relay whether it is claimed or not.
+A private source requires its relay to be stopped. A source in Redis or PostgreSQL does not, on any machine:
+messages that no relay is attempting are moved, in passes that go on until the source is empty. Relays of such
+a target may run, too, because this process joins them as one more relay, which claims nothing. If the relay
+of a private target runs, the mail goes into the spool of an additional worker next to its own spools. That
+relay empties and removes the spool from its next start on, so no process touches a spool that another one has
+open. With S3, the relays of both sides are stopped, because there a message belongs to a relay whether or not
+it is claimed.
 
-What has to be in force of the files beside the spool is copied before any message moves: the orders of
-operators above all, merged with those of the target. A relay that runs on a shared target confirms that it
-has them; where one runs on another machine, whose orders are its own, nothing is moved as long as there are
-any.
+Files in the spool's directory that must be active for the mail are copied before any message is moved: above
+all operators' suspensions, which are merged with those of the target. A relay that runs on a shared target
+confirms that it applies them. If a relay of the target runs on another machine, which has its own
+suspensions, nothing is moved while there are suspensions to be copied.
 
-Idempotency keys are copied before any message moves, and again behind messages that have come meanwhile, so
-that the target knows a key before it may send the message. They stay in the source until they expire.
+Idempotency keys are copied before any message is moved, and again after messages that arrive during the
+migration, so that the target knows a key before it may send the message. They stay in the source until they
+expire.
 
-The target is opened anew for each `STRETCH` messages, so that what is read back comes from where it is kept.
-Exits 0 when the source is empty, 1 when mail has stayed in it, named, or a store gave up, and 2 when nothing
-could be begun. However it ends, it is run again to go on; transfer/migration.py says how.
+The target is reopened for each `STRETCH` messages, so that messages are verified against what is stored. The
+exit status is 0 if the source is empty, 1 if mail has stayed in it (which is listed) or a store failed, and 2
+if nothing could be started. An interrupted migration is continued by running the command again; see
+transfer/migration.py.
 """
 
 from __future__ import annotations
@@ -67,11 +70,12 @@ _PAUSE = 1.0
 
 
 class Migrated(msgspec.Struct, kw_only=True):
-    """What `spool migrate --json` prints. `already`: messages that the source showed again after they had
-    left it. `left` and `unusable`: messages that stay in it, because a relay is attempting them, and because
-    they cannot be moved. `spool`: the directory beside a running relay's own spool that has the mail, or "".
-    `keys`: idempotency keys that the target has been given. `copied`: what lies beside the spool and was
-    copied to the target; `kept`: of what the target had its own; `lost`: what is damaged and was not copied.
+    """The output of `spool migrate --json`. `already` counts messages that the source listed again after they
+    had been moved. `left` messages stay in the source because a relay is attempting them, `unusable` ones
+    because they cannot be moved. `spool` is the directory next to a running relay's own spools that contains
+    the mail, or "". `keys` counts the idempotency keys given to the target. Of the files in the spool's
+    directory, `copied` were copied to the target, `kept` already existed there, and `lost` are damaged and
+    were not copied.
     """
 
     messages: int
@@ -104,7 +108,7 @@ def migrate(arguments: Namespace) -> int:
         with _translated(), output.without_log():
             run = _Run(_as_node(source), _as_node(target), journal)
             left, beside_spool = asyncio.run(run.go())
-            if not process:  # the workers of the target make it again of their spools
+            if not process:  # the workers of the target rebuild it from their spools
                 shutil.rmtree(target.spool.path.parent / KEYS, ignore_errors=True)
         beside_spool.tell()
         moved = run.moved
@@ -132,7 +136,7 @@ def migrate(arguments: Namespace) -> int:
 
 
 def _place(settings: Settings) -> str:
-    """Of the queue, for people. Raises CliError when nothing is kept there."""
+    """Return the location of the queue for people. Raise CliError if the engine stores nothing."""
     if settings.spool.backend is Backend.MEMORY:
         raise CliError('backend = "memory" keeps no queue that survives its relay', USAGE)
     return place_of_queue(settings) or f"{settings.spool.backend.value} {settings.spool.path.resolve()}"
@@ -160,7 +164,9 @@ def _source(settings: Settings) -> Iterator[Path]:
 
 
 def _enter_target(stack: contextlib.ExitStack, source: Settings, target: Settings, journal: Journal) -> int:
-    """Chooses the spools of the target, for good, and returns the process of a relay that has the others."""
+    """Choose the spools of the target, once and for all, and return the process id of the relay that uses its
+    other spools.
+    """
     process = 0
     if _may_run(target):
         stack.enter_context(beside(target))
@@ -178,7 +184,7 @@ def _enter_target(stack: contextlib.ExitStack, source: Settings, target: Setting
 
 
 def _workers(target: Settings) -> int:
-    """Of those that have a spool."""
+    """Return the number of workers with a spool."""
     if is_shared(target.spool):
         return 1
     return len(os.sched_getaffinity(0)) if target.workers == AUTO else target.workers
@@ -210,13 +216,15 @@ def _translated() -> Iterator[None]:
 
 
 def _workers_of(settings: Settings) -> int:
-    """Of the relay that runs here. Raises ControlError."""
+    """Return the number of workers of the relay that runs here. Raise ControlError if it does not answer."""
     return max(1, len(client_of(settings).ask(Status(), RelayStatus).workers))
 
 
 def _confirm_orders(target: Settings, wanted: set[str]) -> None:
-    """Raises CliError unless all workers of the relay that runs here have them in force, and ControlError."""
-    shown, end = client_of(target).all(Orders(), OrderRow)  # each worker looks at the file for this
+    """Raise CliError unless all workers of the relay that runs here have the suspensions active. Raise
+    ControlError if it does not answer.
+    """
+    shown, end = client_of(target).all(Orders(), OrderRow)  # each worker reads the file before it answers
     now = {each.id for each in OrdersFile(target.spool.path.parent).read() if each.is_in_force(time.time())}
     if end.missing or not wanted & now <= {each.id for each in shown}:
         missing = ", ".join(end.missing) or "its orders are others than those in its file"
@@ -228,7 +236,7 @@ def _confirm_orders(target: Settings, wanted: set[str]) -> None:
 
 
 def _patience(settings: Settings) -> float:
-    """Return seconds in which what a killed relay has in a shared store comes free, as a rule."""
+    """Return the seconds after which a killed relay's claims in a shared store have usually expired."""
     leases = {
         Backend.REDIS: settings.redis.lease,
         Backend.POSTGRES: settings.postgres.lease,
@@ -253,8 +261,10 @@ class _Run:
         """How many were copied from the spool of each worker."""
 
     async def go(self) -> tuple[int, home_files.Carried]:
-        """Returns how many messages relays still have in the source, and what became of the files beside it.
-        Raises StoreError, TransferError, OSError, CliError.
+        """Return the number of messages that relays still have in the source, and the result of copying the
+        files in its directory.
+
+        Raise StoreError, TransferError, OSError or CliError if the migration fails.
         """
         left = 0
         await self._check_room()
@@ -273,7 +283,7 @@ class _Run:
         return left, carried
 
     async def _check_room(self) -> None:
-        """Raises CliError when not everything has room in the target, before anything is written there."""
+        """Raise CliError if the target does not have enough free space, before anything is written there."""
         octets = 0
         if not is_shared(self._target.spool):
             for worker in spools(self._source.spool):
@@ -286,14 +296,14 @@ class _Run:
         check_rooms(spool, octets, beside_spool)
 
     async def _bring_along(self) -> home_files.Carried:
-        """Return what has to be in force where the mail goes, in every relay that may have it there. Raises
-        CliError when orders cannot be, and changes nothing then.
+        """Copy the files that must be active in every relay that may receive the mail. Raise CliError if
+        suspensions cannot be made active there; nothing is changed then.
         """
         source, target = self._source, self._target
         mine, theirs = (OrdersFile(each.spool.path.parent).read() for each in (source, target))
         now, ended = time.time(), {each.id for each in theirs if each.ended is not None}
         wanted = {each.id for each in mine if each.is_in_force(now)} - ended
-        # A relay of a private target reads them at its start, before it has the mail.
+        # A relay of a private target reads the suspensions at its start, before it has the mail.
         runs = bool(wanted) and _may_run(target) and answers(control_socket_path(target))
         if wanted and _may_run(target):
             await self._refuse_company(_workers_of(target) if runs else 0, wanted)
@@ -303,7 +313,7 @@ class _Run:
         return carried
 
     async def _refuse_company(self, own: int, orders: set[str]) -> None:
-        """Raises CliError while more relays than those of this machine use the target."""
+        """Raise CliError if relays on other machines use the target, unless they end in time."""
         deadline = time.monotonic() + self._patience
         while (others := await living(self._target, os.environ) - own) > 0:
             if time.monotonic() > deadline:
@@ -365,7 +375,7 @@ class _Run:
         while start < len(meant.ids) or not self._journal.is_finished(worker):
             stretch = [MessageId(f"{number:0{LENGTH}x}") for number in meant.ids[start : start + STRETCH]]
             start += len(stretch)
-            if _may_run(self._source):  # its operators go on meanwhile
+            if _may_run(self._source):  # operators may end suspensions during the migration
                 await self._bring_along()
             async with self._targets() as targets:
                 migration = Migration(

@@ -1,12 +1,12 @@
-"""`zonerelay spool repair`: makes a sound spool of a damaged one, while the relay is stopped.
+"""`zonerelay spool repair`: makes a valid spool from a damaged one, while the relay is stopped.
 
-Without `--yes` it says what it would do, and changes nothing. The exit status is 0 when nothing had to be
-given up, 1 when something could not be saved, or would not be, and 2 when the repair is not possible.
+Without `--yes` it reports what it would do, and changes nothing. The exit status is 0 if nothing was lost, 1
+if something could not be saved (or would not be), and 2 if the repair is not possible.
 
-What cannot be put back goes into the salvage directory. A message that is whole is there as `spool export`
-writes it, with the recipients of whom no record tells whether they have it, so that `spool import` takes it;
-what is not whole is in `incomplete/` in it, an `.eml` with the bytes that are left and a `.json` with what
-is known.
+Messages that cannot be restored are written to the salvage directory. A complete message is stored there in
+the format of `spool export`, with the recipients of whom no record tells whether they have received it, so
+that `spool import` accepts it. An incomplete message is in its subdirectory `incomplete/`: an `.eml` with the
+remaining bytes and a `.json` with the known data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ZONE = "default"
 
 
 class RepairReport(msgspec.Struct, kw_only=True):
-    """A repair report. `done` is false when only what would be done is said. Deliveries are counted over all
+    """A repair report. If `done` is false, it lists what would be done. Deliveries are counted over all
     spools.
     """
 
@@ -106,11 +106,11 @@ def _repair(settings: Settings, worker: int, salvage: Path, *, carry_out: bool) 
 
 
 def _leave(salvaged: Salvaged) -> None:
-    """A look salvages nothing."""
+    """Do nothing: a preview salvages nothing."""
 
 
 class _Rest(msgspec.Struct, omit_defaults=True):
-    """What is known of a message that is not whole."""
+    """The known data of an incomplete message."""
 
     id: str
     why: str
@@ -120,13 +120,15 @@ class _Rest(msgspec.Struct, omit_defaults=True):
 
 
 class _Salvage:
-    """Writes what a repair hands over. The directory appears with its first file; every file is synced."""
+    """Writes the messages that a repair salvages. The directory is created with its first file; every file is
+    synced.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def add(self, salvaged: Salvaged) -> None:
-        """Raises OSError."""
+        """Write one message. Raise OSError if that fails."""
         place = self._directory if salvaged.is_whole else self._directory / "incomplete"
         durable.make_directory(place)
         durable.write(place / f"{salvaged.message_id}.eml", salvaged.body())

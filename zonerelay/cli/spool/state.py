@@ -1,10 +1,11 @@
-"""`spool acknowledge`, `accept-empty` and `is-empty`: what an operator says of a spool, and a proof for one.
+"""`spool acknowledge`, `accept-empty` and `is-empty`: decisions of an operator about a spool, and a proof
+that it is empty.
 
-`acknowledge` ends the warning about lost mail. `accept-empty` makes the relay believe a store that has lost
-the queue that was known; a relay that refuses the store looks at that decision every few seconds. `is-empty`
-prints the directories of a stopped relay that may be removed, and exits 0 then. Otherwise it exits 1 and says
-what is left, or 2 when that cannot be known. Empty spools of further workers are removed, as by a relay with
-fewer workers.
+`acknowledge` ends the warning about lost mail. `accept-empty` makes the relay accept a store that has lost
+the known queue; a relay that refuses the store checks for this decision every few seconds. `is-empty` prints
+the directories of a stopped relay that may be removed, and then exits with 0. Otherwise it prints the
+remaining contents and exits with 1, or with 2 if they cannot be determined. Empty spools of surplus workers
+are removed, as by a relay with fewer workers.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def accept_empty(arguments: Namespace) -> int:
 
 
 def is_empty(arguments: Namespace) -> int:
-    """Raises CliError with what is left."""
+    """Print the directories of the spools if they are empty. Raise CliError with what is left in them."""
     settings = load_settings(arguments.config)
     spool = settings.spool
     if spool.backend not in (Backend.LEVELDB, Backend.DISK):
@@ -93,7 +94,7 @@ def is_empty(arguments: Namespace) -> int:
 
 
 async def _left_in(settings: Settings, worker: int) -> str:
-    """In words; "" is a proof."""
+    """Return a description of what is left in a worker's spool; "" proves that it is empty."""
     async with opened(settings, worker) as store:
         told = ["it could not be read in time"]
         try:

@@ -1,9 +1,9 @@
-"""The spool of a relay that is stopped, for the time of one command.
+"""Opens the spool of a stopped relay for the duration of one command.
 
-`stopped` refuses with status 2 while a relay answers at the control socket, or has the lock, and names its
-process. It holds the lock, so that a supervisor waits; a relay of one worker meets the lock of its spool.
-`beside` is for what a running relay does not mind. Run as root, both give every file that the command has
-made in the relay's directories to their owner.
+`stopped` refuses with status 2 while a relay answers at the control socket or holds the lock, and names its
+process. It holds the lock, so that a supervisor waits; a relay with one worker waits for the lock of its
+spool. `beside` is for commands that may run next to a running relay. If they run as root, both functions give
+every file that the command has created in the relay's directories to the directories' owner.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ANSWER_TIMEOUT = 2.0
 
 
 class RunningError(CliError):
-    """The relay runs, as this process."""
+    """The relay is running, with this process id."""
 
     def __init__(self, text: str, process: int) -> None:
         super().__init__(text, USAGE)
@@ -46,7 +46,9 @@ class RunningError(CliError):
 
 @contextlib.contextmanager
 def stopped(settings: Settings) -> Iterator[Path]:
-    """Yields the directory beside the spool. Raises CliError, and RunningError while the relay runs."""
+    """Yield the directory that contains the spool. Raise RunningError while the relay runs, and CliError if
+    the directory cannot be used.
+    """
     if settings.spool.backend is Backend.MEMORY and settings.spool.shelve is None:
         raise CliError('backend = "memory" without shelve keeps no spool of a stopped relay', USAGE)
     with _private():
@@ -60,7 +62,9 @@ def stopped(settings: Settings) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def beside(settings: Settings) -> Iterator[Path]:
-    """Yields the directory beside the spool, which is made if it is not there. Raises CliError."""
+    """Yield the directory that contains the spool, which is created if it does not exist. Raise CliError if
+    that fails.
+    """
     with _private():
         try:
             home = prepare_home(settings)
@@ -112,7 +116,7 @@ def _refuse_running(settings: Settings) -> None:
 
 
 def spools(spool: SpoolSettings) -> tuple[int, ...]:
-    """Return the workers whose spools there are. Raises CliError when there is none."""
+    """Return the numbers of the workers that have a spool. Raise CliError if there is none."""
     if is_shared(spool):
         return (0,)
     try:
@@ -125,7 +129,7 @@ def spools(spool: SpoolSettings) -> tuple[int, ...]:
 
 @contextlib.asynccontextmanager
 async def opened(settings: Settings, worker: int = 0) -> AsyncIterator[Store]:
-    """One worker's store. Raises CliError, with status 2 when it cannot be opened."""
+    """Open one worker's store. Raise CliError, with status 2 if it cannot be opened."""
     try:
         store = await open_store(
             spool_of(settings.spool, worker),
@@ -161,7 +165,9 @@ def _give_back(spool: SpoolSettings) -> None:
 
 
 def give_to_owner(spool: SpoolSettings, places: Iterable[Path]) -> None:
-    """A spool with files of root could not be opened by the relay's own user. Raises OSError."""
+    """Give the files to the owner of the spool, because the relay's user could not open those of root. Raise
+    OSError if that fails.
+    """
     if os.geteuid() != 0:
         return
     found = [each.stat() for each in (spool.path, spool.path.parent) if each.exists()]
@@ -173,7 +179,7 @@ def give_to_owner(spool: SpoolSettings, places: Iterable[Path]) -> None:
             for path in (place, *place.rglob("*"))
         ]
         if any(given):
-            os.sync()  # an owner is lost in a power cut as a name is
+            os.sync()  # an owner is lost in a power failure unless it is synced, like a name
 
 
 def _give(path: Path, owner: os.stat_result) -> bool:

@@ -1,1 +1,3 @@
-"""How commands print: tables and JSON, texts for people, a progress bar, exit statuses."""
+"""Output and input of commands: tables and JSON, texts for people, progress bars, passwords, exit
+statuses.
+"""

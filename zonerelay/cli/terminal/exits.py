@@ -1,4 +1,4 @@
-"""Exit statuses, and the one error that ends a command with a sentence instead of a traceback."""
+"""Exit statuses, and the error that ends a command with a message instead of a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ BROKEN_PIPE = 141
 
 
 class CliError(Exception):
-    """The text goes to standard error as it is; `status` is the exit status."""
+    """An error that ends a command. Its text is printed to standard error unchanged; `status` is the exit
+    status.
+    """
 
     def __init__(self, text: str, status: int = FAILED) -> None:
         super().__init__(text)

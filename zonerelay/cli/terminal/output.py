@@ -1,6 +1,6 @@
-"""Where output goes: tables for people on standard output, JSON for scripts, chatter on standard error.
+"""Writes output: tables for people and JSON for scripts to standard output, messages to standard error.
 
-Colour only on a terminal. A pipe gets the same tables, never cut to a width.
+Colours are used only on a terminal. A pipe gets the same tables, without a limit on their width.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def chatter() -> Console:
 
 
 class _Printable(RenderHook):
-    """A stranger's text in what is printed moves no cursor. What rich itself sends as control stays."""
+    """Makes a terminal safe from control characters in untrusted text. Control sequences of rich itself are
+    kept.
+    """
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Cleaned(each) for each in renderables]
@@ -66,13 +68,13 @@ class _Cleaned:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Rich would exit with status 1; `main` knows the right one."""
+        """Do nothing: rich would exit with status 1, but `main` sets the right status."""
         raise BrokenPipeError
 
 
 @contextlib.contextmanager
 def without_log() -> Iterator[None]:
-    """What the store would log is what the command tells, in a table."""
+    """Drop the store's log lines, because the command reports the same facts in its output."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -84,7 +86,8 @@ def _console(stream: TextIO) -> Console:
     made = _Console(
         file=stream,
         width=None if stream.isatty() else PIPE_WIDTH,
-        # Addresses and replies are strangers' text: nothing in them is markup, an emoji or a number.
+        # Addresses and replies are untrusted text: nothing in them is interpreted as markup, an emoji or a
+        # number.
         markup=False,
         emoji=False,
         highlight=False,
@@ -96,12 +99,12 @@ def _console(stream: TextIO) -> Console:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, cut: Collection[str] = (), gap: int = 2
 ) -> Table:
-    """One line per row. On a narrow terminal the columns named in `cut` end in an ellipsis, no others:
-    an id that is cut cannot be copied into the next command.
+    """Return a table with one line per row. On a narrow terminal only the columns named in `cut` are
+    shortened with an ellipsis: a shortened id could not be copied into the next command.
     """
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     for name in columns:
-        # rich narrows columns that may wrap; the cells below then refuse to wrap.
+        # rich only narrows columns that may wrap; the cells below are then set not to wrap.
         made.add_column(name.upper(), no_wrap=name not in cut)
     for row in rows:
         made.add_row(*(_one_line(cell) for cell in row))
@@ -115,7 +118,7 @@ def _one_line(cell: Cell) -> Text:
 
 
 def facts(pairs: Iterable[tuple[str, Cell]]) -> Table:
-    """Names and values, one below the other; long values wrap."""
+    """Return a table of names and values, one pair per row; long values wrap."""
     made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
@@ -127,7 +130,7 @@ def facts(pairs: Iterable[tuple[str, Cell]]) -> Table:
 
 @contextlib.contextmanager
 def progress(text: str, *, octets: bool = False, enabled: bool = True) -> Iterator[Reach]:
-    """Show a progress bar on standard error from `DELAY` seconds on, if that is a terminal."""
+    """Show a progress bar on standard error after `DELAY` seconds, if standard error is a terminal."""
     if not (enabled and sys.stderr.isatty()):
         yield lambda _done, _total: None
         return
@@ -151,7 +154,9 @@ def progress(text: str, *, octets: bool = False, enabled: bool = True) -> Iterat
 
 
 def frames_seen(reach: Reach) -> Callable[[msgspec.Struct], None]:
-    """Return a function that takes each frame of an answer: a sign of progress, or one more result."""
+    """Return a function that takes each frame of an answer and counts it as progress or as one more
+    result.
+    """
     from zonerelay.operations.answers import Progress
 
     done = total = 0
@@ -168,14 +173,14 @@ def frames_seen(reach: Reach) -> Callable[[msgspec.Struct], None]:
 
 
 def completeness(end: End) -> int:
-    """Return the exit status of a list, after a word about what is not in it."""
+    """Return the exit status of a list, after printing what the list does not include."""
     for missing in end.missing:
         chatter().print(f"Not in this answer: {missing}")
     return FAILED if end.missing else OK
 
 
 def state(text: str) -> Text:
-    """Return a delivery's state in the colour that it has everywhere."""
+    """Return a delivery's state in the colour that is used for it everywhere."""
     word = text.split(" ", maxsplit=1)[0]
     return Text(
         text,
@@ -186,19 +191,19 @@ def state(text: str) -> Text:
 
 
 def print_document(document: object) -> None:
-    """Print one JSON document, indented: `jq` reads it, and people can."""
+    """Print one JSON document, indented: readable for people and for `jq`."""
     _print_json(msgspec.json.format(msgspec.json.encode(document), indent=2), sys.stdout)
 
 
 def print_line(row: msgspec.Struct, stream: TextIO | None = None) -> None:
-    """Prints one JSON object on one line."""
+    """Print one JSON object on one line."""
     _print_json(msgspec.json.encode(row), stream or sys.stdout)
 
 
 def print_rows(
     rows: Sequence[S], table_of: Callable[[Sequence[S]], Table], nothing: str, *, as_json: bool
 ) -> None:
-    """A line each for scripts, a table for people, or a word where there is nothing."""
+    """Print rows as a table, as JSON lines with `--json`, or print `nothing` if there are none."""
     if as_json:
         for row in rows:
             print_line(row)
@@ -216,7 +221,9 @@ def print_answer(answer: msgspec.Struct, words: str, *, as_json: bool) -> None:
 
 
 def _print_json(document: bytes, stream: TextIO) -> None:
-    """Prints characters that are not printable as escapes (RFC 8259 7): they could move a cursor."""
+    """Print a JSON document with non-printable characters as escapes (RFC 8259, section 7), because they
+    could move the cursor.
+    """
     lines = document.decode().split("\n")
     stream.write("\n".join(line if line.isprintable() else _escaped(line) for line in lines) + "\n")
 

@@ -1,6 +1,7 @@
-"""Passwords from a terminal, where they are not shown, or from one line of standard input.
+"""Reads passwords from a terminal, without showing them, or from one line of standard input.
 
-Raises CliError. A password is never on the command line, where every user of the machine can read it.
+Errors are raised as CliError. A password is never on the command line, where every user of the machine could
+read it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ def ask(prompt: str) -> str:
 
 
 def read_line() -> str:
-    """Reads one line; its line end does not belong to the password."""
-    # Two octets more than fit: a line end, and one to see that there is more.
+    """Read one line; its line end is not part of the password."""
+    # Two bytes more than the maximum: one for the line end, and one to detect a longer line.
     data = sys.stdin.buffer.read(MAX_PASSWORD + 3)
     try:
         return data.decode().removesuffix("\n").removesuffix("\r")

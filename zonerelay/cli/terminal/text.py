@@ -1,4 +1,4 @@
-"""Numbers, times and strangers' text in a form for people. Pure: the time is passed in."""
+"""Formats numbers, times and untrusted text for people. The functions are pure: the time is an argument."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ span, size = units.span, units.rough_size
 
 
 def until(then: float, now: float) -> str:
-    """Returns `now`, or the time that is left until `then`."""
+    """Return `now`, or the time that is left until `then`."""
     return "now" if then <= now else f"in {span(then - now)}"
 
 
 def when(then: float) -> str:
-    """Return a point in time, in the operator's own time zone and with its offset."""
+    """Return a point in time in the local time zone, with its offset."""
     return datetime.fromtimestamp(then).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
 
 
 def amount(quota: str, number: int) -> str:
-    """Return what is counted in a quota such as `octets_per_day`."""
+    """Return the number with the unit of a quota such as `octets_per_day`."""
     return size(number) if quota.startswith("octets") else f"{number:,}"
 
 
@@ -33,24 +33,26 @@ def short(count: int) -> str:
 
 
 def path(sender: str | None) -> str:
-    """Return a sender as SMTP writes the null one; `?` when its message could not be read."""
+    """Return a sender, with `<>` for the null sender and `?` if its message could not be read."""
     if sender is None:
         return "?"
     return clean(sender) or "<>"
 
 
 def clean(text: str) -> str:
-    """Return a stranger's text, unable to move a cursor or to colour a terminal."""
+    """Return untrusted text without characters that could control a terminal."""
     return printable(text)
 
 
 def clean_lines(text: str) -> str:
-    """Cleans a text of several lines, and keeps its line ends."""
+    """Return untrusted text of several lines without characters that could control a terminal, except line
+    ends.
+    """
     return "\n".join(clean(line) for line in text.split("\n"))
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """`1 delivery`, `12,345 deliveries`."""
+    """Return a count with its noun: `1 delivery`, `12,345 deliveries`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
