@@ -1,6 +1,7 @@
-"""What the operations of the catalogue do in a worker, and the sockets through which they are asked for.
+"""The implementation of the catalogue's operations in a worker, and the sockets through which they are
+requested.
 
-`handler` has a method for each operation, `runner` runs it for everybody who asks, `client` asks a relay over
-its control socket, `explain` has the route of mail for an address, and `status` the figures of `zonerelay
-status` and of the queue gauges.
+`handler` has a method for each operation, `runner` runs it for all clients, `client` sends requests to a
+relay over its control socket, `explain` determines the route of mail for an address, and `status` collects
+the numbers of `zonerelay status` and of the queue gauges.
 """

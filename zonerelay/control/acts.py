@@ -1,6 +1,6 @@
-"""The acts of operators in a worker: each changing request under its id, and what can be undone of it.
+"""The changes that operators make in a worker: runs each changing request under its id, and undoes changes.
 
-An act is in the journal before it changes anything, and one event tells it when it ends, also half-way.
+A change is in the journal before it changes any mail. One event reports its end, even if it ends half-way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_WAIT = 366 * 86_400.0
 
 
 class OperatorActs:
-    """One per worker."""
+    """The changes that operators make in one worker."""
 
     def __init__(self, operations: Operations, journal: Journal, zones: Zones, clock: Clock) -> None:
         self._operations = operations
@@ -54,7 +54,7 @@ class OperatorActs:
         self._clock = clock
 
     async def change(self, request: QueueChange, call: Call, progress: VerbProgress) -> Changed:
-        """Raises ControlError."""
+        """Run a change. Raise ControlError if it is not possible or ends half-way."""
         if isinstance(request, Retry) and (request.at or 0.0) > self._clock.now() + MAX_WAIT:
             raise InvalidError("retry at what time? It is at most a year from now", pointer="/at")
         rerouting = self._rerouting(request)
@@ -102,7 +102,9 @@ class OperatorActs:
         return await verbs.reroute(wanted, rerouting, progress, act=act)
 
     async def undo(self, request: Undo, call: Call, progress: VerbProgress) -> Changed:
-        """Raises NotFoundError, ControlError and StoreError."""
+        """Undo a change. Raise NotFoundError if the journal does not have it, ControlError if it cannot be
+        undone, and StoreError if the store fails.
+        """
         try:
             undone = await self._journal.find(request.undoes)
         except JournalError as error:
@@ -118,7 +120,7 @@ class OperatorActs:
         act = await self._begin(request, call, Act(id="", at=0.0, verb="undo", what=what, undoes=undone.id))
         try:
             result = await self._operations.undo(undone, act, progress)
-            if not result.busy:  # otherwise it may be repeated
+            if not result.busy:  # otherwise the undo may be repeated
                 await self._journal.mark_undone(undone.id, act.id)
         except BaseException as error:
             self._journal.break_off(act.id)
@@ -143,7 +145,7 @@ class OperatorActs:
         return [_row(act) for act in (await self._journal.acts())[:limit]]
 
     async def row(self, act_id: str) -> ActRow:
-        """Raises NotFoundError."""
+        """Return a change as a row. Raise NotFoundError if the journal does not have it."""
         found = [act for act in await self._journal.acts() if act.id == act_id]
         if not found:
             raise NotFoundError(f"no act {act_id} in the last 24 hours")

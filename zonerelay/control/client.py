@@ -1,8 +1,8 @@
-"""The client of the operators' protocol: HTTP over the relay's Unix socket, one request for each connection.
+"""The client of the operators' protocol: HTTP over the relay's Unix socket, one request per connection.
 
-It starts fast, so it has nothing but the standard library and the structs of `operations`. An answer comes as
-lines of JSON, and a relay that works on it sends a `Progress` each second: one that is silent for `timeout`
-seconds is in trouble. Every failure is a ControlError, whose text says what to do.
+It starts fast, because it imports only the standard library and the structs of `operations`. An answer
+consists of lines of JSON. A relay that works on the answer sends a `Progress` every second; one that is
+silent for `timeout` seconds is treated as failed. Every failure is a ControlError whose text says what to do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ F = TypeVar("F")
 
 
 class _Failed(msgspec.Struct):
-    """The body of an answer with another status than 200 (RFC 9457)."""
+    """The body of an answer with a status other than 200 (RFC 9457)."""
 
     code: str = Kind.UNEXPECTED
     detail: str = ""
@@ -48,17 +48,19 @@ class _Connection(HTTPConnection):
 
 
 class ControlClient:
-    """Asks the relay that listens at `path`."""
+    """Sends requests to the relay that listens at `path`."""
 
     def __init__(self, path: Path, *, timeout: float = TIMEOUT) -> None:
         self._path = path
         self._timeout = timeout
 
     def stream(self, request: msgspec.Struct) -> Iterator[Frame]:
-        """Yield every frame of the answer as it comes, `End` last. Raises ControlError."""
+        """Yield every frame of the answer as it arrives, `End` last. Raise ControlError if the
+        request fails.
+        """
         try:
             method, target, body = written(request)
-        except UnicodeEncodeError as error:  # what the shell passed on is no text
+        except UnicodeEncodeError as error:  # an argument from the shell is not valid text
             raise ControlError("what you ask about is not UTF-8") from error
         connection = _Connection(self._path, self._timeout)
         try:
@@ -90,7 +92,9 @@ class ControlClient:
     def all(
         self, request: msgspec.Struct, answer: type[F], saw: Callable[[Frame], None] = lambda _: None
     ) -> tuple[list[F], End]:
-        """Return the frames of one kind, few enough to be in memory, and the end. `saw` takes every frame."""
+        """Return the frames of one kind, few enough to be in memory, and the end. `saw` is called with every
+        frame.
+        """
         found: list[F] = []
         end = End()
         for frame in self.stream(request):
@@ -102,13 +106,15 @@ class ControlClient:
         return found, end
 
     def ask(self, request: msgspec.Struct, answer: type[F]) -> F:
-        """Return the one frame that answers a simple question."""
+        """Return the one frame that answers a simple request."""
         return self.answered(request, answer)[0]
 
     def answered(
         self, request: msgspec.Struct, answer: type[F], saw: Callable[[Frame], None] = lambda _: None
     ) -> tuple[F, End]:
-        """Return the one frame that answers a question, and the end, which names the workers that did not."""
+        """Return the one frame that answers a request, and the end, which names the workers that did not
+        answer.
+        """
         found, end = self.all(request, answer, saw)
         if not found:
             raise ControlError(f"the relay's answer holds no {answer.__name__}: is it another version?")
@@ -154,7 +160,9 @@ class ControlClient:
 
 
 def written(request: msgspec.Struct) -> tuple[str, str, bytes | None]:
-    """Return the method, the target and the body of a request. Raises UnicodeEncodeError."""
+    """Return the method, the target and the body of a request. Raise UnicodeEncodeError if it is not valid
+    text.
+    """
     operation = operation_of(request)
     given = msgspec.to_builtins(request)
     del given["operation"]
@@ -171,7 +179,7 @@ def written(request: msgspec.Struct) -> tuple[str, str, bytes | None]:
 
 
 def failure(status: int, body: bytes) -> ControlError:
-    """Return the error that an answer with another status than 200 stands for."""
+    """Return the error that an answer with a status other than 200 stands for."""
     try:
         found = msgspec.json.decode(body, type=_Failed)
     except msgspec.DecodeError:

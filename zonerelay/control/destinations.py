@@ -1,8 +1,8 @@
-"""The destinations of `zonerelay status`: what waits in the whole queue, and what the scheduler knows.
+"""The destinations of `zonerelay status`: combines the counts of the whole queue with the scheduler's state.
 
 The scheduler knows the deliveries in its window; the others are counted in the store, domain by domain. A
-count serves for a while, and of a large queue it is made from a sample: `every` says so. An answer waits for
-a count no longer than `PATIENCE` seconds; until the first one has ended, `every` is 0.
+count is reused for a while, and that of a large queue is made from a sample (`every`). An answer waits at
+most `PATIENCE` seconds for a count; until the first count has ended, `every` is 0.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Waiting:
         self._attempted(delivery.last)
 
     def add(self, other: Waiting, *, kept: bool) -> None:
-        """`kept`: by an order of an operator."""
+        """Add other deliveries. `kept` means that an operator has suspended them."""
         counts = other.counts
         if kept:
             self.suspended += counts.ready + counts.deferred
@@ -83,7 +83,9 @@ class Waiting:
 
 
 class Destinations:
-    """Lives on the worker's event loop; `close` before the store is closed."""
+    """The destinations of a worker. They belong to its event loop; call `close` before the store is
+    closed.
+    """
 
     def __init__(self, store: Store, scheduler: Scheduler, clock: Clock, keeping: Keeping) -> None:
         self._keeping = keeping
@@ -98,8 +100,8 @@ class Destinations:
         """By zone: what orders of operators keep, as it was last looked at."""
 
     async def rows(self, most: int = sys.maxsize) -> tuple[list[DestinationStatus], int]:
-        """Return the destinations that hurt most, in that order, and how many there are. The loop looks at a
-        slice of them in each turn.
+        """Return the first destinations in the order of `hurts`, and the number of all. The event loop
+        processes a slice of them at a time.
         """
         if self._task is None and self._clock.monotonic() >= self._fresh_until:
             self._task = asyncio.get_running_loop().create_task(self._count())
@@ -143,7 +145,7 @@ class Destinations:
                         await asyncio.sleep(0)
             self._domains, self.every = found, every
         except StoreError:
-            pass  # `unhealthy` has the reason; what was known last is shown
+            pass  # `unhealthy` has the reason; the last known state is shown
         finally:
             ended = self._clock.monotonic()
             self._fresh_until = ended + max(FRESH, 20 * (ended - began))
@@ -171,8 +173,8 @@ class Destinations:
 
 @dataclass(slots=True)
 class _Found:
-    """A destination of which a row may be made. `known`: what the scheduler knows of it. `interval`: seconds
-    between two turns of the zone's rate.
+    """A destination from which a row can be made. `known` is the scheduler's state of it. `interval` is the
+    time in seconds between two turns of the zone's rate.
     """
 
     zone: str
@@ -183,7 +185,7 @@ class _Found:
     interval: float = 0.0
 
     def order(self, now: float) -> tuple[object, ...]:
-        """As `hurts`, of the row."""
+        """Return the sort key of the row, as `hurts` does."""
         known = self.known
         until, active = (None, 0) if known is None else (known.suspended_until, known.active)
         return order_of(until, active, **_counts(self.mail, now, known))
@@ -231,8 +233,9 @@ class _Counts(TypedDict):
 
 
 def _counts(mail: Waiting, now: float, known: Known | None) -> _Counts:
-    """A count is some seconds old: what the window holds waits in any case. Mail that is due does not leave
-    for a host that cannot be reached: it is deferred.
+    """Return the numbers of a destination. The counts may be some seconds old, but at least the deliveries in
+    the window are waiting. Due mail for an unreachable host is counted as deferred, because it does not
+    leave.
     """
     active, window = (0, 0) if known is None else (known.active, known.waiting)
     due = 0 if known is None or known.suspended_until is None else mail.due

@@ -1,17 +1,12 @@
-"""Answers `explain`: how mail for an address would travel, from the very parts that would carry it.
+"""Answers `explain`: determines the route of mail for an address with the same parts that would deliver it.
 
-Nothing is sent: DNS is asked as for real mail, and the source address is the zone's, or what the system's
-routing table says. The same code runs inside the relay and, when none runs, in the command line.
+Nothing is sent. DNS is queried as for real mail, and the source address is the zone's or follows from the
+system's routing table. The same code runs inside the relay and, if none runs, in the command line.
 
-The part of `explain` and `status` about the sources of a zone, as messages of the control socket.
-
-Explains the guard rails of a user (`config/rails`): whether they let a mail pass, and what its mode makes
-of it. Quotas that are used up are in the status.
-
-The part of `explain` about changes to mail: addresses at the entry, fields and signatures at the exit.
-
-`RewritePlans` covers [[rewrite]] and the reversal of SRS, `ChangePlans` the header rules of a zone, SRS and
-DKIM. The author is that of `--header 'From: …'`; without it, the envelope sender is taken for the author.
+`SourcePlans` describes the sources of a zone, for `explain` and `status`. `GuardPlans` describes whether a
+user's limits (`config/rails`) accept a message, and the effect of their mode; used-up quotas are in the
+status. `RewritePlans` covers [[rewrite]] and the reversal of SRS. `ChangePlans` covers the header rules of a
+zone, SRS and DKIM; its author is that of `--header 'From: …'`, or else the envelope sender.
 """
 
 from __future__ import annotations
@@ -89,8 +84,8 @@ from zonerelay.inbound.state.rewriting import Place, Rewriting
 
 
 class ChangePlans:
-    """The plans of changes to mail. `keys` and `srs` are those of now; `keys` may raise ValueError, with what
-    is wrong.
+    """Determines the changes that a zone makes to mail. `keys` and `srs` return the current ones; `keys` may
+    raise a ValueError that describes what is wrong with them.
     """
 
     def __init__(
@@ -101,7 +96,7 @@ class ChangePlans:
         self._clock = clock
 
     def of(self, zone: ZoneSettings, sender: str, headers: Sequence[tuple[str, str]]) -> ChangePlan | None:
-        """`None` where mail is sent as it came."""
+        """Return the changes, or `None` if mail is sent unchanged."""
         author, certain = _author(sender, headers)
         signed_by, unsigned = self._signatures(zone, author)
         plan = ChangePlan(
@@ -119,7 +114,9 @@ class ChangePlans:
         return plan if any(changes) else None
 
     def _signatures(self, zone: ZoneSettings, author: str) -> tuple[tuple[str, ...], str]:
-        """Returns the signatures there would be, or why there is none; neither where none is asked for."""
+        """Return the signatures that would be made and the reason why there are none; both are empty if the
+        zone does not sign.
+        """
         if zone.dkim is DkimMode.OFF:
             return (), ""
         try:
@@ -134,7 +131,7 @@ class ChangePlans:
         return tuple(map(_name, found)), ""
 
     def _sender(self, zone: ZoneSettings, sender: str) -> str:
-        """Returns what SRS makes of the sender; "" where it stays."""
+        """Return the sender as SRS rewrites it, or "" if it is unchanged."""
         srs = self._srs() if zone.srs else None
         if srs is None or not sender:
             return ""
@@ -150,7 +147,7 @@ def _name(key: DkimKey) -> str:
 
 
 def _author(sender: str, headers: Sequence[tuple[str, str]]) -> tuple[str, bool]:
-    """Returns the domain of the author, and whether that is certain."""
+    """Return the domain of the author, and whether it is certain."""
     given = [value for name, value in headers if name.lower() == "from"]
     if not given:
         return domain_of(Mailbox(sender)) if "@" in sender else "", False
@@ -161,7 +158,7 @@ SRS = "srs"
 
 
 class Rewritten(NamedTuple):
-    """The recipient and the sender that rewriting leads to, with its steps."""
+    """The recipient and the sender after rewriting, and the rules that were applied."""
 
     recipient: str
     sender: str
@@ -169,7 +166,7 @@ class Rewritten(NamedTuple):
 
 
 class RewritePlans:
-    """The plans of rewriting. `rewriting` and `srs` are those of now."""
+    """Determines how addresses are rewritten. `rewriting` and `srs` return the current rules."""
 
     def __init__(
         self, rewriting: Callable[[], Rewriting | None], srs: Callable[[], Srs | None], clock: Clock
@@ -209,14 +206,18 @@ class RewritePlans:
 
 
 class Guarded(NamedTuple):
-    """The allowance of the user, `None` where it cannot be read. `mailbox`: the mail goes there instead."""
+    """The allowance of the user, or `None` if it cannot be read, and the `mailbox` to which mail is
+    redirected.
+    """
 
     allowance: Allowance | None
     mailbox: str = ""
 
 
 class GuardPlans:
-    """The plans of user limits. `rails` gives those of a user, `None` when they cannot be read."""
+    """Determines the effect of user limits. `rails` returns those of a user, or `None` if they cannot be
+    read.
+    """
 
     def __init__(self, rails: Callable[[str], Awaitable[Rails | None]], clock: Clock) -> None:
         self._rails = rails
@@ -229,13 +230,11 @@ class GuardPlans:
         return Guarded(Allowance(user, rails), rails.mailbox if rails.mode is Mode.REDIRECT else "")
 
     def words(self, guarded: Guarded, request: Explain, address: str, zone: str) -> str:
-        """Return a sentence about mail for an address that would go to the zone; "" where nothing is to be
-        said.
-        """
+        """Return a sentence about the effect on mail for an address in a zone, or "" if there is none."""
         allowance, recipient = guarded.allowance, Mailbox(address)
         if allowance is None:
             return f"refused with {UNREADABLE.reply}"
-        if not request.client and allowance.rails.networks:  # an unknown one may be in these networks
+        if not request.client and allowance.rails.networks:  # an unknown client may be in these networks
             allowance = replace(allowance, rails=replace(allowance.rails, networks=()))
         delivery = Delivery(
             queue=queue_of(zone), message_id=MessageId("0" * 16), recipient=recipient, created=0.0
@@ -259,7 +258,7 @@ MAX_PENALTIES = 1000
 
 
 class Untold:
-    """Satisfies `source_ways.Reports` where there is no relay whose log it could go to."""
+    """Implements `source_ways.Reports` without a log, for use outside a relay."""
 
     def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
         pass
@@ -275,14 +274,16 @@ class Untold:
 
 
 class SourcePlans:
-    """The plans of source addresses. `hostname` is what the relay calls itself."""
+    """Determines the sources of mail. `hostname` is the relay's own host name."""
 
     def __init__(self, selection: SourceSelection, *, hostname: str) -> None:
         self._selection = selection
         self._hostname = hostname
 
     def of(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> tuple[SourcePlan, ...]:
-        """Returns the sources for mail of this sender (`""`: unknown) to these hosts, if there are any."""
+        """Return the sources for mail of this sender ("" if it is unknown) to these hosts, if there
+        are any.
+        """
         if not zone.sources:
             return ()
         return tuple(self._plan(zone, each) for each in self._selection.statuses(zone, site, sender))
@@ -302,7 +303,7 @@ class SourcePlans:
         )
 
     def penalties(self) -> tuple[SourcePenalty, ...]:
-        """Return the latest first."""
+        """Return the penalties, the latest first."""
         latest = self._selection.penalties()[: -MAX_PENALTIES - 1 : -1]
         return tuple(
             SourcePenalty(
@@ -317,13 +318,13 @@ class SourcePlans:
 
 
 def candidates(plans: Sequence[SourcePlan]) -> list[SourcePlan]:
-    """Returns the sources that the mail may go out from: one, where that is certain."""
+    """Return the sources from which the mail may be sent: exactly one if it is certain."""
     chosen = [plan for plan in plans if plan.chosen]
     return chosen or [plan for plan in plans if plan.share]
 
 
 def own_addresses(plans: Sequence[SourcePlan], *, ipv6: bool) -> str:
-    """Returns the addresses of a family, in the order of the configuration; `""` if there is none."""
+    """Return the addresses of a family, in the order of the configuration; "" if there are none."""
     return ", ".join(ip for plan in candidates(plans) for ip in plan.addresses if (":" in ip) == ipv6)
 
 
@@ -354,10 +355,11 @@ def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
 
 
 class Explainer:
-    """An explainer. `hostname` is what the relay calls itself, `listeners` are those of now.
+    """Explains the route of mail. `hostname` is the relay's own host name, `listeners` returns the current
+    listeners.
 
-    `suspended` knows the scheduler's suspensions, `credential` names the log-in of a zone for a sender,
-    `learned` says what the courier has learned of an address (`ip:port`).
+    `suspended` returns the scheduler's suspension of a destination, `credential` describes the login of a
+    zone for a sender, and `learned` returns what deliveries have learned about an address (`ip:port`).
     """
 
     def __init__(
@@ -394,7 +396,9 @@ class Explainer:
         self._relay_running = relay_running
 
     async def explain(self, request: Explain) -> Explanation:
-        """Raises ControlError when there is no address to explain."""
+        """Explain the route of mail for an address. Raise ControlError if the request has no valid
+        address.
+        """
         listener = self._listener(request.listener)
         address, sender, rewritten = self._rewritten(request, listener)
         named, guarded = address, None
@@ -413,7 +417,7 @@ class Explainer:
         return msgspec.structs.replace(found, rewritten=rewritten, priority=priority.value, guard_rails=words)
 
     async def explain_queued(self, message: Message, row: DeliveryRow) -> Explanation:
-        """Of one delivery, which stays in its zone."""
+        """Explain the route of one queued delivery, which stays in its zone."""
         request = Explain(
             address=row.recipient,
             sender=row.sender or "",
@@ -431,15 +435,16 @@ class Explainer:
         return msgspec.structs.replace(found, priority=row.priority, queued=row)
 
     def compared(self, message: Message, row: DeliveryRow) -> DeliveryRow:
-        """Return the row with what chose its zone, and what would be chosen now."""
+        """Return the row with the rule that chose its zone, and the zone that would be chosen now."""
         mark = f"zone={row.zone} "
         notes = [note.removeprefix(mark) for note in message.trace if note.startswith(mark)]
         routed = next((note for note in notes if row.recipient in note), notes[0] if notes else "")
         if sum(note.startswith("zone=") for note in message.trace) > 1:
-            routed = routed.rpartition(": ")[0] or routed  # without its recipients (`zones.zone_notes`)
+            # the rule without its recipients (`zones.zone_notes`)
+            routed = routed.rpartition(": ")[0] or routed
         row = msgspec.structs.replace(row, routed=routed)
         if routed == BY_HEADER or row.queue.kind is Kind.MAILBOX:
-            return row  # the header is not kept, and an outbox has zones of its own
+            return row  # the zone header is not stored, and the outbox chooses zones differently
         chosen = self._zones.choose(message.envelope, headers=message.headers, size=message.size)
         now = chosen(Mailbox(row.recipient))
         if now.zone == row.zone:
@@ -522,7 +527,7 @@ class Explainer:
         return self._zones.explain(address, mail, named=named)
 
     def _listener(self, text: str) -> ListenerSettings | None:
-        """Raises ControlError when there is none at this address."""
+        """Return the listener at an address. Raise ControlError if there is none."""
         if not text:
             return None
         listeners = {each.address: each for each in self._listeners()}
@@ -588,7 +593,7 @@ def _sender(text: str) -> str:
 
 
 def _mailbox(text: str) -> str:
-    """Return the address asked about; a bare domain stands for a mailbox in it."""
+    """Return the requested address; a bare domain stands for a mailbox in it."""
     address = text.strip("<> ")
     if not address or len(address) > MAX_ADDRESS or not address.isprintable():
         raise ControlError("that is no address: give one like user@example.com, or a domain")
@@ -613,7 +618,9 @@ def _address(zone: ZoneSettings, ip: str, port: int, sources: Sequence[SourcePla
 
 
 def source_address(ip: str, port: int) -> str:
-    """Our address in packets to `ip`. Connecting a datagram socket sends nothing, it looks up the route."""
+    """Return the local address of packets to `ip`. Connecting a datagram socket looks up the route and sends
+    nothing.
+    """
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.setblocking(False)
@@ -641,7 +648,9 @@ def tls_plan(zone: ZoneSettings, found: ExaminedRoute) -> TlsPlan:
 
 
 def sts_plan(found: PolicyLookup | None) -> StsPlan | None:
-    """`None` where no policy is asked for: the zone does not want it, or an entry has the say."""
+    """Return the MTA-STS policy, or `None` if none is used because of the zone's settings or a destination
+    table.
+    """
     if found is None:
         return None
     held = found.held
@@ -670,7 +679,7 @@ def limits_in_force(zone: ZoneSettings, found: ExaminedRoute) -> dict[str, int]:
 
 
 def too_large_for(zone: ZoneSettings, size: int | None) -> str:
-    """Return the reply that a message of this size is returned with; "" if it is not."""
+    """Return the reply with which a message of this size would be bounced; "" if it would not be."""
     if not zone.max_message_size or size is None or size <= zone.max_message_size:
         return ""
     most = format_size(zone.max_message_size)
@@ -678,7 +687,7 @@ def too_large_for(zone: ZoneSettings, size: int | None) -> str:
 
 
 def rates_in_force(zone: ZoneSettings, found: ExaminedRoute) -> dict[str, str]:
-    """Returns the rates in force, as the configuration writes them."""
+    """Return the rates that apply, in the notation of the configuration."""
     rates: dict[str, Rate | None] = {
         "max_rate": zone.max_rate,
         "max_rate_per_destination": _limits(zone, found).max_rate,

@@ -1,11 +1,11 @@
-"""The handler of requests in a worker: it asks the operations of the queue, the status, the explainer.
+"""Handles the requests of operators in a worker, by calling the operations of the queue, the status and the
+explainer.
 
-It answers a failure of the store with ControlError in the store's words.
+A failure of the store is answered with a ControlError that contains the store's message.
 
-The bytes of one message, as they were received or as a zone would send them.
-
-The stored body is read piece by piece, so memory holds one. A rendition is the one that the zone's attempts
-get (`delivery/rewrite`), and it is kept for them. Every reading is an event that names the person.
+`Bodies` returns the bytes of one message, as received or as a zone would send them. The stored body is read
+in chunks, so that only one is in memory. A rendition is the one that the zone's attempts use
+(`delivery/rewrite`), and it is cached for them. Every access is logged with the person's name.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from zonerelay.store.contract import Store
 
 
 class Bodies:
-    """The bodies that operators read. `zone` returns the settings of a zone that is served; `read` is told of
-    the message, the zone ("" for the stored body) and the person.
+    """Reads bodies for operators. `zone` returns the settings of a configured zone. `read` is called with the
+    message, the zone ("" for the stored body) and the person.
     """
 
     def __init__(
@@ -71,7 +71,9 @@ class Bodies:
         self._read = read
 
     async def frames(self, request: QueueCat, who: str) -> AsyncGenerator[MessageBody | BodyPiece, None]:
-        """Yields what is known of the body, then the body. Raises ControlError and StoreError."""
+        """Yield a frame about the body, and then the body. Raise ControlError or StoreError if it cannot be
+        read.
+        """
         message_id, zone = MessageId(request.message_id), ""
         message = await self._store.read_message(message_id)
         read_body: ReadBody = self._store.read_body
@@ -117,7 +119,7 @@ async def _nothing_lost(_loss: str) -> bool:
 
 
 class ControlHandler:
-    """Satisfies `control.server.Handler`. `status` composes the relay's own part of the answer."""
+    """Implements `control.server.Handler`. `status` composes the relay's own part of the answer."""
 
     def __init__(
         self,
@@ -190,7 +192,9 @@ class ControlHandler:
             raise UnavailableError(f"the spool: {error}") from error
 
     async def _history_written(self) -> None:
-        """Wait until what is no longer in the queue is in the history, where the client looks next."""
+        """Wait until the history includes the mail that has left the queue, because the client looks there
+        next.
+        """
         if self._history is not None:
             await self._history.written()
 
@@ -260,7 +264,7 @@ class ControlHandler:
         await answer.send(answers.WebhookReplayed(queued=await webhooks.replay(courier, request.since)))
 
     def _webhook(self, name: str) -> tuple[Webhooks, WebhookCourier]:
-        """Raises NotFoundError."""
+        """Return a webhook by its name. Raise NotFoundError if it does not exist."""
         webhooks = self._webhooks()
         courier = None if webhooks is None else webhooks.courier(name)
         if webhooks is None or courier is None:
@@ -268,7 +272,7 @@ class ControlHandler:
         return webhooks, courier
 
     async def _list(self, request: requests.QueueList, answer: Answer) -> answers.End:
-        # One more than asked for: that is how we know that there are more.
+        # One row more than requested shows whether there are more.
         limit = request.limit + 1 if request.limit else None
         rows = 0
         wanted = queue_filter(request.filter)
@@ -320,7 +324,7 @@ class ControlHandler:
         if found is None:
             return row
         until, reply = found
-        # Mail that is left in the store until the next probe has no reply of its own, or an old one.
+        # Mail that stays in the store until the next probe has no reply of its own, or an old one.
         return msgspec.structs.replace(
             row,
             next_attempt=max(row.next_attempt, until),
@@ -352,7 +356,7 @@ class ControlHandler:
             )
 
     async def _resolve(self, request: requests.Resolve, answer: Answer) -> answers.End:
-        """Every address once, with one message that has it."""
+        """Send each matching address once, with one message that contains it."""
         matches, seen = self._redactor.matches, set[str]()
         async with aclosing(self._operations.select(QueueFilter(), None, answer)) as found:
             async for delivery, message, _ in found:
@@ -372,7 +376,9 @@ class ControlHandler:
 
 
 def delivery_row(delivery: Delivery, message: Message | None, state: DeliveryState) -> answers.DeliveryRow:
-    """`message` is `None` when it could not be read: sender and size are then unknown."""
+    """Return a delivery as a row. `message` is `None` if it could not be read; sender and size are then
+    unknown.
+    """
     last = delivery.last
     return answers.DeliveryRow(
         message_id=delivery.message_id,
@@ -437,7 +443,7 @@ def message_detail(message: Message, rows: Iterable[answers.DeliveryRow]) -> ans
 class PartAnswers:
     """The answers of a worker to its supervisor, which serves HTTP for all workers.
 
-    `refresh` is awaited before `families`, as before a scrape; `reasons` are those against being ready.
+    `refresh` is awaited before `families`, as before a scrape; `reasons` returns why the worker is not ready.
     """
 
     def __init__(

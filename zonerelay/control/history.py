@@ -1,7 +1,7 @@
-"""Searches of the history, and time lines of messages, as the command line, the API and the page show them,
-with what they do not cover.
+"""Searches of the history and time lines of messages, for the command line, the API and the page. Each answer
+includes the gaps of the history.
 
-All of it blocks but `ask`, and raises RedactKeyError when the key of the pseudonyms cannot be read.
+All functions except `ask` block, and raise RedactKeyError if the key of the pseudonyms cannot be read.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ _PSEUDONYM = re.compile(r"u-[a-z2-7]{13}@d-[a-z2-7]{13}")
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """In order of time. `more`: there are older ones. `gaps` is time that is not covered; `refused_more` are
-    refusals that were counted and not kept. `other_machines`: others share the queue and were not asked.
+    """The result of a search, in order of time. `more` means that there are older entries. `gaps` are the
+    times that the history does not cover. `refused_more` is the number of refusals that were counted but not
+    stored. `other_machines` means that other relays share the queue and were not searched.
     """
 
     found: tuple[Entry, ...]
@@ -54,7 +55,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one message, in order of time; none: it is not in the history, which has `gaps`."""
+    """The known events of one message, in order of time. They are empty if the history, with its `gaps`, does
+    not have it.
+    """
 
     steps: tuple[TraceStep, ...]
     gaps: tuple[Gap, ...]
@@ -65,8 +68,8 @@ T = TypeVar("T")
 
 
 async def ask(function: Callable[..., T], /, *given: object) -> T:
-    """Call a function of this module within a relay: in a thread, and for `LONGEST` seconds at most. Raises
-    BusyError when too many ask or there is no answer in time; a search raises SearchError then.
+    """Call a function of this module from the event loop: in a thread, and for at most `LONGEST` seconds.
+    Raise BusyError if too many searches run or the time is over; a search then raises SearchError.
     """
     pool = HISTORY if function is search else LOOKUPS
     try:
@@ -78,13 +81,13 @@ async def ask(function: Callable[..., T], /, *given: object) -> T:
 
 
 def redactor_of(settings: Settings) -> Redactor | None:
-    """`None` when there is no key, and so no pseudonym."""
+    """Return the redactor, or `None` if there is no key and so no pseudonyms."""
     key = load_key(redact_key_of(settings))
     return None if key is None else Redactor(key, enabled=True)
 
 
 def form(value: str, settings: Settings, redactor: Redactor | None) -> Form:
-    """Raises SearchError."""
+    """Return the form in which a value is searched for. Raise SearchError if it cannot be searched for."""
     return form_of(value, redactor, clear=settings.history.addresses is HistoryAddresses.CLEAR)
 
 
@@ -93,7 +96,9 @@ def _histories(settings: Settings, now: float, longest: float | None) -> Histori
 
 
 def search(settings: Settings, wanted: HistoryFind, now: float, *, longest: float = LONGEST_COMMAND) -> Found:
-    """Raises SearchError, also when it takes longer than `longest` seconds."""
+    """Search the history. Raise SearchError if that is not possible or takes longer than `longest`
+    seconds.
+    """
     try:
         return _search(settings, wanted, now, longest)
     except TooLongError:
@@ -141,7 +146,9 @@ def time_line(
     *,
     longest: float | None = None,
 ) -> TimeLine:
-    """Raises TooLongError after `longest` seconds. The `known` addresses are shown."""
+    """Return the time line of a message, with the `known` addresses in place of pseudonyms. Raise
+    TooLongError after `longest` seconds.
+    """
     with _histories(settings, now, longest) as histories:
         told = [
             TraceStep(at=each.at, event=each.event, recipient=each.recipient, text=each.text)
@@ -156,8 +163,8 @@ def time_line(
 def entries(
     settings: Settings, message_id: str, user: str | None, now: float, *, longest: float | None = None
 ) -> list[Entry]:
-    """Returns what became of one message, for each recipient in the order of its envelope; of a `user` only
-    that user's message. Raises SearchError, and TooLongError after `longest` seconds.
+    """Return the outcomes of one message by recipient, in the order of its envelope; for a `user`, only if it
+    is that user's message. Raise SearchError, or TooLongError after `longest` seconds.
     """
     with _histories(settings, now, longest) as histories:
         found = entries_of(message_id, histories.records(message_id))
@@ -177,7 +184,7 @@ def sent(
     limit: int,
     longest: float | None = None,
 ) -> list[Sent]:
-    """Return messages, the newest first; of a `user` only that user's. Raises SearchError, and TooLongError
+    """Return messages, the newest first; for a `user`, only that user's. Raise SearchError, or TooLongError
     after `longest` seconds.
     """
     with _histories(settings, now, longest) as histories:
@@ -190,8 +197,8 @@ def sent(
 
 
 def became(settings: Settings, message_id: str, now: float, *, longest: float | None = None) -> str:
-    """Return what became of a message that is no longer in the queue, in a sentence, "" if it is not known.
-    Raises SearchError, and TooLongError after `longest` seconds.
+    """Return a sentence about the outcome of a message that is no longer in the queue, or "" if it is not
+    known. Raise SearchError, or TooLongError after `longest` seconds.
     """
     outcomes = Counter(each.outcome for each in entries(settings, message_id, None, now, longest=longest))
     if not outcomes:
@@ -209,8 +216,8 @@ def whole_line(
     *,
     longest: float | None = None,
 ) -> tuple[list[TraceStep], Sequence[Gap]]:
-    """Everything that is known of one message, the future at the end, which its queue knows; and the gaps.
-    The `known` addresses, which the queue shows, are shown in what the history has, too.
+    """Return all known events of one message, and the gaps. Future events, which the queue knows, come last.
+    The `known` addresses, which the queue has, replace their pseudonyms in the history's events.
     """
     told = time_line(settings, message_id, now, known, longest=longest)
     if not any(each.event in ("accepted", "is-report") for each in told.steps):
@@ -220,7 +227,7 @@ def whole_line(
 
 
 def queued(found: Iterable[Entry]) -> list[str]:
-    """Return the ids of the latest messages that may be in the queue, which knows their addresses."""
+    """Return the ids of the latest messages that may be in the queue, which has their addresses."""
     ids = [each.message_id for each in found if each.outcome in ("waiting", "deferred")]
     return list(dict.fromkeys(ids))[-MAX_QUEUED:]
 
@@ -231,7 +238,7 @@ def addresses_of(detail: MessageDetail) -> list[str]:
 
 
 def named(found: Iterable[Entry], names: Mapping[str, str]) -> tuple[Entry, ...]:
-    """Return what was found with addresses by their pseudonyms (`pseudonyms`) in place of those."""
+    """Return the entries with pseudonyms replaced by addresses (`pseudonyms`)."""
 
     def clear(text: str) -> str:
         return _PSEUDONYM.sub(lambda each: names.get(each[0], each[0]), text)
@@ -256,20 +263,22 @@ def _clear_steps(steps: Iterable[TraceStep], names: Mapping[str, str]) -> list[T
 
 
 def pseudonyms(settings: Settings, addresses: Iterable[str]) -> dict[str, str]:
-    """Each address by its pseudonym: those that the operator knows are shown as given."""
+    """Return the addresses that the operator knows by their pseudonyms."""
     redactor = redactor_of(settings)
     return {} if redactor is None else {redactor.mailbox(Mailbox(each)): each for each in addresses}
 
 
 def of_interest(answer: Found, *, asked: bool) -> list[Gap]:
-    """That nothing is kept from before is news where nothing was found, or that time was `asked` for."""
+    """Return the gaps worth reporting. That the history does not reach further back matters only if nothing
+    was found, or if that time was `asked` for.
+    """
     return [
         gap for gap in answer.gaps if gap.began is not None or gap.ended is None or asked or not answer.found
     ]
 
 
 def in_words(gaps: Sequence[Gap], when: Callable[[float], str], *, several: bool) -> list[str]:
-    """`several` workers are told apart."""
+    """Return a text for each gap, which names the worker if there are `several`."""
     told = []
     for gap in gaps[:MAX_GAPS]:
         began = "the beginning" if gap.began is None else when(gap.began)

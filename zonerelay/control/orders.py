@@ -1,4 +1,4 @@
-"""The answers to `suspend`, `resume` and to what asks for the active orders.
+"""Answers `suspend`, `resume` and requests for the active suspensions and hold rules.
 
 A mistake in a request is a ControlError that says what to write instead.
 """
@@ -38,8 +38,8 @@ LOOK = 1.0
 
 
 class OrderAnswers:
-    """The answers about orders. `first_expiry` returns when mail that was accepted then would expire in a
-    zone at the earliest.
+    """Answers requests about suspensions and hold rules. `first_expiry` returns the earliest time at which
+    mail that was accepted at a time would expire in a zone.
     """
 
     def __init__(
@@ -62,13 +62,17 @@ class OrderAnswers:
         self._clock = clock
 
     async def in_force(self) -> tuple[OrderRow, ...]:
-        """Raises ControlError and StoreError."""
+        """Return the active ones. Raise ControlError if their file cannot be read, and StoreError if the
+        store fails.
+        """
         with _in_words():
             await self._orders.look()
             return self.rows()
 
     async def suspend(self, request: Suspend, call: Call) -> OrderGiven:
-        """Raises ControlError and StoreError."""
+        """Suspend or hold mail. Raise ControlError if that is not possible, and StoreError if the store
+        fails.
+        """
         self._check(request)
         now = call.at or self._clock.now()
         order = Order(
@@ -88,7 +92,7 @@ class OrderAnswers:
             return OrderGiven(order=self._row(order), new=new, first_expiry=await self._expiry(request.about))
 
     async def resume(self, request: Resume, who: str) -> OrdersEnded:
-        """Raises ControlError and StoreError."""
+        """End suspensions. Raise ControlError if that is not possible, and StoreError if the store fails."""
         about = request.about
         selectors = tuple(getattr(about, name) for name in SELECTORS)
         if not request.id and about == Selectors():
@@ -105,7 +109,9 @@ class OrderAnswers:
         return OrdersEnded(orders=tuple(map(self._row, ended)), released=released)
 
     async def undo(self, order_id: str, reason: str, who: str) -> Changed | None:
-        """Ends the order that has this id; `None`: there is none. Raises ControlError and StoreError."""
+        """End the suspension or hold rule with this id, or return `None` if there is none. Raise ControlError
+        if that is not possible, and StoreError if the store fails.
+        """
         if all(order.id != order_id for order in self._orders.table.orders):
             return None
         ended = await self.resume(Resume(id=order_id, reason=reason), who)
@@ -120,14 +126,14 @@ class OrderAnswers:
         )
 
     def rows(self) -> tuple[OrderRow, ...]:
-        """Return those in force, the newest first."""
+        """Return the active ones, the newest first."""
         return tuple(map(self._row, reversed(self._orders.table.orders)))
 
     def about(self, mail: Subject) -> tuple[OrderRow, ...]:
         return tuple(map(self._row, self._orders.table.about(mail)))
 
     def of(self, delivery: Delivery, message: Message | None) -> str:
-        """Return the id of the order that a delivery waits for, "" if there is none."""
+        """Return the id of the suspension or hold rule that keeps a delivery, or "" if there is none."""
         in_force = self._orders.table.orders
         if not in_force:
             return ""
@@ -184,7 +190,7 @@ class OrderAnswers:
         return sorted({*self._zones(), *stored, "default"})
 
     def _hosts(self, about: Selectors) -> tuple[str, ...]:
-        """Return the hosts of a destination that is known by a name, as `status` shows it."""
+        """Return the hosts of a destination, by the name that `status` shows."""
         wanted = (about.destination or "").lower()
         found = (
             each.key.partition(" ")[2]
@@ -195,8 +201,8 @@ class OrderAnswers:
         return tuple(dict.fromkeys(found))[:MAX_HOSTS]
 
     async def _expiry(self, about: Selectors) -> float | None:
-        """Before this no mail expires that the order is about. With many to look at it is the earliest that
-        it could be.
+        """Return a time before which none of the selected mail expires. If there is too much mail to check
+        within `LOOK` seconds, it is derived from the oldest mail of the zones.
         """
         wanted = QueueFilter(
             zone=about.zone, domain=about.domain, sender=about.sender, recipient=about.recipient
@@ -221,7 +227,7 @@ class OrderAnswers:
 
 @contextlib.contextmanager
 def _in_words() -> Iterator[None]:
-    """Raises ControlError."""
+    """Turn OrdersError into ControlError."""
     try:
         yield
     except OrdersError as error:

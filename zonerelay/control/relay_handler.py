@@ -1,6 +1,7 @@
-"""The relay as a `Handler` for one of its processes: it asks at the control socket, on the event loop.
+"""Forwards requests of one of the relay's processes to the relay, through the control socket, on the event
+loop.
 
-One request for each connection, by HTTP/1.0, so that the answer is lines of JSON until the connection ends.
+Each connection has one HTTP/1.0 request, so the answer consists of lines of JSON until the connection ends.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from zonerelay.operations.requests import Request
 
 
 class RelayHandler:
-    """Satisfies `Handler`. `path` is the control socket."""
+    """Implements `Handler` by requests to the relay. `path` is the control socket."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     async def handle(self, request: Request, answer: Answer) -> End:
-        """Raises ControlError and ClientGone."""
+        """Forward a request. Raise ControlError if it fails, and ClientGone if the client has left."""
         try:
             reader, writer = await asyncio.open_unix_connection(str(self._path), limit=MAX_FRAME)
         except OSError as error:
@@ -38,7 +39,7 @@ class RelayHandler:
     async def _answer(self, reader: asyncio.StreamReader, answer: Answer) -> End:
         status = int((await _line(reader)).partition(b" ")[2][:3])
         while (await _line(reader)).strip():
-            pass  # a field
+            pass  # a header field
         if status != 200:
             raise failure(status, await reader.read(MAX_FRAME))
         while True:

@@ -1,8 +1,9 @@
-"""The report of a day, or of another time: what the history says of it, and what waits now, as plain text.
+"""The report of a day, or of another period, as plain text: mail from the history, and the mail that waits
+now.
 
-It reads the histories of all workers of this machine. Blocks; it gives way to other threads all the time,
-because a busy day has millions of events. A history that is not whole is said in it, and so is a relay that
-does not answer.
+It reads the histories of all workers of this machine. It blocks, but yields to other threads all the time,
+because a busy day has millions of events. The report mentions gaps in a history and a relay that does not
+answer.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SENDERS = "Accepted, by sender"
 
 @dataclass(slots=True)
 class Figures:
-    """The figures of one time."""
+    """The numbers of one period."""
 
     totals: Counter[str] = field(default_factory=Counter)
     octets: int = 0
@@ -98,8 +99,8 @@ def report(
     now: RelayStatus | ControlError,
     senders: Sequence[str] = (),
 ) -> str:
-    """Return the report of the `period` between two Unix times. Blocks. `now` is what the relay says of its
-    queue; `senders` are shown by their addresses.
+    """Return the report of the `period` between two Unix times. Blocks. `now` is the relay's answer about its
+    queue. `senders` are shown by their addresses.
     """
     (since, until), figures = period, Figures()
     with Histories(settings.spool.path.parent / DIRECTORY, None) as histories:
@@ -130,7 +131,7 @@ def _totals(figures: Figures) -> Iterable[str]:
 
 
 def _rounded(octets: int) -> int:
-    """To a kilobyte or a megabyte, which has a short form."""
+    """Round to a kilobyte or a megabyte, which has a short form."""
     unit = 1 << 20 if octets >= 10 << 20 else 1024 if octets >= 10 << 10 else 1
     return octets // unit * unit
 

@@ -1,9 +1,8 @@
-"""Runs the relay's handler for everybody who asks: over HTTP, over the socket of a worker, from within the
-process.
+"""Runs the relay's handler for all clients: over HTTP, over the socket of a worker, and within the process.
 
-Promises: a client that is slow holds a bounded number of frames; a handler that fails is reported through
-`trouble` and answered with UnexpectedError. When its client leaves, an operation that `completes` runs to its
-end, because half of a bulk change is worse than either, and every other one is cancelled.
+Promises: a slow client holds a bounded number of frames. An exception in a handler is reported through
+`trouble` and answered with UnexpectedError. When the client disconnects, an operation that `completes` runs
+to its end, because half of a bulk change is worse than all or nothing of it; other operations are cancelled.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ F = TypeVar("F")
 
 
 class ClientGone(Exception):
-    """The client has left, so the rest of the answer has no reader."""
+    """The client has disconnected, so nobody reads the rest of the answer."""
 
 
 class Answer:
-    """The frames of one answer on their way to the client; an error is the last of them. `done` and `total`
-    are what progress frames report meanwhile.
+    """The frames of one answer on their way to the client; an error is the last of them. Progress frames
+    report `done` and `total`.
     """
 
     def __init__(self, call: Call) -> None:
@@ -50,26 +49,28 @@ class Answer:
         return self.call.caller
 
     async def send(self, frame: Frame) -> None:
-        """Wait while the client is behind. Raises ClientGone."""
+        """Send a frame, after waiting while the client is behind. Raise ClientGone if it has disconnected."""
         if self.unheard:
             raise ClientGone
         await self.queue.put(frame)
 
     def leave(self) -> None:
-        """The client takes no more; a handler that waits for room goes on."""
+        """Mark the client as disconnected, and wake a handler that waits for it."""
         self.unheard = True
         while not self.queue.empty():
             self.queue.get_nowait()
 
 
 class Handler(Protocol):
-    """Answers requests. ControlError is for the client to read; anything else is trouble."""
+    """Handles requests. ControlError is sent to the client; any other exception is reported as a bug."""
 
     async def handle(self, request: Request, answer: Answer) -> End: ...
 
 
 class Runner:
-    """A runner. `close` it before the handler. At most `most` requests are answered at once."""
+    """Runs requests. Call `close` before closing the handler. At most `most` requests run at the same
+    time.
+    """
 
     def __init__(self, handler: Handler, trouble: Trouble, *, most: int = MAX_RUNNING) -> None:
         self._handler = handler
@@ -78,8 +79,9 @@ class Runner:
         self._running: set[asyncio.Task[None]] = set()
 
     async def batches(self, call: Call, *, beat: float | None = None) -> AsyncGenerator[list[Frame], None]:
-        """Yield the frames of the answer as they come, `End` last; close it with `aclosing`. With `beat` a
-        Progress frame comes after so many seconds without another. Raises ControlError.
+        """Yield the frames of the answer as they come, `End` last; close the generator with `aclosing`. With
+        `beat`, a Progress frame is sent after so many seconds without another frame. Raise ControlError if
+        the request fails.
         """
         if len(self._running) >= self._most:
             raise BusyError(f"{self._most} other requests are being answered: try again")
@@ -118,7 +120,9 @@ class Runner:
                     yield frame
 
     async def all(self, request: Request, answer: type[F], caller: str) -> tuple[tuple[F, ...], End]:
-        """Return the frames of one kind, few enough to be in memory, and the end. Raises ControlError."""
+        """Return the frames of one kind, few enough to be in memory, and the end. Raise ControlError if the
+        request fails.
+        """
         found: list[F] = []
         end = End()
         async with aclosing(self.frames(Call(request=request, caller=caller))) as frames:
@@ -130,7 +134,7 @@ class Runner:
         return tuple(found), end
 
     async def one(self, request: Request, answer: type[F], caller: str) -> F:
-        """Return the one frame that answers a simple request. Raises ControlError."""
+        """Return the one frame that answers a simple request. Raise ControlError if the request fails."""
         found, _ = await self.all(request, answer, caller)
         if not found:
             raise UnexpectedError(f"the answer holds no {answer.__name__}")
@@ -159,7 +163,7 @@ class Runner:
 
 
 def _previewed(call: Call) -> Call:
-    """A change counts its matches instead, where that is all that is asked for."""
+    """Return the call, changed to one that only counts matches if it is a preview of a change."""
     request = call.request
     if not isinstance(request, QueueChange):
         return call

@@ -1,12 +1,10 @@
-"""The socket on which a worker answers its supervisor: one call per connection as a line of JSON, answered
-with the lines of its frames.
+"""The socket on which a worker answers its supervisor, and the file of the control socket.
 
-Promises: a slow, silent or vanished client costs one bounded buffer and one task, and is let go after a named
-time.
+Each connection has one call, a line of JSON, which is answered with one line per frame. A slow, silent or
+vanished client costs one bounded buffer and one task, and is disconnected after a fixed time.
 
-The control socket's file: where it is, how it is made and when it may be removed.
-
-Every refusal is a ControlError that says what to do.
+The module also defines where the control socket is, and how its file is created and removed. Every refusal is
+a ControlError that says what to do.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from zonerelay.operations.errors import AnotherRelayError, ControlError, Invalid
 from zonerelay.process.files import identity
 
 if TYPE_CHECKING:
-    from zonerelay.config.settings import Settings  # commands that ask a relay do without
+    from zonerelay.config.settings import Settings  # commands that query a relay do not need it
 SOCKET_MODE = 0o600
 """Only root and the relay's own user operate the queue."""
 
@@ -35,13 +33,13 @@ _ANSWER_TIMEOUT = 2.0
 
 
 def bind(path: Path) -> socket.socket:
-    """Return a bound socket that does not listen yet. Raises ControlError."""
+    """Return a bound socket that does not listen yet. Raise ControlError if it cannot be created."""
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.setblocking(False)
         listener.bind(str(path))
-        # No client can connect before listen(), so there is no moment with a wider mode.
+        # No client can connect before listen(), so the file is never accessible with wider permissions.
         path.chmod(SOCKET_MODE)
     except OSError as error:
         listener.close()
@@ -50,7 +48,7 @@ def bind(path: Path) -> socket.socket:
 
 
 def refuse_live(path: Path) -> None:
-    """Raises ControlError when a relay answers there."""
+    """Raise ControlError if a relay answers at the socket."""
     if path.is_socket() and answers(path):
         raise AnotherRelayError(
             f"another relay answers at {path}: stop it, or give this one another [admin] socket"
@@ -61,7 +59,7 @@ def _remove_stale(path: Path) -> None:
     try:
         mode = path.lstat().st_mode
     except OSError:
-        return  # bind() says what is wrong, if anything is
+        return  # if something is wrong, bind() reports it
     if not stat.S_ISSOCK(mode):
         raise ControlError(f"{path} is in the way of the control socket and is not a socket: move it")
     refuse_live(path)
@@ -72,7 +70,9 @@ def _remove_stale(path: Path) -> None:
 
 
 def answers(path: Path) -> bool:
-    """Anything but a refusal counts as an answer: a busy relay's socket must not be taken away."""
+    """Return whether a relay may answer. Anything but a refused connection counts, because the socket of a
+    busy relay must not be removed.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_ANSWER_TIMEOUT)
         try:
@@ -104,8 +104,8 @@ LIMITS_NAME = "limits.sock"
 
 
 def control_socket_path(settings: Settings, worker: int | None = None) -> Path:
-    """`[admin] socket`, or `control.sock` beside the spool; that of one of several workers is
-    `control-01.sock`. Raises ControlError when it is too long.
+    """Return the path of the control socket: `[admin] socket`, or `control.sock` next to the spool; a
+    worker's is `control-01.sock`. Raise ControlError if the path is too long.
     """
     path = (settings.admin.socket or settings.spool.path.parent / SOCKET_NAME).absolute()
     if worker is not None:
@@ -120,14 +120,14 @@ def control_socket_path(settings: Settings, worker: int | None = None) -> Path:
 
 
 def submission_socket_path(settings: Settings, worker: int) -> Path:
-    """Returns the path of the socket on which a worker takes mail from the supervisor's HTTP server: beside
-    its control socket. Raises ControlError.
+    """Return the path of the socket on which a worker accepts mail from the supervisor's HTTP server, next to
+    its control socket. Raise ControlError if the path is too long.
     """
     return control_socket_path(settings, worker).with_name(f"http-{worker:02d}.sock")
 
 
 def limits_socket_path(settings: Settings) -> Path:
-    """Returns the path of the socket of the workers' common limits: beside the control socket."""
+    """Return the path of the socket for the workers' common limits, next to the control socket."""
     return control_socket_path(settings, 0).with_name(LIMITS_NAME)
 
 
@@ -148,7 +148,7 @@ class WorkerSocket:
         self._clients: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen. Raises ControlError with what to do when that cannot be."""
+        """Listen. Raise ControlError with what to do if that is not possible."""
         listener = bind(self._path)
         self._identity = identity(self._path)
         self._server = await asyncio.start_unix_server(
@@ -156,7 +156,7 @@ class WorkerSocket:
         )
 
     async def close(self) -> None:
-        """Stop listening, drop the clients, and remove the socket file if it is still ours."""
+        """Stop listening, disconnect the clients, and remove the socket file if it is still this server's."""
         if self._server is None:
             return
         if identity(self._path) == self._identity:
@@ -187,7 +187,7 @@ class WorkerSocket:
         except asyncio.CancelledError:
             if self._server is not None:
                 raise
-            # By `close`. Streams of Python 3.12.1 and before report a cancelled task as trouble.
+            # Cancelled by `close`. Streams of Python up to 3.12.1 report a cancelled task as an error.
         finally:
             self._clients.discard(task)
             writer.close()
@@ -196,7 +196,9 @@ class WorkerSocket:
 
 
 async def _received(reader: asyncio.StreamReader) -> Call:
-    """Raises InvalidError and ClientGone."""
+    """Return the call. Raise InvalidError if it is not valid, and ClientGone if the client has
+    disconnected.
+    """
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT):
             return decode_call(await reader.readline())
@@ -207,8 +209,8 @@ async def _received(reader: asyncio.StreamReader) -> Call:
 
 
 async def _send(writer: asyncio.StreamWriter, octets: bytes) -> None:
-    """Raises ClientGone."""
-    if writer.is_closing():  # uvloop's transports do not take what is written after their end
+    """Send bytes. Raise ClientGone if the client has disconnected."""
+    if writer.is_closing():  # transports of uvloop do not accept data after they are closed
         raise ClientGone
     writer.write(octets)
     try:

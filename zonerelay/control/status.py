@@ -1,8 +1,7 @@
-"""The figures of `zonerelay status` and of the queue gauges, collected from the store and the scheduler.
+"""The numbers of `zonerelay status` and of the queue gauges, collected from the store and the scheduler.
 
-Each question reads the store's counts and the scheduler's snapshot once, so that figures agree with each
-other. The ages of the oldest deliveries need the disk: `refresh` reads them, and a scrape uses the last
-ones.
+Each request reads the store's counts and the scheduler's snapshot once, so that the numbers are consistent.
+The ages of the oldest deliveries require disk access: `refresh` reads them, and a scrape uses the last ones.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class StatusBoard:
         keeping: Keeping,
         clock: Clock,
     ) -> None:
-        """`orders` returns the orders of operators in force."""
+        """Initialize the status. `orders` returns the active suspensions and hold rules."""
         self._orders = orders
         self._settings = settings
         self._hostname = hostname
@@ -104,14 +103,14 @@ class StatusBoard:
         self._files = settings, _named_files(settings)
 
     async def close(self) -> None:
-        """Call before the store is closed."""
+        """Close the status, before the store is closed."""
         await self._destinations.close()
 
     async def refresh(self) -> None:
-        """Bring the ages of the oldest deliveries up to date.
+        """Update the ages of the oldest deliveries.
 
-        A store that refuses leaves the ages as they were last known, for nothing leaves the queue meanwhile:
-        operators need the other figures most at that time.
+        If the store refuses, the last known ages are kept, because nothing leaves the queue in this state and
+        operators need the other numbers most at that time.
         """
         oldest: dict[str, float] = {}
         now = self._clock.now()
@@ -123,9 +122,9 @@ class StatusBoard:
                 if created is not None:
                     oldest[queue.zone] = min(created, oldest.get(queue.zone, created))
         except StoreError:
-            return  # `unhealthy` has the reason, and the store's events have told it
+            return  # `unhealthy` has the reason, and the store's events have reported it
         self._oldest = oldest
-        # A store that cannot hand mail out says no times, but still ages.
+        # A store that cannot claim mail has no due times, but still has ages.
         with contextlib.suppress(StoreError):
             due: dict[str, float] = {}
             for queue in self._store.counts():
@@ -150,7 +149,7 @@ class StatusBoard:
         return found
 
     def queues(self) -> list[ZoneQueue]:
-        """Returns the queues of every configured zone, and of every other zone that holds mail."""
+        """Return the queues of every configured zone, and of every other zone that holds mail."""
         counts = _by_zone(self._store.counts())
         return [
             self._queue(zone, counts.get(zone) or QueueCounts())
@@ -160,7 +159,8 @@ class StatusBoard:
     def _queue(self, zone: str, counts: QueueCounts) -> ZoneQueue:
         created = self._oldest.get(zone)
         active = min(self._scheduler.active_count(zone), counts.total)
-        # What is being attempted is counted by its durable state too: mostly ready, sometimes deferred.
+        # Deliveries that are being attempted are also counted by their stored state: mostly ready, sometimes
+        # deferred.
         from_ready = min(active, counts.ready)
         return ZoneQueue(
             zone=zone,
@@ -174,7 +174,7 @@ class StatusBoard:
         )
 
     def destination_states(self) -> Iterable[tuple[tuple[str, str], int]]:
-        """Returns how many destinations of each zone are suspended now, and how many are not."""
+        """Return how many destinations of each zone are suspended now, and how many are not."""
         found: Counter[tuple[str, str]] = Counter()
         for zone, suspended, usable in self._scheduler.destination_counts(self._clock.now()):
             found[queue_of(zone).label, "suspended"] += suspended
@@ -221,7 +221,9 @@ class StatusBoard:
         )
 
     def _missing(self, settings: Settings | None, told: Sequence[str]) -> list[str]:
-        """Return the files of the configuration that were there when it was taken up. Blocks."""
+        """Return the problem lines for files of the configuration that have disappeared since it was loaded.
+        Blocks.
+        """
         if settings is not None and settings is not self._files[0]:
             self._files = settings, _named_files(settings)
         return [
@@ -241,7 +243,7 @@ class StatusBoard:
         )
 
     def suspended(self, destination: DestinationKey) -> Suspended | None:
-        """Returns the suspension of a destination, `None` when it is not suspended."""
+        """Return the suspension of a destination, or `None` if it is not suspended."""
         for zone in self._scheduler.snapshot():
             for status in zone.destinations:
                 if status.key == destination and status.suspended_until is not None:
@@ -265,7 +267,7 @@ class StatusBoard:
 
 
 def _named_files(settings: Settings) -> dict[Path, str]:
-    """Return the files that are named and there, with the option that names each. Blocks."""
+    """Return the existing files that the configuration names, each with its option. Blocks."""
     found = {}
     for table in fields(settings):
         value = getattr(settings, table.name)
@@ -280,7 +282,7 @@ def _named_files(settings: Settings) -> dict[Path, str]:
 
 
 def _free_space(settings: Settings) -> int | None:
-    """Bytes, the least of the places of the spool. Blocks."""
+    """Return the free space in bytes, the least of all directories of the spool. Blocks."""
     found = []
     for place in directories_of(settings.spool):
         with contextlib.suppress(OSError):
@@ -289,7 +291,7 @@ def _free_space(settings: Settings) -> int | None:
 
 
 def _by_zone(counts: Mapping[QueueName, QueueCounts]) -> dict[str, QueueCounts]:
-    """The queues of all priorities together."""
+    """Return the sums over all priorities of each zone."""
     zones: dict[str, QueueCounts] = {}
     for queue, count in counts.items():
         zones.setdefault(queue.zone, QueueCounts()).add(count)

@@ -1,6 +1,7 @@
-"""What operators read along: the events of a worker as they happen, and transcripts of its sessions.
+"""Live streams for operators: the events of a worker as they happen, and transcripts of its sessions.
 
-A reader that is slow loses what does not fit its buffer, and is told how much is missing; mail never waits.
+A slow reader loses what does not fit in its buffer, and receives the number of lost entries; mail never waits
+for a reader.
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ MAX_MESSAGES = 10_000
 
 class Streams:
     def __init__(self, events: Events, redactor: Redactor, join: Callable[[], None] = lambda: None) -> None:
-        """`join` lets a transcript that has begun record the transactions that are under way."""
+        """Initialize the streams. `join` is called so that a new transcript records the transactions that are
+        under way.
+        """
         self._join = join
         self._events = events
         self._redactor = redactor
         self._followers = 0
 
     async def tail(self, request: Tail, answer: Answer) -> End:
-        """Ends when the client leaves. Raises BusyError and InvalidError."""
+        """Stream events until the client disconnects. Raise BusyError if there are too many streams,
+        InvalidError if the filter is not valid.
+        """
         if self._followers >= MAX_FOLLOWERS:
             raise BusyError(f"{MAX_FOLLOWERS} others read along already: end one of them")
         try:
@@ -62,8 +67,8 @@ class Streams:
             self._events.leave(stream)
 
     async def transcribe(self, request: TranscriptRequest, answer: Answer) -> End:
-        """Ends with its time, bytes or sessions, or when the client leaves. Raises BusyError and
-        InvalidError.
+        """Stream protocol lines until the requested time, bytes or sessions are reached, or the client
+        disconnects. Raise BusyError if there are too many streams, InvalidError if the filter is not valid.
         """
         stream: Stream[Line] = Stream(ROOM)
         transcript = _checked(request, stream)
@@ -110,8 +115,8 @@ def _checked(request: TranscriptRequest, stream: Stream[Line]) -> Transcript:
 
 
 class _Wanted:
-    """The filter of one tail. A later event of a message has no sender, user or client: it is wanted when the
-    acceptance of the message was. Raises SearchError.
+    """The filter of one tail. Later events of a message do not name its sender, user or client: they match if
+    the acceptance of the message did. The constructor raises SearchError if a value cannot be searched for.
     """
 
     def __init__(self, request: Tail, redactor: Redactor) -> None:
@@ -165,7 +170,9 @@ class _Wanted:
         )
 
     def _is_of_message(self, event: str, text: Callable[[str], str], has: Callable[..., bool]) -> bool:
-        """Whether the event, or the acceptance of its message, has the sender, the user and the client."""
+        """Return whether the event, or the acceptance of its message, has the sender, the user and the
+        client.
+        """
         if self._any is None and not self._of_message:
             return True
         message_id = text("id") or text("about")
@@ -182,5 +189,5 @@ class _Wanted:
 
 
 def _mailbox(text: Callable[[str], str], *commands: str) -> tuple[str, ...]:
-    """The field `mailbox` of a refusal is of what the command names."""
+    """Return the field `mailbox` if the refused command is one of `commands`."""
     return ("mailbox",) if text("command") in commands else ()

@@ -59,7 +59,8 @@ def status(arguments: Namespace) -> int:
 
 def _watch(client: ControlClient, config: Path | None, *, is_all: bool) -> int:
     """Draw the status again every few seconds until the user presses q or Ctrl-C; restore the screen then.
-    Raise CliError if there is no terminal."""
+    Raise CliError if there is no terminal.
+    """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CliError("--watch draws on a terminal, and here is none", USAGE)
     from rich.live import Live
