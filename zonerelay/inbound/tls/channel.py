@@ -28,9 +28,6 @@ _HANDSHAKE_RECORD = 22  # RFC 8446 5.1: what a client's first record must be
 _SSL2_HELLO = 0x80
 
 _WORDS = {
-    "unsupported protocol": "the client offers no TLS version that is allowed (1.2 and 1.3 are)",
-    "version too low": "the client offers no TLS version that is allowed (1.2 and 1.3 are)",
-    "no protocols available": "the client offers no TLS version that is allowed (1.2 and 1.3 are)",
     "inappropriate fallback": "the client offers an older TLS version than it could (a downgrade)",
     "no shared cipher": "the client offers no cipher that is allowed",
     "no shared group": "the client offers no key exchange group that is allowed",
@@ -47,6 +44,8 @@ _WORDS = {
     "unexpected message": "a handshake message came out of turn",
     "no renegotiation": "the client wants to renegotiate, which is not allowed",
 }
+_TOO_OLD = frozenset({"unsupported protocol", "version too low", "no protocols available"})
+_VERSIONS = {b"\x03\x00": "SSL 3", b"\x03\x01": "TLS 1.0", b"\x03\x02": "TLS 1.1"}
 _ALERT = re.compile(r"\S+ alert (.+)")  # "tls alert …", "tlsv1 alert …", "sslv3 alert …"
 _ABOUT_OUR_CERTIFICATE = frozenset(
     {
@@ -69,7 +68,8 @@ def first_octet_fault(octet: int) -> str:
     return "not TLS: clear text" if chr(octet).isprintable() or octet in b"\r\n\t" else "not TLS"
 
 
-def fault_text(error: SSL.Error) -> str:
+def fault_text(error: SSL.Error, offered: str) -> str:
+    """Return what went wrong. `offered` is the newest TLS version that the client named."""
     if isinstance(error, SSL.SysCallError):
         return "the connection ended within TLS"
     reason = _first_reason(error)
@@ -78,6 +78,11 @@ def fault_text(error: SSL.Error) -> str:
         if name in _ABOUT_OUR_CERTIFICATE:
             return f"the client does not accept our certificate (alert: {name})"
         return f"the client ended TLS (alert: {name})"
+    if reason in _TOO_OLD:
+        return (
+            f"the client offers {offered}, and only TLS 1.2 and 1.3 are allowed: update it, or let it send"
+            " without TLS from a network that allow_networks names"
+        )
     return _WORDS.get(reason, f"TLS failed: {reason}")
 
 
@@ -111,7 +116,18 @@ class TlsChannel:
     reading.
     """
 
-    __slots__ = ("_connection", "_fault", "_in", "_octets", "_out", "_ssl", "closed", "established", "info")
+    __slots__ = (
+        "_connection",
+        "_fault",
+        "_in",
+        "_octets",
+        "_offered",
+        "_out",
+        "_ssl",
+        "closed",
+        "established",
+        "info",
+    )
 
     def __init__(self, context: SSL.Context) -> None:
         self._connection = SSL.Connection(context, None)
@@ -119,6 +135,7 @@ class TlsChannel:
         self._ssl = self._connection._ssl
         self._in, self._out = self._connection._into_ssl, self._connection._from_ssl
         self._octets = 0
+        self._offered = "no version that is known"
         self._fault = ""  # its text: an exception kept here would keep this object alive by its traceback
         self.established = False
         self.closed = False
@@ -140,7 +157,7 @@ class TlsChannel:
                 for at in range(0, len(data), PIECE):
                     self._feed(view[at : at + PIECE], plain)
         except SSL.Error as error:
-            raise self._failed(fault_text(error)) from error
+            raise self._failed(fault_text(error, self._offered)) from error
         return plain[0] if len(plain) == 1 else b"".join(plain)
 
     def take_output(self) -> bytes:
@@ -164,7 +181,7 @@ class TlsChannel:
                     view = view[sent:]
                     output += self._take()
             except SSL.Error as error:
-                self._failed(fault_text(error))  # said by the next `receive`
+                self._failed(fault_text(error, self._offered))  # said by the next `receive`
         return b"".join(output) if output else self.take_output()
 
     def close(self) -> bytes:
@@ -175,7 +192,7 @@ class TlsChannel:
                 self._connection.shutdown()
             except SSL.Error as error:
                 # Nothing depends on it: the connection is closed next.
-                self._failed(fault_text(error))
+                self._failed(fault_text(error, self._offered))
         return self.take_output()
 
     def _feed(self, piece: bytes | memoryview, plain: list[bytes]) -> None:
@@ -199,6 +216,8 @@ class TlsChannel:
     def _admit(self, piece: bytes | memoryview) -> None:
         if not self._octets and (text := first_octet_fault(piece[0])):
             raise self._failed(text)
+        if not self._octets:  # RFC 8446 4.1.2: a record's header, a message's header, then the version
+            self._offered = _VERSIONS.get(bytes(piece[9:11]), self._offered)
         self._octets += len(piece)
         if self._octets > MAX_HANDSHAKE:
             raise self._failed(f"the client sent {MAX_HANDSHAKE} octets without completing the handshake")
