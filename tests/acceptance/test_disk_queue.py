@@ -84,7 +84,7 @@ async def test_operators_hold_show_release_and_drop(tmp_path: Path) -> None:
         listed = [json.loads(line) for line in (await run(relay, "list", "--json")).splitlines()]
         first, second, _ = (str(entry["message_id"]) for entry in listed)
         await run(relay, "hold", first)
-        await run(relay, "drop", second)
+        await run(relay, "drop", "--purge", second)
         assert "kept-1" in await run(relay, "show", first)
         assert left(tmp_path) == 2
         await asyncio.to_thread(relay.restart)

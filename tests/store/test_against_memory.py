@@ -24,7 +24,6 @@ from tests.support.s3_server import shared_moto
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
-from zonerelay.outbox.rows import pool as claim_pool
 from zonerelay.store.common import records
 from zonerelay.store.common.write import batches
 from zonerelay.store.contract import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
@@ -52,7 +51,6 @@ TINY: dict[object, dict[str, int]] = {
     leveldb_claims: {"_READ_AHEAD": 1},
     in_flight: {"HOT_MESSAGES": 2},
     batches: {"UPDATE_BATCH": 2},
-    claim_pool: {"POOL_LIMIT": 2},
     objects: {"LARGE_VALUE": 1000, "LEAST_LOG": 5000, "AHEAD": 3},
 }
 

@@ -18,7 +18,6 @@ from tests.store.builders import NOW, attempt, delivery_for, envelope_for, messa
 from tests.store.spools import Spool, until
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import queue_of
-from zonerelay.outbox.rows import pool as claim_pool
 from zonerelay.store.contract import Change, Finish, Postpone, Store, StoreError
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import ready_window
@@ -37,7 +36,6 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready_window, "PARKED_LIMIT", 2)
     monkeypatch.setattr(leveldb_scan, "PAGE_ROWS", 3)
     monkeypatch.setattr(leveldb_claims, "_READ_AHEAD", 1)
-    monkeypatch.setattr(claim_pool, "POOL_LIMIT", 3)
 
 
 class Claimer:

@@ -72,14 +72,14 @@ def test_an_application_with_the_rights_that_are_printed_can_insert_and_no_more(
     bed.server.psql(text)
     role = f"app_{bed.schema}"
     grants = [line[3:].replace(" TO app;", f" TO {role};") for line in text.splitlines() if "TO app;" in line]
-    assert len(grants) == 3
+    assert len(grants) == 4
     bed.psql(f"CREATE ROLE {role}; {' '.join(grants)}")
     try:
         insert = "INSERT INTO outbound_messages (to_addresses) VALUES ('{a@b.example}')"
         assert bed.psql(f"SET ROLE {role}; {insert}") == ""
         for statement in (
             "SELECT text_body FROM outbound_messages",
-            "UPDATE outbound_messages SET status = 'sent'",
+            "UPDATE outbound_messages SET text_body = 'another'",
             "INSERT INTO outbound_messages (status) VALUES ('sent')",
             "SELECT * FROM mailboxes",
         ):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
-from zonerelay.config.settings import Settings, raised_guard, space_guard
+from zonerelay.config.settings import Settings, SpoolSettings, raised_guard, space_guard
 from zonerelay.config.units import rough_size
 from zonerelay.control.destinations import Destinations, Keeping
 from zonerelay.control.explain import SourcePlans, Suspended
@@ -29,7 +29,7 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.destinations.route import DestinationKey
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import QueueCounts, Store, StoreError, Unhealthy
-from zonerelay.store.spool_paths import directories_of
+from zonerelay.store.spool_paths import directories_of, spool_of
 from zonerelay.telemetry.metrics.instruments import ZoneQueue
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class StatusBoard:
         self,
         *,
         settings: Settings,
+        worker: int,
         hostname: str,
         store: Store,
         scheduler: Scheduler,
@@ -80,6 +81,7 @@ class StatusBoard:
         """Initialize the status. `orders` returns the active suspensions and hold rules."""
         self._orders = orders
         self._settings = settings
+        self._spool = spool_of(settings.spool, worker)
         self._hostname = hostname
         self._store = store
         self._scheduler = scheduler
@@ -114,7 +116,7 @@ class StatusBoard:
         """
         oldest: dict[str, float] = {}
         now = self._clock.now()
-        self.free_space = await STATUS.run(_free_space, self._settings)
+        self.free_space = await STATUS.run(_free_space, self._spool)
         self.captured = await STATUS.run(self._look_at_captured)
         try:
             for queue in self._store.counts():
@@ -236,10 +238,11 @@ class StatusBoard:
         if self.free_space is None or self._store.unhealthy() is not Unhealthy.NO_SPACE:
             return ""
         least = space_guard(self._settings.spool)
-        more = f": free {rough_size(least - self.free_space)} more" if least > self.free_space else ""
+        if least <= self.free_space:
+            return ""  # it was freed since the store looked
         return (
             f"{rough_size(self.free_space)} are free at the spool, and new mail is refused below"
-            f" {rough_size(least)}{more}"
+            f" {rough_size(least)}: free {rough_size(least - self.free_space)} more"
         )
 
     def suspended(self, destination: DestinationKey) -> Suspended | None:
@@ -281,10 +284,10 @@ def _named_files(settings: Settings) -> dict[Path, str]:
     return found
 
 
-def _free_space(settings: Settings) -> int | None:
+def _free_space(spool: SpoolSettings) -> int | None:
     """Return the free space in bytes, the least of all directories of the spool. Blocks."""
     found = []
-    for place in directories_of(settings.spool):
+    for place in directories_of(spool):
         with contextlib.suppress(OSError):
             found.append(shutil.disk_usage(place).free)
     return min(found, default=None)

@@ -326,7 +326,7 @@ async def _assemble(
         leaps=leaps,
     )
     answers = build_answers(parts)
-    board = build_board(settings, parts, lambda: assembled.surface(), answers)
+    board = build_board(settings, identity.index, parts, lambda: assembled.surface(), answers)
     readiness = ReadinessCheck(
         probe=store.probe,
         unhealthy=store.unhealthy,

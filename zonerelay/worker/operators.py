@@ -64,11 +64,12 @@ def build_answers(parts: Parts) -> OrderAnswers:
 
 
 def build_board(
-    settings: Settings, parts: Parts, surface: Callable[[], Surface], orders: OrderAnswers
+    settings: Settings, worker: int, parts: Parts, surface: Callable[[], Surface], orders: OrderAnswers
 ) -> StatusBoard:
     sending, hostname = parts.sending, parts.context.hostname
     return StatusBoard(
         settings=settings,
+        worker=worker,
         hostname=hostname,
         store=parts.queue.store,
         scheduler=parts.scheduler,
