@@ -41,7 +41,13 @@ from typing import Protocol
 
 from zonerelay.config.settings import Convert, DkimMode, ZoneSettings
 from zonerelay.message.conversion import Encoder, NotConvertibleError, Plan, Survey
-from zonerelay.message.dkim.signature import DkimKey, RelaxedBody, author_domain, unsigned_fields
+from zonerelay.message.dkim.signature import (
+    DkimKey,
+    RelaxedBody,
+    UnsignedField,
+    author_domain,
+    unsigned_fields,
+)
 from zonerelay.message.header.address_fields import edit_header
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import NULL_SENDER, Mailbox
@@ -120,9 +126,14 @@ async def _close(pieces: AsyncIterator[bytes]) -> None:
 # Makes DKIM signatures: slow ones in a thread if a core is free for it, others on the event loop.
 #
 # RSA with 2048 bits takes as long as all other work for a small message, and releases Python's lock meanwhile
-# (from cryptography 49 on), so a thread lets the loop continue. The thread costs some CPU, which is a loss
-# where the loop has the only core. All work but the signature is done before the thread starts
-# (tests/bench/dkim.py has the figures).
+# (from cryptography 49 on), so a thread lets the loop continue. Reaching a thread and coming back costs half
+# as much as the signature, so the thread gets all digests of one turn of the loop at once, and a digest that
+# is alone is signed on the loop. All work but the signature is done before (tests/bench/dkim.py has the
+# figures).
+
+_AT_ONCE = 8  # digests that the thread gets at a time; their messages wait for the last one
+
+_Job = tuple[UnsignedField, asyncio.Future[bytes]]
 
 
 class Signing:
@@ -131,27 +142,70 @@ class Signing:
     def __init__(self, *, beside: bool) -> None:
         self._beside = beside
         self._thread: ThreadPoolExecutor | None = None
+        self._waiting: deque[_Job] = deque()
+        self._is_busy = False  # the thread signs, or begins in the next turn of the loop
 
     async def sign(self, header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
         """Returns the DKIM-Signature fields, as `message.dkim.signature.sign` does."""
         fields = []
         for each in unsigned_fields(header, body_hash, keys, now=now):
             if self._beside and each.key.slow:
-                signature = await self._in_thread(each.key, each.digest)
+                signature = await self._gathered(each)
             else:
                 signature = each.key.sign(each.digest)
             fields.append(each.signed(signature))
         return b"".join(fields)
 
-    async def _in_thread(self, key: DkimKey, digest: bytes) -> bytes:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="dkim")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, key.sign, digest)
+    def _gathered(self, unsigned: UnsignedField) -> asyncio.Future[bytes]:
+        loop = asyncio.get_running_loop()
+        signature: asyncio.Future[bytes] = loop.create_future()
+        self._waiting.append((unsigned, signature))
+        if not self._is_busy:
+            self._is_busy = True
+            loop.call_soon(self._begin)
+        return signature
+
+    def _begin(self) -> None:
+        jobs = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
+        if len(jobs) > 1:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="dkim")
+            loop = asyncio.get_running_loop()
+            signed = loop.run_in_executor(self._thread, _signatures, jobs)
+            signed.add_done_callback(lambda done: self._end(jobs, done.result()))
+        else:
+            self._end(jobs, _signatures(jobs))
+
+    def _end(self, jobs: list[_Job], signatures: list[bytes | Exception]) -> None:
+        for (_, future), signature in zip(jobs, signatures, strict=True):
+            if future.done():
+                continue
+            if isinstance(signature, bytes):
+                future.set_result(signature)
+            else:
+                future.set_exception(signature)
+        if self._waiting:
+            self._begin()
+        else:
+            self._is_busy = False
 
     def close(self) -> None:
-        """Ends the thread. Waiting signatures are cancelled."""
+        """Ends the thread. Waiting signatures are cancelled, later ones are made on the loop."""
+        self._beside = False
+        while self._waiting:
+            self._waiting.popleft()[1].cancel()
         if self._thread is not None:
-            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._thread.shutdown(wait=True)
+
+
+def _signatures(jobs: Sequence[_Job]) -> list[bytes | Exception]:
+    signatures: list[bytes | Exception] = []
+    for unsigned, _ in jobs:
+        try:
+            signatures.append(unsigned.key.sign(unsigned.digest))
+        except Exception as error:  # noqa: BLE001  (it is raised where the signature is awaited)
+            signatures.append(error)
+    return signatures
 
 
 ReadBody = Callable[[MessageId], AsyncIterator[bytes]]
