@@ -107,7 +107,7 @@ class Examination:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The amount of data that a check has read. `octets` is in bytes."""
+    """The number of messages and deliveries that a check has read, and of bytes."""
 
     messages: int
     deliveries: int

@@ -1,7 +1,7 @@
-"""Hands out deliveries from the LevelDB spool. It fills a zone's window from disk as claims need it.
+"""Claims deliveries of the LevelDB spool, and fills a zone's window from disk when claims need it.
 
-One read per zone at a time, under the zone's lock; the window notices what happens to deliveries
-meanwhile. A claim that fails or is cancelled half-way gives back what it took.
+At most one read per zone runs at a time, under the zone's lock. The window notes changes to deliveries during
+the read. A claim that fails or is cancelled releases the deliveries that it has claimed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from zonerelay.store.leveldb.ready_window import DiskRange, Taken, ZoneWindow
 
 _by_message = attrgetter("message_id")
 _READ_AHEAD = 200
-"""Ready deliveries taken into memory by one read, at least."""
+"""The smallest number of ready deliveries that one read loads into memory."""
 
 
 Take = Callable[[int, Taken, Taken], DiskRange | None]
-"""`take(room, found, spill)` of a window. Returns the range that has to be read first."""
+"""`take(room, found, spill)` of a window. It returns the range that must be read first, if any."""
 
 
 class ZoneClaims:
@@ -50,7 +50,9 @@ class ZoneClaims:
         self._lock = asyncio.Lock()
 
     async def claim(self, take: Take, limit: int, now: float) -> list[Delivery]:
-        """Up to `limit` deliveries that `take` finds in the window, in message order."""
+        """Claim up to `limit` deliveries that `take` finds in the window, and return them in message
+        order.
+        """
         found: Taken = {}
         async with self._lock:
             try:
@@ -58,7 +60,7 @@ class ZoneClaims:
                     taken: Taken = {}
                     spill: Taken = {}
                     source = take(limit - len(found), taken, spill)
-                    # Looked up each time: after a failed write there is another dict.
+                    # The attribute is read each time, because a failed write replaces the dict.
                     self._in_flight.claims.update(taken)
                     found |= taken
                     if spill:
@@ -73,27 +75,27 @@ class ZoneClaims:
         return sorted(self._still_claimed(found).values(), key=_by_message)
 
     def _still_claimed(self, found: Taken) -> Taken:
-        """Return their present states: while others were read, an operator may have changed or
-        freed these.
+        """Return the current states of the claimed deliveries, because an operator may have changed or
+        released some while others were read.
         """
         claims = self._in_flight.claims
         return {key: claims[key] or delivery for key, delivery in found.items() if key in claims}
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
-        """Give claims back."""
+        """Release claims."""
         for key in keys:
             if key not in self._in_flight.claims:
                 continue
             delivery = self._in_flight.claims.pop(key)
             if key in self._in_flight.writing:
-                continue  # the write that is under way says what becomes of it
+                continue  # the pending write determines the next state
             if delivery is None:
                 self.window.look_for(key)
             else:
                 self.window.put_back(key, delivery)
 
     async def next_due(self) -> float | None:
-        """Return the Unix time at which the first unclaimed deferred delivery comes due."""
+        """Return the Unix time of the first unclaimed deferred delivery."""
         window = self.window
         async with self._lock:
             while window.due_range.low is not None and not window.due_range.exact:
@@ -109,7 +111,7 @@ class ZoneClaims:
 
     @contextlib.contextmanager
     def _reading(self, source: DiskRange) -> Iterator[bytes]:
-        """Yields the key to read from. Only a read that ends well moves the mark of the range."""
+        """Yield the key to read from. The mark of the range moves only if the read succeeds."""
         try:
             yield self.window.start_reading(source)
         except BaseException:
@@ -124,7 +126,7 @@ class ZoneClaims:
             return
         window.absorb(source, page.deliveries, page.low, now)
         if page.keys and source is not window.due_range:
-            # Memory has them now; should the process die, the next start finds them by the cursor.
+            # Memory has them now. If the process dies, the next start finds them with the cursor.
             hints: list[Op] = [(key, None) for key in page.keys]
             self._committer.submit(hints, lazy=True)
 
@@ -145,7 +147,7 @@ class ZoneClaims:
             window.skip_taken(keys)
 
     async def _spill(self, spill: Taken) -> None:
-        """Write passed-over deliveries that memory has no room for to the overflow index."""
+        """Write skipped deliveries that exceed the memory limit to the overflow index."""
         window, epoch = self.window, self.window.epoch
         domains = {key: domain_of(key.recipient) for key in spill}
         ops: list[Op] = [(records.domain_key(key, domain), b"") for key, domain in domains.items()]
@@ -158,7 +160,7 @@ class ZoneClaims:
         try:
             await self._committer.submit(ops, size=100 * len(ops), applied=applied)
         except StoreError:
-            # The spool had failed before: no read of it finds these again.
+            # The spool had failed before, so no read will find these again.
             if window.epoch == epoch:
                 for key, delivery in spill.items():
                     window.put_back(key, delivery)
@@ -166,10 +168,10 @@ class ZoneClaims:
 
 
 class Zones(dict[QueueName, ZoneClaims]):
-    """The claims of all zones, each made when it is first asked for. Its verbs are those of `QueueStore`."""
+    """The claims of all zones, created when they are first used. The methods are those of `QueueStore`."""
 
     def __init__(self, keeper: SpoolKeeper, in_flight: InFlight, *, empty: bool) -> None:
-        """`empty`: the spool holds no delivery, so that nothing has to be looked for."""
+        """Create the claims. With `empty` the spool has no deliveries, so nothing needs to be read."""
         self.empty = empty
         self._keeper = keeper
         self._in_flight = in_flight

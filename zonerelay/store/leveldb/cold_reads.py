@@ -1,9 +1,8 @@
-"""Reads from the LevelDB spool what memory does not hold: messages, deliveries, bodies, the whole queue.
+"""Reads data of the LevelDB spool that is not in memory: messages, deliveries, bodies, the whole queue.
 
-Memory runs ahead of the disk, so what changed while it was being read is read again, or not kept. Bodies are
-read in groups of chunks, the next group while one is consumed: a reader holds two groups at most. A chunk
-that is missing while its message exists is corruption; a chunk that is missing with its message was dropped
-by an operator.
+Memory is ahead of the disk, so data that changes during a read is read again or discarded. Bodies are read in
+groups of chunks, and the next group is read while one is consumed, so a reader holds at most two groups. A
+missing chunk of an existing message is corruption. If the message is missing too, an operator has dropped it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.spool import LevelDb
 
 READ_CHUNKS = 4
-"""Chunks read in one go."""
+"""The number of chunks in one read."""
 
 
 class ColdReads:
@@ -39,7 +38,9 @@ class ColdReads:
         self._bodies = bodies
 
     async def find(self, keys: Sequence[DeliveryKey]) -> Found:
-        """Read what memory does not know of these deliveries. The caller plans before it waits again."""
+        """Read the states of these deliveries that are not in memory. The caller must plan its write before
+        it awaits anything else.
+        """
         in_flight = self._in_flight
         found = Found()
         with in_flight.reading():
@@ -47,7 +48,7 @@ class ColdReads:
                 self._keeper.check_usable()
                 since = in_flight.moment()
                 read = await self._reader.read(scan.read_states, unknown)
-                # What was changed while it was being read is read again.
+                # Data that changed during the read is read again.
                 found.merge(read, unknown)
                 found.drop(functools.partial(in_flight.is_stale, since=since))
         return found
@@ -99,7 +100,7 @@ async def read_chunks(
                 yield chunk
     finally:
         if ahead is not None:
-            # Its result and its error are of no use: the reader has left.
+            # Nobody needs its result or error, because the reader has stopped.
             ahead.cancel()
             await asyncio.wait([ahead])
 

@@ -1,14 +1,14 @@
-"""Reads and writes a LevelDB database. This is the only module that knows plyvel. Every call blocks.
+"""Reads and writes a LevelDB database. This is the only module that uses plyvel. Every call blocks.
 
-Promises: a batch is written with `sync=True` or not at all (DESIGN rule 1), and nothing but
-StoreError leaves a `Database`. Every block that is read is checked. What cannot be read back is reported to
-`on_damage`, and walks step over it, so that it hides nothing behind it.
+Promises: a batch is written with `sync=True` or not at all (DESIGN rule 1), and a `Database` raises only
+StoreError. The checksum of every block is verified. Unreadable data is reported to `on_damage` and skipped by
+scans, so it does not hide the data after it.
 
-After a failed write the log may end in half a record, and LevelDB would append behind it, where recovery
-never looks: acknowledged mail would be lost. So after any failed write `commit` refuses until the database
-was closed and opened again. A batch whose sync failed may yet be found complete then: it counts as written
-(at least once). A power cut keeps a freshly switched log because ext4, xfs and btrfs make a new file's name
-durable with its first fdatasync.
+After a failed write the log may end with half a record. LevelDB would append after it, where recovery never
+reads, and acknowledged mail would be lost. So after any failed write `commit` refuses until the database was
+closed and opened again. A batch whose sync failed may be found complete then and counts as written (at least
+once). A power cut does not remove a new log, because ext4, xfs and btrfs make a new file's name durable with
+its first fdatasync.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ except ImportError:  # Python 3.13 and later have its fork, with the same interf
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError
 
 Op = tuple[bytes, bytes | None]
-"""A key and its new value; `None` deletes it."""
+"""A key and its new value. `None` deletes it."""
 Batches = Sequence[Sequence[Op]]
 Row = tuple[bytes, bytes]
 Jump = Callable[[bytes], bytes]
 
 _BLOCK_CACHE = 4 * 1024 * 1024
 _FILE_SIZE = 3 * 1024 * 1024
-"""With LevelDB's own 2 MB every octet is written 3.0 times, with 3 to 8 MB 2.6, with 32 MB 4.4 times."""
+"""With LevelDB's own 2 MB every byte is written 3.0 times, with 3 to 8 MB 2.6, with 32 MB 4.4 times."""
 _TIGHT_FILE_SIZE = 1024 * 1024
-"""LevelDB's least. A compaction below level 0 takes up to 25 times the file size."""
+"""LevelDB's minimum. A compaction below level 0 needs up to 25 times the file size."""
 _OPEN_FILES = 74
-"""LevelDB's least. Ten are not for tables; the others are mapped, so this and the file size bound what of the
-spool is counted as memory of the relay: 192 MB, however large the queue is.
+"""LevelDB's minimum. All but ten are for tables, which are mapped. So this limit and the file size bound the
+spool's part of the relay's memory: 192 MB, however large the queue is.
 """
 _BLOOM_BITS = 10
 
 AtomicBatch: TypeAlias = "plyvel.WriteBatch"
 """The puts and deletes of one atomic write."""
 View: TypeAlias = "plyvel.Snapshot"
-"""The spool as it was at one moment."""
+"""A snapshot of the spool."""
 Handle: TypeAlias = "plyvel.DB"
-"""An open database of LevelDB."""
+"""An open LevelDB database."""
 LevelDbError = plyvel.Error
 LevelDbCorruptionError = plyvel.CorruptionError
 
 
 def connect(path: Path, *, write_buffer: int, create: bool = False, is_tight: bool = False) -> Handle:
-    """Opens a database, or makes one. `write_buffer` is in bytes; `is_tight`: the disk is nearly full.
-    Raises LevelDbError.
+    """Open a database, or create one. `write_buffer` is in bytes, and `is_tight` means that the disk is
+    nearly full. Raises LevelDbError.
     """
-    # Snappy: 20 % less CPU than none even for bodies that do not shrink (fewer octets to
-    # checksum and write when they do). Without paranoid_checks LevelDB drops what is damaged in a log,
-    # a compaction gives damaged octets a new checksum, and a damaged index or filter is believed.
+    # Snappy takes 20 % less CPU than no compression, even for incompressible bodies, because other data has
+    # fewer bytes to checksum and write. Without paranoid_checks LevelDB drops damaged parts of a log, a
+    # compaction gives damaged bytes a new checksum, and a damaged index or filter is not detected.
     return plyvel.DB(
         str(path),
         create_if_missing=create,
@@ -89,24 +89,24 @@ plyvel.repair_db(sys.argv[1], paranoid_checks=True, bloom_filter_bits={_BLOOM_BI
 
 
 def repair_database(path: Path) -> str:
-    """Let LevelDB make a database of the tables and logs in a directory, in a process of its own, for it may
-    abort. Returns "", or in words how it failed.
+    """Run LevelDB's repair on the tables and logs in a directory, in a separate process because it may abort.
+    Return "", or a description of the failure.
     """
-    # Without paranoid_checks it keeps damaged octets, in part under new checksums.
+    # Without paranoid_checks it keeps damaged bytes, some of them with new checksums.
     ran = subprocess.run([sys.executable, "-c", _REPAIR, path], capture_output=True, check=False)  # noqa: S603 - our own program
     said = ran.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
     return f"ended with {ran.returncode}: {said}" if ran.returncode else ""
 
 
 def damaged_tables(path: Path) -> list[int]:
-    """Return the numbers of the tables in which `repair_database` has just met damage, as its log says."""
+    """Return the numbers of the tables in which `repair_database` has found damage, according to its log."""
     log = (path / "LOG").read_bytes()
     return sorted(set(map(int, re.findall(rb"Table #(\d+): \d+ entries (?!OK)", log))))
 
 
 def peek(path: Path, key: bytes, *, write_buffer: int) -> tuple[bytes | None, bool]:
-    """Opens a database for a moment. Returns the value of a key, and whether there is nothing at all in the
-    database. Raises LevelDbError.
+    """Open a database for a moment. Return the value of a key, and whether the database is empty. Raises
+    LevelDbError.
     """
     db = connect(path, write_buffer=write_buffer)
     try:
@@ -118,18 +118,20 @@ def peek(path: Path, key: bytes, *, write_buffer: int) -> tuple[bytes | None, bo
 
 
 class Database:
-    """Reads and writes of one directory's database, while it is open."""
+    """Reads and writes the database in one directory while it is open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damage = ""
-        """The first that was met."""
+        """The first damage that was found."""
         self.on_damage: Callable[[str], None] = lambda text: None
         self.on_unreadable: Callable[[str], None] = lambda text: None
-        """Called in the thread that meets a block that LevelDB cannot read, or a record without sense."""
+        """The callback is called in the thread that finds a block that LevelDB cannot read, or an invalid
+        record.
+        """
         self._db: Handle | None = None
         self._suspect = False
-        # A compaction has a thread of its own: the database must not be closed under it.
+        # A compaction runs in its own thread. The database must not be closed during it.
         self._compacting = threading.Lock()
 
     def _close(self) -> None:
@@ -141,7 +143,7 @@ class Database:
     # --- writing
 
     def batch(self, batches: Batches) -> AtomicBatch:
-        """Return everything as one batch to be committed; nothing is written yet."""
+        """Create one batch of all operations for `commit`. Nothing is written yet."""
         try:
             batch = self._handle().write_batch(sync=True)
             put, delete = batch.put, batch.delete
@@ -166,23 +168,25 @@ class Database:
             raise self._failure(error) from error
 
     def write(self, batches: Batches) -> None:
-        """Write everything as one atomic batch and sync it."""
+        """Write all operations as one atomic batch and sync it."""
         self.commit(self.batch(batches))
 
     def compact(self, start: bytes, stop: bytes) -> None:
-        """Give back the space of what was removed between two keys; LevelDB does so only as others write."""
+        """Reclaim the space of removed data between two keys. LevelDB itself only does so during other
+        writes.
+        """
         with self._compacting, self._translated():
             self._handle().compact_range(start=start, stop=stop)
 
     def size(self, start: bytes, stop: bytes) -> int:
-        """Return bytes on disk between two keys, about."""
+        """Return the approximate size on disk between two keys, in bytes."""
         with self._translated():
             return self._handle().approximate_size(start, stop)
 
     # --- reading
 
     def snapshot(self) -> View:
-        """Return a view that later writes do not change. Close it."""
+        """Return a view that later writes do not change. The caller must close it."""
         with self._translated():
             return self._handle().snapshot()
 
@@ -191,7 +195,7 @@ class Database:
             return (view or self._handle()).get(key, verify_checksums=True)
 
     def get_many(self, keys: Sequence[bytes], view: View | None = None) -> list[bytes | None]:
-        """Return the values of keys that are expected to be there. Raises StoreCorruptError if one is
+        """Return the values of keys that are expected to exist. Raises StoreCorruptError if one is
         damaged.
         """
         found: list[bytes | None] = []
@@ -204,12 +208,12 @@ class Database:
     def get_each(
         self, keys: Sequence[bytes], view: View | None = None
     ) -> list[bytes | StoreCorruptError | None]:
-        """Return the values of keys that are expected to be there, by one cursor.
+        """Return the values of keys that are expected to exist, using one cursor.
 
-        LevelDB counts each Get that looks into two files against the first of them, and rewrites up to 33 MB
-        for a hundred or two of those (seek compaction). A cursor is not counted. But it walks over all
-        that was removed behind a missing key, and what is damaged beside a key spoils it: from the first
-        such key on, each is asked for alone.
+        If a Get reads two files, LevelDB counts it against the first one, and rewrites up to 33 MB after one
+        or two hundred of these (seek compaction). Cursors are not counted. But a cursor steps over all
+        removed rows after a missing key, and stops being reliable at a damaged row. So from the first missing
+        or damaged key on, each key is read with a Get.
         """
         with self._translated():
             found = _by_cursor(view or self._handle(), keys)
@@ -219,7 +223,7 @@ class Database:
             except StoreCorruptError as error:
                 found.append(error)
         if None in found:
-            # To LevelDB a table that is not there held nothing.
+            # LevelDB treats a missing table as empty.
             with self._translated():
                 missing = self._missing_tables()
             if missing:
@@ -229,7 +233,7 @@ class Database:
 
     def _missing_tables(self) -> list[str]:
         gone = self._tables() - {path.name for path in self.path.iterdir()}
-        # Those that a compaction has replaced meanwhile are no longer asked for.
+        # Tables that a compaction has replaced in the meantime are no longer needed.
         return sorted(gone & self._tables()) if gone else []
 
     def _tables(self) -> set[str]:
@@ -237,10 +241,10 @@ class Database:
         return {f"{int(line.partition(b':')[0]):06d}.ldb" for line in lines if line.startswith(b" ")}
 
     def moved_at_once(self) -> int:
-        """Return bytes that a compaction may write before it removes any table. Raises StoreError.
+        """Return the bytes that a compaction may write before it removes any table. Raises StoreError.
 
-        Every table of level 0 has keys from all over the spool, so a compaction takes all of them, and all of
-        level 1. Half as much again is for what comes meanwhile.
+        Every table of level 0 has keys from the whole spool, so a compaction reads all of them and all of
+        level 1. Half of that is added for data that arrives during the compaction.
         """
         with self._translated():
             lines = (self._handle().get_property(b"leveldb.stats") or b"").splitlines()[3:5]
@@ -250,7 +254,7 @@ class Database:
     def rows(
         self, start: bytes, stop: bytes | None = None, *, limit: int, view: View | None = None
     ) -> Iterator[Row]:
-        """At most `limit` rows from `start` up to and without `stop`, in key order; none that is damaged."""
+        """Yield at most `limit` rows from `start` to before `stop`, in key order, without damaged ones."""
         with self._walk(view) as walk:
             cursor, move = walk.cursor, walk.move
             move(cursor.seek, start)
@@ -266,8 +270,8 @@ class Database:
     def sampled(
         self, start: bytes, stop: bytes, gap: Callable[[], int], *, limit: int, view: View
     ) -> Iterator[Row]:
-        """Yield the first row from `start` on, and each time the one `gap()` rows behind it, at
-        most `limit`.
+        """Yield the first row from `start` on, and then each row that is `gap()` rows after the one before,
+        at most `limit`.
         """
         with self._walk(view) as walk:
             cursor, move = walk.cursor, walk.move
@@ -283,9 +287,11 @@ class Database:
                     move(following)
 
     def first_keys(self, start: bytes, stop: bytes, jump: Jump, *, strict: bool = False) -> Iterator[bytes]:
-        """Yield keys from `start` to `stop`; after each, seek to `jump(key)`: walks prefixes, not rows.
+        """Yield keys from `start` to `stop`, and after each key seek to `jump(key)`. This visits prefixes
+        instead of rows.
 
-        `strict` raises StoreCorruptError where keys may be missing, for conclusions from what is not there.
+        With `strict`, raise StoreCorruptError if keys may be missing, for callers that rely on the absence of
+        keys.
         """
         with self._walk(strict=strict) as walk:
             cursor, move = walk.cursor, walk.move
@@ -298,7 +304,7 @@ class Database:
                 move(cursor.seek, jump(key))
 
     def last_key(self, start: bytes, stop: bytes) -> bytes | None:
-        """Return the highest key in the range that can be read."""
+        """Return the highest readable key in the range."""
         with self._walk() as walk:
             cursor, move = walk.cursor, walk.move
             move(cursor.seek, stop)
@@ -321,7 +327,9 @@ class Database:
                     self._failure(walk.damage)
 
     def _is_current(self, row: Row, view: View | None) -> bool:
-        """Behind damage a walk may show what was removed, or replaced, by what is damaged."""
+        """Return whether a row is current. After damage a scan may return rows that were removed or replaced
+        in the damaged part.
+        """
         try:
             return self.get(row[0], view) == row[1]
         except StoreCorruptError:
@@ -334,14 +342,14 @@ class Database:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Plyvel's errors as ours."""
+        """Convert the errors of plyvel to StoreError."""
         try:
             yield
         except FAILURES as error:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> StoreError:
-        """Return the StoreError for an error of plyvel; damage is reported to `on_damage`."""
+        """Return the StoreError for an error of plyvel. Damage is reported to `on_damage`."""
         text = f"LevelDB: {words(error)}"
         if _is_damage(error):
             return self._damaged(text)
@@ -356,15 +364,15 @@ class Database:
 
 
 class _Walk:
-    """A cursor that steps over what is damaged: LevelDB leaves out the block, or the table, and goes on
-    behind it, but never says again that it did.
+    """A cursor that skips damaged data. LevelDB omits the block or the table and continues after it, but
+    reports that only once.
     """
 
     def __init__(self, cursor: plyvel.RawIterator, *, strict: bool) -> None:
         self.cursor = cursor
         self.damage: Exception | None = None
         self.is_short = False
-        """A table is missing, of which a Get knows nothing either."""
+        """Whether a table is missing. A Get does not notice that either."""
         self._strict = strict
 
     def move(self, step: Callable[..., None], *to: bytes) -> None:
@@ -378,11 +386,11 @@ class _Walk:
 
 
 FAILURES = (LevelDbError, OSError, RuntimeError)
-"""What plyvel raises; RuntimeError means that the database was closed."""
+"""The exceptions of plyvel. RuntimeError means that the database was closed."""
 
 
 def _by_cursor(source: View | plyvel.DB, keys: Sequence[bytes]) -> list[bytes | StoreCorruptError | None]:
-    """Return the values up to the first key that is missing or cannot be read."""
+    """Return the values up to the first key that is missing or unreadable."""
     found: list[bytes | StoreCorruptError | None] = []
     try:
         with source.raw_iterator(verify_checksums=True) as cursor:
@@ -405,7 +413,9 @@ def is_there(db: plyvel.DB, key: bytes) -> bool:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Not for a while, and not for want of anything: a checksum, a disk that cannot read, a missing table."""
+    """Return whether an error is permanent damage: a wrong checksum, a read error of the disk, or a missing
+    table.
+    """
     return isinstance(error, plyvel.CorruptionError) or (
         isinstance(error, plyvel.Error)
         and has_words(error, errno.EIO, errno.ENOENT)
@@ -423,11 +433,11 @@ def is_locked(error: Exception) -> bool:
 
 
 def has_words(error: Exception, *numbers: int) -> bool:
-    """Return whether LevelDB failed with one of these errors of the system: it hands on their words alone."""
+    """Return whether LevelDB failed with one of these system errors. It only provides their texts."""
     return any(os.strerror(number) in words(error) for number in numbers)
 
 
 def words(error: Exception) -> str:
-    """LevelDB's own: plyvel hands on bytes."""
+    """Return LevelDB's error text, which plyvel provides as bytes."""
     said = error.args[0] if error.args else ""
     return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(error)

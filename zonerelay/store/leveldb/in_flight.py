@@ -1,10 +1,10 @@
-"""Knows what is stored of messages and deliveries while writes are in flight. No I/O.
+"""Tracks the state of messages and deliveries while writes are in flight. No I/O.
 
-Memory runs ahead of the disk: a change is planned from the state that earlier submissions will have left, so
-concurrent settles of one message do not wait for each other. That is sound because submissions are written in
-order and fail together; after a failure `reset` drops every guess, and the next plan reads the disk.
+Memory is ahead of the disk: a change is planned from the state after all earlier submissions, so concurrent
+settles of one message do not wait for each other. That is correct because submissions are written in order
+and fail together. After a failure `reset` discards the unconfirmed state, and the next plan reads the disk.
 
-Claims live here too: a claimed delivery is kept with its durable state, so that settling it reads nothing.
+Claims are tracked here too. A claimed delivery is kept with its durable state, so settling it needs no read.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 
 HOT_MESSAGES = 4096
-"""Messages whose metadata is kept in memory after acceptance or a read."""
+"""The number of messages whose metadata stays in memory after acceptance or a read."""
 HOT_RECIPIENTS = 50_000
-"""Of these messages all together, if there is more than one: each recipient of an envelope takes memory."""
+"""The largest number of recipients of all these messages, if there is more than one message. Each recipient
+of an envelope uses memory.
+"""
 EVICTED = 4
-"""Messages looked at to make room for one: more than one, because the youngest may be the largest."""
+"""The number of messages that may be dropped to add one. More than one, because the newest may be the
+largest.
+"""
 MAX_CHANGES = 10_000
-"""Changed messages remembered while reads are under way; beyond that all those reads are repeated."""
+"""The number of changed messages that are tracked during reads. Beyond it all these reads are repeated."""
 
 
 @dataclass(slots=True, eq=False)
 class OpenMessage:
-    """A message and how many of its deliveries stay open once everything submitted is written.
+    """A message and the number of its deliveries that stay open after everything submitted is written.
 
-    `message` is None when its metadata is missing or corrupt: the body then stays for the operator.
-    `count_stored` says whether `meta open {ID}` exists.
+    `message` is None if its metadata is missing or corrupt; then the body stays for the operator.
+    `count_stored` is whether `meta open {ID}` exists.
     """
 
     message: Message | None
@@ -48,14 +52,14 @@ class OpenMessage:
 
 @dataclass(slots=True)
 class Found:
-    """What a cold read brought; what does not exist is absent."""
+    """The result of a cold read. Data that does not exist is absent."""
 
     deliveries: dict[DeliveryKey, Delivery] = field(default_factory=dict)
     messages: dict[MessageId, OpenMessage] = field(default_factory=dict)
     asked: set[DeliveryKey] = field(default_factory=set)
 
     def merge(self, read: Found, keys: Iterable[DeliveryKey]) -> None:
-        """Take over what was read of `keys`."""
+        """Add the result of reading `keys`."""
         for key in keys:
             self.asked.add(key)
             if key in read.deliveries:
@@ -64,7 +68,7 @@ class Found:
                 self.messages[key.message_id] = read.messages[key.message_id]
 
     def drop(self, is_stale: Callable[[MessageId], bool]) -> None:
-        """Forget what concerns messages that changed."""
+        """Remove the data of messages that have changed."""
         for key in [key for key in self.asked if is_stale(key.message_id)]:
             self.asked.discard(key)
             self.deliveries.pop(key, None)
@@ -72,31 +76,34 @@ class Found:
 
 
 NOTHING = Found()
-"""The result when everything is in memory. It is shared: never write to it."""
+"""The result if everything is in memory. It is shared and must not be modified."""
 
 
 class InFlight:
-    """The deliveries in flight of a spool; changed only on the event loop."""
+    """The deliveries in flight of a spool. It is changed only on the event loop."""
 
     def __init__(self) -> None:
-        # The durable state of what is claimed; None: it has to be read (after the spool failed).
+        # The durable state of claimed deliveries. None means that it must be read (after the spool failed).
         self.claims: dict[DeliveryKey, Delivery | None] = {}
-        # State after the last submitted write that is not durable yet; None: the delivery leaves.
+        # The state after the last submitted write that is not durable yet. None means that the delivery
+        # leaves.
         self.writing: dict[DeliveryKey, Delivery | None] = {}
         self._messages: dict[MessageId, OpenMessage] = {}
         self._recipients = 0
-        # When messages were last changed, while reads are under way.
+        # The time of the last change of each message, while reads are active.
         self._readers = 0
         self._changed: dict[MessageId, int] = {}
         self._moment = 0
         self._oldest_moment = 0
 
     def is_busy(self, key: DeliveryKey) -> bool:
-        """Claimed, or part of a write that is not durable yet: not to be handed out."""
+        """Return whether a delivery is claimed, or part of a write that is not durable yet. It must not be
+        claimed then.
+        """
         return key in self.claims or key in self.writing
 
     def state(self, key: DeliveryKey, found: Found) -> Delivery | None:
-        """Return the delivery as the next write will meet it, `None` if it no longer exists."""
+        """Return the state of a delivery that the next write will find, or `None` if it no longer exists."""
         if key in self.writing:
             return self.writing[key]
         return self.claims.get(key) or found.deliveries.get(key)
@@ -105,7 +112,7 @@ class InFlight:
         return self._messages.get(message_id)
 
     def remember(self, message_id: MessageId, entry: OpenMessage) -> OpenMessage:
-        """Keep what is known of a message, unless newer knowledge is there; returns what counts."""
+        """Store the state of a message unless a newer one is known. Return the newer one."""
         known = self._messages.get(message_id)
         if known is not None:
             return known
@@ -116,11 +123,11 @@ class InFlight:
         return entry
 
     def _evict(self) -> None:
-        """Make room for the youngest."""
+        """Drop the oldest messages if there are too many."""
         for oldest in list(islice(self._messages, EVICTED)):
             entry = self._messages.pop(oldest)
             if entry.writes or not self._messages:
-                # Its count is ahead of the disk: a read now would bring back the past.
+                # Its count is ahead of the disk, so reading it now would restore an old state.
                 self._messages[oldest] = entry
                 continue
             self._recipients -= entry.weight
@@ -130,7 +137,7 @@ class InFlight:
     # --- cold reads
 
     def unknown(self, keys: Iterable[DeliveryKey], found: Found) -> list[DeliveryKey]:
-        """Return those of which the state or the message is not at hand and must be read."""
+        """Return the keys whose state or message is not in memory and must be read."""
         return [
             key
             for key in keys
@@ -143,7 +150,9 @@ class InFlight:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """While this is open, changes are noted, so that what was read before them can be told."""
+        """Track changes while the context is open, so that results of earlier reads can be recognized as
+        stale.
+        """
         self._readers += 1
         try:
             yield
@@ -153,7 +162,7 @@ class InFlight:
                 self._changed.clear()
 
     def moment(self) -> int:
-        """Now, for `is_stale`."""
+        """Return the current time for `is_stale`, a counter."""
         return self._moment
 
     def is_stale(self, message_id: MessageId, since: int) -> bool:
@@ -163,7 +172,7 @@ class InFlight:
     # --- writes under way
 
     def submitted(self, states: dict[DeliveryKey, Delivery | None], counts: dict[OpenMessage, int]) -> None:
-        """A write that leaves these states and open counts was handed to the committer."""
+        """Note a submitted write with the resulting states and open counts."""
         self.writing.update(states)
         for entry, count in counts.items():
             entry.open = count
@@ -180,9 +189,9 @@ class InFlight:
             self._oldest_moment = self._moment
 
     def landed(self, key: DeliveryKey, state: Delivery | None) -> bool:
-        """The write is durable; false when a later write for the same delivery is under way."""
+        """Note that a write is durable. Return false if a later write for the same delivery is pending."""
         if self._readers:
-            # A read that began before this may have seen the state that it replaces.
+            # A read that began earlier may have seen the state that this write replaces.
             self._note_changes((key,))
         if self.writing.get(key, self) is not state:
             return False
@@ -190,7 +199,7 @@ class InFlight:
         return True
 
     def settled(self, message_id: MessageId, entry: OpenMessage) -> bool:
-        """One write for the message is durable; true when it took the message with it."""
+        """Note that a write for the message is durable. Return true if it has removed the message."""
         entry.writes -= 1
         if entry.open or entry.writes:
             return False
@@ -199,11 +208,13 @@ class InFlight:
         return True
 
     def reset(self) -> None:
-        """The spool failed: what is durable has to be read again. Claims stay with their owners."""
+        """Discard the unconfirmed state after the spool failed, so that it is read again. Claims stay with
+        their owners.
+        """
         self.writing.clear()
         self._messages.clear()
         self._recipients = 0
         self.claims = dict.fromkeys(self.claims)
-        # A read that was begun before is void.
+        # Reads that began earlier are void.
         self._moment += 1
         self._oldest_moment = self._moment

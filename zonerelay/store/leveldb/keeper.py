@@ -1,26 +1,20 @@
-"""Keeps the LevelDB spool usable: it reopens after a failed write, tells of damage, compacts and sweeps.
+"""Keeps the LevelDB spool usable: it reopens it after a failed write, reports damage, and reclaims space.
 
-`LocalKeeper` says when writing stops and begins again; the repair of this engine is to reopen the database. A
-spool that has shown damage takes no new mail until the next start, and delivers what can be read. Half of
-`min_free_space` is kept back as ballast and given up when the disk is full, so that the queue can be drained
-even then.
+`LocalKeeper` owns the order of events after a failure. Nothing more is written until the engine has repaired
+its files, which is tried with growing pauses without limit, because an operator may have to free a full disk
+first. Until then new mail is refused, nothing is claimed, and all acknowledged data is kept. The order is:
+refuse, repair, adopt the repaired state, and write again. Below `min_free_space` new mail is refused while
+outcomes are still stored, because they free space.
 
-What the keepers of the stores on this machine's own disks share: writing, free space, failure, closing.
+`SpoolKeeper` is the one for LevelDB, where a repair is to reopen the database. A spool with damage accepts no
+new mail until the next start, and delivers all readable mail. Half of `min_free_space` is reserved as a file
+that is removed if the disk is full, so that the queue can be drained even then.
 
-After a failed write nothing more is written until the engine has repaired its files, which is tried with
-growing pauses for as long as it takes (an operator has to free a full disk first). Meanwhile new mail is
-refused, nothing is handed out, and everything that was acknowledged stays where it is. Below `min_free_space`
-new mail is refused while outcomes are still stored, because they free space.
-
-The engine decides what a repair is and what its memory still knows after it. This module owns the order:
-refuse first, repair, believe the repaired state, then write again.
-
-Gives back the space of many messages that were removed: a big drop, an expiry, a backlog delivered.
-
-LevelDB compacts by itself only where it is written to, so the bodies of a dropped queue would stay on disk,
-and its tombstones in the way of every walk. The range is compacted in slices, in a thread of its own, with
-pauses: while LevelDB does as it is told it does nothing else, and acceptance would come to a stop when new
-tables have piled up.
+`Compactor` reclaims the space of many removed messages, after a large drop, an expiry or a delivered backlog.
+LevelDB only compacts where it writes, so the bodies of a dropped queue would stay on disk, and their
+tombstones would slow down every scan. The range is compacted in slices, in a separate thread, with pauses.
+LevelDB does nothing else during a requested compaction, and acceptance would stop when too many new tables
+exist.
 """
 
 from __future__ import annotations
@@ -52,9 +46,11 @@ from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.surroundings import Surroundings
 
 MANY = 20_000
-"""Messages that have to be gone before it is worth while."""
+"""The smallest number of removed messages that starts a compaction."""
 SHARE = 4
-"""And one for so many deliveries that are left: those are written anew."""
+"""A compaction also needs one removed message for this many remaining deliveries, because those are
+rewritten.
+"""
 SLICE = 16 * 1024 * 1024
 MOST_SLICES = 64
 PAUSE = 0.2
@@ -62,14 +58,14 @@ PAUSE = 0.2
 
 
 class Compactor:
-    """One per open spool. `left` says how many deliveries there are."""
+    """Compacts one open spool. `left` returns the number of deliveries."""
 
     def __init__(self, db: LevelDb, left: Callable[[], int]) -> None:
         self._thread = ReaderThreads(db, "spool-compactor")
         self._left = left
         self._count = 0
         self.removed: tuple[MessageId, MessageId] | None = None
-        """The first and the last of the messages whose space can be had back."""
+        """The first and the last of the messages whose space can be reclaimed."""
         self._seen = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -79,7 +75,9 @@ class Compactor:
         self.removed = (min(first, message_id), max(last, message_id))
 
     def look(self) -> None:
-        """Asked every second: begins when many are gone and no more are being removed at present."""
+        """Start a compaction if many messages were removed and few are being removed at present. Called every
+        second.
+        """
         is_quiet = self._count - self._seen < MANY // 10
         self._seen = self._count
         if not is_quiet or self.removed is None or self._count < max(MANY, self._left() // SHARE):
@@ -90,7 +88,7 @@ class Compactor:
             self.removed = None
 
     async def close(self) -> None:
-        """Ends after the slice that is being compacted."""
+        """Stop after the current slice."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -112,7 +110,9 @@ def whole(first: MessageId, last: MessageId) -> tuple[bytes, bytes]:
 
 
 def slices(first: MessageId, last: MessageId, count: int) -> list[tuple[bytes, bytes]]:
-    """Return the keys of messages from the first to the last in parts, then the small records of all."""
+    """Split the keys of messages from the first to the last into ranges, followed by the ranges of all small
+    records.
+    """
     low, high = int(first, 16), int(last, 16)
     step = max(1, -(-(high - low + 1) // count))
     starts = [records.message_prefix(MessageId(f"{number:016x}")) for number in range(low, high + 1, step)]
@@ -122,10 +122,10 @@ def slices(first: MessageId, last: MessageId, count: int) -> list[tuple[bytes, b
 
 
 class Place(Protocol):
-    """What an engine has opened."""
+    """The storage that an engine has opened."""
 
     def free_space(self) -> int:
-        """Return bytes that this process may still write there. Raises StoreError."""
+        """Return the bytes that this process may still write. Raises StoreError."""
 
 
 Opened = TypeVar("Opened", bound=Place)
@@ -135,13 +135,15 @@ Repaired = TypeVar("Repaired")
 
 
 class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
-    """Belongs to the event loop that opened the store. `Repaired` is what a repair brings back."""
+    """The base of the maintenance of local stores. An instance belongs to the event loop that opened the
+    store. `Repaired` is the result of a repair.
+    """
 
     NAME = "spool"
     FAILED = "the spool cannot be written: %s"
     NOT_YET = "the spool cannot be repaired yet: %s"
     COPIES = 1
-    """How often an octet that is written may be on the disk for some time."""
+    """How many copies of a written byte may be on the disk for some time."""
 
     def __init__(
         self, reader: ReaderThreads[Opened], *, ballast: Ballast, min_free_space: int, around: Surroundings
@@ -173,15 +175,15 @@ class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
 
-    # --- what an engine says
+    # --- defined by the engine
 
     @abc.abstractmethod
     def _prepare(self, submissions: Sequence[Sequence[Operation]], size: int) -> Job:
-        """On the event loop: makes one job of what was submitted. `size` is in bytes."""
+        """Create one job of the submissions on the event loop. `size` is in bytes."""
 
     @abc.abstractmethod
     def _write(self, job: Job) -> float:
-        """In the writer thread: makes the job durable. Returns the seconds that it took."""
+        """Make the job durable in the writer thread, and return its duration in seconds."""
 
     @abc.abstractmethod
     def _probe_op(self) -> Operation:
@@ -189,18 +191,18 @@ class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
 
     @abc.abstractmethod
     def _begin_repair(self, error: StoreError) -> Callable[[], Coroutine[None, None, Repaired]]:
-        """Memory forgets what it is no longer certain of. Returns one attempt at a repair."""
+        """Discard unconfirmed state in memory. Return a function that makes one attempt at a repair."""
 
     @abc.abstractmethod
     def _repaired(self, found: Repaired) -> None:
-        """Memory learns what the repair has found. Nothing is written before this returns."""
+        """Update memory with the result of a repair. Nothing is written before this returns."""
 
     @abc.abstractmethod
     async def _release(self) -> None:
-        """Closes what the engine has opened and ends its threads."""
+        """Close the storage of the engine and end its threads."""
 
     def _first_pause(self) -> float:
-        """Return seconds until the first attempt at a repair."""
+        """Return the seconds until the first attempt at a repair."""
         return health.FIRST_PAUSE
 
     # --- writing
@@ -212,14 +214,14 @@ class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
     # --- free space
 
     def start(self) -> None:
-        """Watches the free space from here on."""
+        """Start to watch the free space."""
         self._watcher = self._loop.create_task(self._space.run())
 
     async def _look_after_space(self) -> None:
         self._note_space(await self._read_space())
 
     async def _read_space(self) -> int:
-        """Return bytes that are free, the ballast included. Raises StoreError."""
+        """Return the free space in bytes, including the reserve file. Raises StoreError."""
         return await self.reader.read(self._count_space)
 
     def _count_space(self, opened: Opened) -> int:
@@ -256,7 +258,7 @@ class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
     # --- closing
 
     async def close(self) -> None:
-        """Writes what was submitted, then releases everything. A second call does nothing."""
+        """Write all submissions, then release everything. A second call does nothing."""
         if self._closing:
             return
         self._closing = True
@@ -280,24 +282,26 @@ class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
 
 
 MARK_INTERVAL = 1.0
-"""Seconds of which a log that lost its end looks like one that was torn by a power cut."""
+"""Seconds of writes whose loss at the end of a log looks like an incomplete write after a power cut."""
 COMPACT_INTERVAL = 5.0
 """Seconds between two compactions while there is too little space."""
 LARGE_BATCH = 256 * 1024
-"""Octets from which a batch is put together in the writer thread."""
+"""The size in bytes from which a batch is created in the writer thread."""
 SWEEP_PAUSE = 20
-"""The pause after a page of the search for aborted uploads, as a multiple of the time that the page took. No
-caller waits for the search; a million messages take 100 s of CPU time, and while a third of a thread did so,
-new mail lost a fifth of its rate.
+"""The pause after a page of the search for aborted uploads, as a multiple of the page's duration. No caller
+waits for the search. For a million messages it takes 100 s of CPU time, and without pauses it reduced the
+rate of new mail by a fifth.
 """
 LONGEST_DAMAGED = 60.0
-"""Seconds between two attempts to reopen a spool whose damage makes it fail, for the outcomes that wait:
-LevelDB's compaction meets the damage again after each reopening.
+"""The longest pause in seconds before a spool with damage is reopened to store waiting outcomes. LevelDB's
+compaction finds the damage again after each reopening.
 """
 MOST_REFUSED = 1
-"""Times that damage may make it fail before nothing is handed out any more. A crash repeats what waits."""
+"""The number of failures caused by damage after which nothing is claimed any more. A crash repeats the
+attempts whose outcomes wait.
+"""
 MOST_KINDS = 16
-"""Of damage that are told one by one, and messages that are named."""
+"""The number of kinds of damage that are reported one by one, and of messages that are named."""
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -309,8 +313,9 @@ _PAUSED = (
 
 
 class WriteJob(NamedTuple):
-    """One write. Records are put into a batch on the event loop: plyvel lets go of the interpreter at every
-    single one, and another thread would wait long to get it back. Bodies are worth that wait.
+    """The content of one write. Records are added to a batch on the event loop, because plyvel releases the
+    interpreter at every record, and another thread would wait long to get it back. For bodies that wait is
+    worthwhile.
     """
 
     batch: AtomicBatch | None
@@ -318,11 +323,13 @@ class WriteJob(NamedTuple):
 
 
 class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
-    """One open spool directory with its threads. A repair brings a view of the reopened spool."""
+    """The maintenance of one open spool directory with its threads. A repair returns a view of the reopened
+    spool.
+    """
 
     FAILED = "the spool cannot be written and is being reopened: %s"
     NOT_YET = "the spool cannot be reopened yet: %s"
-    # LevelDB moves what is written from its log through its levels.
+    # LevelDB copies written data from its log through its levels.
     COPIES = 3
 
     def __init__(
@@ -346,8 +353,8 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
         self._pause = health.FIRST_PAUSE
 
     def sweep(self, view: View, last: MessageId | None) -> None:
-        """Sweep what the last run left and watch the space. `view` is the spool as it was opened, `last` the
-        highest id in it: new messages have higher ones.
+        """Clean up after the last run, and watch the space. `view` is the spool when it was opened, and
+        `last` the highest id in it. New messages have higher ids.
         """
         self._db.on_damage = functools.partial(self._tell, self._damaged)
         self._db.on_unreadable = functools.partial(self._tell, self._note_unreadable)
@@ -358,7 +365,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
         self.start()
 
     def check_claims(self) -> None:
-        """Raises StoreError while nothing may be handed out."""
+        """Raise StoreError if no delivery may be claimed."""
         self._health.check_usable()
         if self._refused > MOST_REFUSED:
             raise StoreCorruptError(Unhealthy.DAMAGED)
@@ -386,7 +393,9 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
     # --- free space
 
     def note_cut_off(self, message_id: MessageId) -> None:
-        """The upload failed with the spool, which may hold chunks of it: the next repair removes them."""
+        """Note that an upload failed with the spool, which may have chunks of it. The next repair removes
+        them.
+        """
         self._cut_off.add(message_id)
 
     async def _look_after_space(self) -> None:
@@ -399,15 +408,17 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
         opened.look()
         if not self._min_free_space:
             return super()._count_space(opened)
-        # With less than a compaction takes LevelDB fails, is reopened and begins anew, again and again, and
-        # few outcomes are stored in between. So room is kept back again only beside what a compaction takes:
-        # right after a reopening there seems to be plenty.
+        # With less space than a compaction needs, LevelDB fails, is reopened and begins again, and few
+        # outcomes are stored in between. So the reserve is only restored if a compaction still has enough
+        # space. Right after a reopening there seems to be plenty.
         wanted = max(self._min_free_space, opened.moved_at_once())
         free = self._ballast.count_in(opened.free_space(), wanted=wanted)
         return free - (wanted - self._min_free_space)
 
     async def _compact(self) -> None:
-        """Without new mail LevelDB would keep what was removed for ever, and there would be no new mail."""
+        """Compact removed data while the disk lacks space. LevelDB itself would not, because without new mail
+        it writes little.
+        """
         removed = self._compactor.removed
         if self._health.refusal is not None or self._clock.monotonic() < self._compact_after:
             return
@@ -419,7 +430,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
             return
         self._compact_after = self._clock.monotonic() + COMPACT_INTERVAL
         await self.reader.read(LevelDb.compact, start, stop)
-        # That it failed is only seen at the next write; reopening then gives it more room.
+        # A failure only shows at the next write. Reopening then gives LevelDB more space.
         await self.committer.submit([self._probe_op()])
         if self._compactor.removed is removed:
             self._compactor.removed = None
@@ -428,8 +439,8 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
     # --- damage
 
     def _tell(self, known: Callable[[str], None], text: str) -> None:
-        """Callable in every thread that reads or writes."""
-        with contextlib.suppress(RuntimeError):  # the loop was closed: no listener is left
+        """Pass a text to the event loop. Can be called in every thread that reads or writes."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody needs the text
             self._loop.call_soon_threadsafe(known, text)
 
     def _damaged(self, text: str) -> None:
@@ -440,7 +451,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
         self._health.set("damage", Unhealthy.DAMAGED, _damage_advice(self._db.path, "; ".join(self._damage)))
 
     def _note_unreadable(self, text: str) -> None:
-        """LevelDB is sound, a record is not: others are as good as before."""
+        """Report an invalid record. The database is intact, so other records are not affected."""
         if text in self._unreadable or len(self._unreadable) > MOST_KINDS:
             return
         self._unreadable.add(text)
@@ -454,7 +465,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
         )
 
     def note_losses(self) -> None:
-        """Shows the losses that openings have found, until an operator acknowledges them."""
+        """Report the losses that were found when the spool was opened, until an operator dismisses them."""
         told = dict(self._db.losses.problems())
         for identity in self._losses - told.keys():
             self._health.note(f"loss {identity}", None)
@@ -465,7 +476,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
         self._losses = set(told)
 
     async def acknowledge(self, identity: str) -> bool:
-        """False when no such loss waits for it. Raises StoreError."""
+        """Dismiss a loss, and return false if it does not exist. Raises StoreError."""
         known = await self.reader.run(self._db.losses.acknowledge, identity)
         self.note_losses()
         return known
@@ -480,7 +491,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
             if self._refused > MOST_REFUSED:
                 self._health.note("paused", _PAUSED)
         self.on_failure()
-        self.counts = Counts()  # a count that is under way adds to the old one
+        self.counts = Counts()  # an active count adds to the old object
         full = isinstance(error, StoreFullError)
         return lambda: self.reader.read(_reopen, self._ballast, full)
 
@@ -494,7 +505,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
         self._spawn(self._count(found))
 
     async def _tell_of_all(self) -> None:
-        """Mail that was refused may be in the spool all the same, when only its sync failed."""
+        """Announce all queues, because refused mail may have been stored if only its sync failed."""
         try:
             for zone in await self.reader.read(scan.queues):
                 self._on_news(zone)
@@ -502,7 +513,9 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
             _log.warning("could not look for mail that was refused and is in the spool: %s", error)
 
     async def _sweep_cut_off(self) -> None:
-        """On a full disk that is the space that is missing. A message may be there after all."""
+        """Remove the chunks of failed uploads, which may be the missing space on a full disk. Messages that
+        exist are kept.
+        """
         while self._cut_off and not self._db.losses.open:
             message_id = self._cut_off.pop()
             try:
@@ -515,10 +528,10 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
     # --- after a start
 
     async def _sweep(self, view: View, last: MessageId | None) -> None:
-        """Count the queue, then remove the chunks of uploads that a crash cut off."""
+        """Count the queue, then remove the chunks of uploads that a crash has interrupted."""
         await self._count(view)
         if last is None or self._db.damage or self._db.losses.open:
-            return  # chunks whose message is in what is damaged look like an upload that was cut off
+            return  # chunks whose message was damaged look like an interrupted upload
         try:
             start: bytes | None = records.MESSAGE_PREFIX
             while start is not None:
@@ -528,7 +541,9 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
             _log.warning("could not sweep the spool, the next start will: %s", error)
 
     async def _sweep_from(self, start: bytes, last: MessageId) -> tuple[bytes | None, float]:
-        """Removes the aborted uploads of one page. Returns the key of the next, and the seconds it took."""
+        """Remove the aborted uploads of one page. Return the key of the next page, and the duration in
+        seconds.
+        """
         began = self._clock.monotonic()
         aborted, following = await self.reader.read(scan.aborted_uploads, start, last)
         took = self._clock.monotonic() - began
@@ -550,7 +565,9 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
             view.close()
 
     async def _remove(self, prefix: bytes) -> None:
-        """Does not wait for other writes: a spool on a full disk may be good for some milliseconds."""
+        """Remove the chunks under a prefix. Does not wait for other writes, because a spool on a full disk
+        may be usable for only some milliseconds.
+        """
         while keys := await self.reader.read(scan.keys_under, prefix):
             _log.info("removing an aborted upload of %d chunks or more", len(keys))
             await self.committer.submit([(key, None) for key in keys])

@@ -1,6 +1,6 @@
-"""Orders the deliveries in memory that can be handed out: fresh and deferred ones take turns. No I/O.
+"""Orders the deliveries in memory that can be claimed. Fresh and deferred ones alternate. No I/O.
 
-The heaps may hold keys that were taken, changed or forgotten meanwhile: `when_of` decides.
+The heaps may contain keys that were claimed, changed or removed since. `when_of` decides which are valid.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterable
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageId
 
-# Orders the fresh deliveries in memory: the oldest first, or the oldest of the new ones. No I/O.
-#
-# There are two heaps: one from the message on that `first_since` last named, and one of the
-# rest. They may hold keys that were taken or forgotten meanwhile: `is_there` decides.
+# `FreshOrder` has two heaps: one for messages from the last `since` of `first_since` on, and one for the
+# rest. They may contain keys that were claimed or removed since; `is_there` decides.
 
 
 class FreshOrder:
-    """The fresh deliveries of one queue."""
+    """The fresh deliveries of one queue, the oldest first, or the oldest of the new ones."""
 
     __slots__ = ("_is_there", "_new", "_old", "_since")
 
@@ -29,7 +27,7 @@ class FreshOrder:
         self._new: list[DeliveryKey] = []
 
     def __len__(self) -> int:
-        """Return keys that are gone included."""
+        """Return the number of keys, including invalid ones."""
         return len(self._old) + len(self._new)
 
     def push(self, key: DeliveryKey) -> None:
@@ -44,18 +42,18 @@ class FreshOrder:
         return new if old is None or (new is not None and new < old) else old
 
     def first_since(self, since: MessageId) -> DeliveryKey | None:
-        """Return the first of a message that is not older than this one."""
+        """Return the first delivery of a message that is not older than `since`."""
         if since != self._since:
             self._since = since
             self.refill([*self._old, *self._new])
         return self._peek(self._new)
 
     def pop(self, key: DeliveryKey) -> None:
-        """Removes the key that `first` or `first_since` has just returned."""
+        """Remove the key that `first` or `first_since` has just returned."""
         heapq.heappop(self._new if self._new and self._new[0] == key else self._old)
 
     def refill(self, keys: Iterable[DeliveryKey]) -> None:
-        """These instead of what was here."""
+        """Replace all keys."""
         self._old, self._new = [], []
         for key in keys:
             is_new = self._since is not None and key.message_id >= self._since
@@ -72,14 +70,14 @@ class FreshOrder:
 
 
 Due = tuple[float, DeliveryKey]
-"""A deferred delivery behind the Unix time of its next attempt."""
+"""The Unix time of the next attempt, and a deferred delivery."""
 
 
 class ReadyOrder:
     """The order of one queue.
 
-    `when_of(key)` returns the Unix time of the next attempt of a delivery that may be handed out, 0.0 or less
-    of a fresh one, and `None` of a delivery that may not be.
+    `when_of(key)` returns the Unix time of the next attempt if the delivery may be claimed, 0.0 or less if it
+    is fresh, and `None` if it may not be claimed.
     """
 
     def __init__(self, when_of: Callable[[DeliveryKey], float | None]) -> None:
@@ -89,7 +87,7 @@ class ReadyOrder:
         self._turn_of_due = False
 
     def __len__(self) -> int:
-        """Return keys that are gone included."""
+        """Return the number of keys, including invalid ones."""
         return len(self.fresh) + len(self._due)
 
     def push(self, key: DeliveryKey, next_attempt: float) -> None:
@@ -99,7 +97,7 @@ class ReadyOrder:
             self.fresh.push(key)
 
     def refill(self, entries: Iterable[Due]) -> None:
-        """Replaces all that is here. Fresh deliveries come with a time of 0.0 or less."""
+        """Replace all entries. Fresh deliveries have a time of 0.0 or less."""
         entries = list(entries)
         self.fresh.refill(key for when, key in entries if when <= 0)
         self._due = [entry for entry in entries if entry[0] > 0]
@@ -115,13 +113,13 @@ class ReadyOrder:
         return None
 
     def pop_next(self, now: float) -> DeliveryKey | None:
-        """Removes and returns the next delivery that is due at `now`, `None` when there is none."""
+        """Remove and return the next delivery that is due at `now`, or `None` if there is none."""
         due = self.first_due()
         return self.pop_either(self.fresh.first(), None if due is None or due[0] > now else due)
 
     def pop_either(self, fresh: DeliveryKey | None, due: Due | None) -> DeliveryKey | None:
-        """Removes one of what `fresh.first` and `first_due` have just returned. The kinds take turns, so that
-        neither starves the other.
+        """Remove one of the deliveries that `fresh.first` and `first_due` have just returned. The kinds
+        alternate, so that neither starves the other.
         """
         if due is not None and (fresh is None or self._turn_of_due):
             key = heapq.heappop(self._due)[1]

@@ -1,26 +1,23 @@
-"""Holds the deliveries of a zone that can be handed out next: a bounded window over an unbounded queue. No
-I/O.
+"""Holds the deliveries of a zone that can be claimed next: a bounded window on an unbounded queue. No I/O.
 
-The promise that no delivery is missed rests on one invariant. Every delivery that may be handed out (it is
-due, it is not held, and it is not claimed) is in the window's memory, or it is on the disk in a `DiskRange`,
-at or above the low-water mark `low` of that range (keys of docs/store/spool-format.md):
+No delivery is missed, because of one invariant. Every delivery that may be claimed (it is due, not held, and
+not claimed) is in the window's memory, or it is on disk in a `DiskRange`, at or above the low-water mark
+`low` of that range (for the keys see docs/store/spool-format.md):
 
 - a fresh delivery (never deferred) is in `delivery-zone`, the range `fresh_range`;
 - a deferred delivery is in the index `deferred-zone`, the range `due_range`;
-- a delivery that was passed over because its destination was full is in the index `delivery-domain`, a
+- a delivery that was skipped because its destination was full is in the index `delivery-domain`, with a
   range for each domain.
 
-`take_new(since)` takes mail that was accepted since the message id `since`, past a long queue of older mail.
-It has a range of its own, `new_range`, over the same rows as `fresh_range`; what it finds stays above
-`fresh_range.low`, too, and the walk from there steps over rows that are in memory or gone.
+`take_new(since)` returns mail that was accepted since the message id `since`, even if there is a long queue
+of older mail. It has its own range, `new_range`, over the same rows as `fresh_range`. Its deliveries also
+stay above `fresh_range.low`, and the scan from there skips rows that are in memory or were removed.
 
-A `low` of None says that memory holds everything of the range. `low_water.py` says how marks move.
-
-Keeps the low-water mark of a sorted range of keys: how far it has been read into memory. No I/O.
-
-A mark moves up when rows are read and down when something is stored below it that memory does not hold; what
-is stored while rows are being read moves it back down when the read is over. So nothing is missed, and reads
-never go back to the start of a range, where LevelDB would walk over the tombstones of delivered mail.
+A `low` of None means that memory holds everything of the range. Otherwise `low` is how far the range has been
+read into memory. A mark moves up when rows are read, and down when a row is stored below it that memory does
+not hold. A row that is stored during a read moves the mark back down when the read ends. So nothing is
+missed, and reads never return to the start of a range, where LevelDB would step over the tombstones of
+delivered mail.
 """
 
 from __future__ import annotations
@@ -37,9 +34,9 @@ from zonerelay.store.leveldb.ready_order import ReadyOrder
 
 
 class DiskRange:
-    """A sorted range of keys on disk of which everything below `low` is accounted for.
+    """A sorted range of keys on disk. Everything below `low` is in memory or was processed.
 
-    `exact` is true while a row is known to be at `low`.
+    `exact` is true while a row is known to exist at `low`.
     """
 
     __slots__ = ("_lowest_noted", "_reading", "end", "exact", "low", "prefix")
@@ -53,7 +50,7 @@ class DiskRange:
         self._lowest_noted: bytes | None = None
 
     def note(self, key: bytes) -> None:
-        """There is something at `key` that memory does not hold."""
+        """Note that `key` exists on disk and is not in memory."""
         if self._reading and (self._lowest_noted is None or key < self._lowest_noted):
             self._lowest_noted = key
         if self.low is None or key < self.low:
@@ -61,7 +58,7 @@ class DiskRange:
             self.exact = True
 
     def gone(self, key: bytes) -> None:
-        """The row at `key` was removed."""
+        """Note that the row at `key` was removed."""
         if key == self.low:
             self.exact = False
 
@@ -71,38 +68,42 @@ class DiskRange:
         return self.low or self.prefix
 
     def stop_reading(self) -> None:
-        """The read failed or its result is void: the mark stays."""
+        """End a read that failed or whose result is void. The mark stays."""
         self._reading = False
 
     def read_up_to(self, low: bytes | None, *, exact: bool = True) -> None:
-        """Memory now holds everything below `low` (None: everything), as of when the read started."""
+        """End a read after which memory holds everything below `low` (None means everything), as of its
+        start.
+        """
         self._reading = False
         self.exact = exact
         noted = self._lowest_noted
-        # What was stored while the rows were being read may have been missed by the reader.
+        # The read may have missed rows that were stored during it.
         self.low = noted if low is None or (noted is not None and noted < low) else low
 
 
 WINDOW_LIMIT = 10_000
-"""Deliveries of one zone that wait in memory before newcomers stay on disk."""
+"""The number of a zone's deliveries in memory above which further ones stay on disk."""
 NEW_LIMIT = 1000
-"""Of new ones, while the cursor is far behind, as many more."""
+"""An additional limit for new deliveries while the cursor is far behind."""
 PARKED_LIMIT = 5_000
-"""Of these, deliveries whose destination is full; more go to the `delivery-domain` index."""
+"""The number of these whose destination is full. More go to the `delivery-domain` index."""
 
 Taken = dict[DeliveryKey, Delivery]
 
 
 class ZoneWindow:
-    """One zone. `is_busy` says whether a delivery is claimed or being changed right now."""
+    """The window of one zone. `is_busy` returns whether a delivery is claimed or being changed."""
 
     def __init__(self, queue: QueueName, is_busy: Callable[[DeliveryKey], bool], *, empty: bool) -> None:
-        """`empty`: the spool was empty when it was opened, so there is nothing to find on disk."""
+        """Create the window. With `empty` the spool was empty when it was opened, so the disk need not be
+        read.
+        """
         self.zone = queue
         self._is_busy = is_busy
         self._start(empty=empty)
         self.epoch = 0
-        # Nothing of the zone is older than this: where the search for the oldest starts.
+        # The zone has no older key than this one, so the search for the oldest starts here.
         self.oldest = b""
 
     def _start(self, *, empty: bool) -> None:
@@ -119,19 +120,19 @@ class ZoneWindow:
         self._touched: set[DeliveryKey] | None = None
 
     def reset(self) -> None:
-        """Trust nothing in memory: everything is looked for on disk again (after the spool failed)."""
+        """Discard everything in memory after the spool failed. It is read from disk again."""
         self._start(empty=False)
         self.epoch += 1
         self.oldest = b""
 
-    # --- what becomes durable
+    # --- durable changes
 
     def add(self, key: DeliveryKey, delivery: Delivery) -> None:
-        """The delivery was stored in this state and is not claimed."""
+        """Add an unclaimed delivery that was stored in this state."""
         if self._touched is not None:
             self._touched.add(key)
         if self.oldest:
-            # Ids are handed out when a message begins, not when it is committed.
+            # Ids are assigned when a message begins, not when it is committed.
             self.oldest = min(self.oldest, self.fresh_range.prefix + key.message_id.encode("ascii"))
         if delivery.held:
             return
@@ -143,37 +144,37 @@ class ZoneWindow:
             self._note_fresh(records.delivery_key(key))
 
     def put_back(self, key: DeliveryKey, delivery: Delivery) -> None:
-        """A claim was given up. Claims are few, so these are held in memory beyond the limit."""
+        """Add a delivery whose claim was released. Claims are few, so these may exceed the memory limit."""
         if delivery.held:
             return
         self._remember(key, delivery)
 
     def look_for(self, key: DeliveryKey) -> None:
-        """The delivery may be ready, but its state has to be read."""
+        """Note that the delivery may be ready, but its state must be read."""
         self._note_fresh(records.delivery_key(key))
         self.due_range.note(self.due_range.prefix)
         self.due_range.exact = False
 
     def forget(self, key: DeliveryKey) -> None:
-        """The delivery is being changed or was removed."""
+        """Remove a delivery that is being changed or was removed."""
         if self._touched is not None:
             self._touched.add(key)
         self._known.pop(key, None)
 
     def spilled(self, domain: str, key: DeliveryKey) -> None:
-        """A delivery that `take` passed over is now in the `delivery-domain` index."""
+        """Note that a delivery skipped by `take` is now in the `delivery-domain` index."""
         index_key = records.domain_key(key, domain)
         self.domain_range(domain).note(index_key)
 
-    # --- handing out
+    # --- claims
 
     def take(
         self, limit: int, skip: Collection[str], now: float, found: Taken, spill: Taken
     ) -> DiskRange | None:
-        """Move up to `limit` ready deliveries to `found`; return the range to be read first, if any.
+        """Move up to `limit` ready deliveries to `found`. Return the range that must be read first, if any.
 
-        Fresh and due ones alternate, so that neither starves the other. Those of a domain in `skip`
-        are parked, or left in `spill` for the index when memory is full.
+        Fresh and due ones alternate, so that neither starves the other. Deliveries to a domain in `skip` are
+        parked, or left in `spill` for the index if memory is full.
         """
         while len(found) < limit:
             fresh, due = self._peek_fresh(), self._order.first_due()
@@ -190,7 +191,7 @@ class ZoneWindow:
     def take_new(
         self, limit: int, since: MessageId, skip: Collection[str], found: Taken, spill: Taken
     ) -> DiskRange | None:
-        """Like `take`, from the fresh ones of messages from `since` on."""
+        """Move fresh deliveries of messages from `since` on. Works like `take`."""
         source = self._range_from(self.fresh_range.prefix + since.encode("ascii"))
         while len(found) < limit:
             key = self._order.fresh.first_since(since)
@@ -203,7 +204,7 @@ class ZoneWindow:
         return None
 
     def take_domain(self, domain: str, limit: int, found: Taken) -> DiskRange | None:
-        """Like `take`, from what was passed over of one domain."""
+        """Move skipped deliveries of one domain. Works like `take`."""
         heap = self._parked.get(domain)
         while heap and len(found) < limit:
             key = heapq.heappop(heap)
@@ -225,8 +226,8 @@ class ZoneWindow:
         return len(self._order.fresh) > 0 or self.fresh_range.low is not None
 
     def skip_taken(self, keys: list[tuple[bytes, DeliveryKey]]) -> None:
-        """Move the mark of `due_range` to the first of `keys` (what is on disk at and above it) that
-        is neither claimed nor in memory; behind all of them when they are all taken.
+        """Move the mark of `due_range` to the first of `keys` (the rows from the mark on) that is neither
+        claimed nor in memory, or after all of them.
         """
         touched = self._touched or set()
         self._touched = None
@@ -237,7 +238,7 @@ class ZoneWindow:
         self.due_range.read_up_to(keys[-1][0] + b" " if keys else None, exact=False)
 
     def due_in_memory(self) -> float | None:
-        """Return the time at which the first unclaimed deferred delivery in memory comes due."""
+        """Return the time of the first unclaimed deferred delivery in memory."""
         first = self._order.first_due()
         return None if first is None else first[0]
 
@@ -259,7 +260,7 @@ class ZoneWindow:
         source.stop_reading()
 
     def absorb(self, source: DiskRange, deliveries: list[Delivery], low: bytes | None, now: float) -> None:
-        """Take in those read deliveries that are ready, not in memory, and unchanged since the read."""
+        """Add those deliveries of a read that are ready, not in memory, and unchanged since the read."""
         touched = self._touched or set()
         self._touched = None
         source.read_up_to(low)
@@ -283,7 +284,9 @@ class ZoneWindow:
     # --- inside
 
     def _put_off(self, key: DeliveryKey, delivery: Delivery) -> None:
-        """It was put off while it was passed over, or the clock was set back: the mark may be above it."""
+        """Note a delivery that is not due. It was deferred after it was skipped, or the clock was set back,
+        so the mark may be above it.
+        """
         if not delivery.held and delivery.next_attempt > 0:
             self.due_range.note(records.deferred_key(key, delivery.next_attempt))
 
@@ -292,7 +295,7 @@ class ZoneWindow:
         self._order.push(key, delivery.next_attempt)
 
     def _may_remember(self, key: DeliveryKey) -> bool:
-        """There is room for a new fresh one, and nothing that is older has to be read first."""
+        """Return whether there is room for a new fresh delivery and no older one must be read first."""
         known, cursor, new = len(self._known), self.fresh_range.low, self.new_range
         if known < WINDOW_LIMIT and (cursor is None or records.delivery_key(key) < cursor):
             return True
@@ -307,7 +310,7 @@ class ZoneWindow:
             self.new_range.note(row)
 
     def _range_from(self, start: bytes) -> DiskRange:
-        """Return the range from the key on that memory does not hold."""
+        """Return the range of keys from `start` on that are not in memory."""
         if self.new_range is None or start < self._new_start:
             low = self.fresh_range.low
             low = None if low is None else max(start, low)
@@ -329,7 +332,7 @@ class ZoneWindow:
         return None if known is None else known.next_attempt
 
     def _peek_fresh(self) -> DeliveryKey | None:
-        """Return the next fresh delivery, `None` when there is none or an older one may be on disk."""
+        """Return the next fresh delivery, or `None` if there is none or an older one may be on disk."""
         first, cursor = self._order.fresh.first(), self.fresh_range.low
         if cursor is None:
             self.new_range = None  # memory holds everything
@@ -341,7 +344,7 @@ class ZoneWindow:
         return low is not None and low < self.due_range.prefix + records.due_field(now) + b"!"
 
     def _park(self, domain: str, key: DeliveryKey, delivery: Delivery, spill: Taken) -> None:
-        # Behind what the index holds already, or the oldest would no longer come first.
+        # It goes after the deliveries in the index, so that the oldest still comes first.
         if self._parked_count >= PARKED_LIMIT or domain in self.domain_ranges:
             self.domain_range(domain)
             spill[key] = delivery
@@ -351,7 +354,9 @@ class ZoneWindow:
         self._parked_count += 1
 
     def _take_unparked(self, limit: int, skip: Collection[str], found: Taken) -> DiskRange | None:
-        """Deliveries of domains that are no longer skipped, in case `take_domain` is not called for them."""
+        """Move deliveries of domains that are no longer skipped, in case `take_domain` is not called for
+        them.
+        """
         for domain in [*self._parked, *self.domain_ranges]:
             if domain not in skip:
                 source = self.take_domain(domain, limit, found)

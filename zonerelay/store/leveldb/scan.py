@@ -1,8 +1,8 @@
-"""Walks key ranges of the spool. All of it blocks and runs in the store's reader thread.
+"""Scans key ranges of the spool. Every function blocks and runs in the store's reader thread.
 
-Walks are in pages, so that a walk over a queue of millions delays other reads by some milliseconds at
-most. An unreadable record is logged and stepped over: it stays for the operator who repairs the spool
-and must not stop the rest of the queue.
+Scans are split into pages, so a scan of a queue of millions delays other reads by some milliseconds at most.
+An unreadable record is logged and skipped. It stays for the operator, who repairs the spool, and must not
+stop the rest of the queue.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ from zonerelay.store.leveldb.in_flight import Found, OpenMessage
 from zonerelay.store.leveldb.spool import LevelDb
 
 PAGE_ROWS = 1000
-"""Rows looked at in one go."""
+"""The number of rows in one page."""
 
 SAMPLED_ROWS = 20_000
-"""Rows stepped over in one go."""
+"""The number of rows that one page of a sample steps over."""
 
 SEEKS = 100
-"""One takes as long as ten rows or more."""
+"""The number of seeks in one page. A seek takes as long as ten rows or more."""
 
 OLDEST_ROWS = 5000
-"""Rows looked at for the oldest delivery: in front of it may be some that their senders hold back."""
+"""The number of rows that are read to find the oldest delivery. The first ones may be held back by their
+senders.
+"""
 
 _log = logging.getLogger("zonerelay.store")
 
 
 class Page(NamedTuple):
-    """Deliveries read, and the first key behind what was read (None: nothing is behind)."""
+    """Deliveries, and the first key after the read range (None if nothing follows)."""
 
     deliveries: list[Delivery]
     low: bytes | None
@@ -71,7 +73,7 @@ def read_fresh(db: LevelDb, start: bytes, end: bytes, wanted: int) -> Page:
 
 
 def read_index(db: LevelDb, start: bytes, bound: bytes, end: bytes, wanted: int) -> Page:
-    """Return the deliveries that index keys below `bound` point at; keys whose delivery is gone are only
+    """Return the deliveries that index keys below `bound` refer to. Keys without a delivery are only
     listed.
     """
     keys: list[bytes] = []
@@ -90,7 +92,7 @@ def read_index(db: LevelDb, start: bytes, bound: bytes, end: bytes, wanted: int)
 
 
 def read_deliveries(db: LevelDb, keys: Sequence[DeliveryKey], view: View | None = None) -> list[Delivery]:
-    """Return those of the deliveries that exist and can be read."""
+    """Return those deliveries that exist and can be read."""
     raw_keys = [records.delivery_key(key) for key in keys]
     return list(_decoded(db, zip(raw_keys, db.get_each(raw_keys, view), strict=True)))
 
@@ -111,7 +113,7 @@ def _step_over(db: LevelDb, error: StoreCorruptError) -> None:
 
 
 def unreadable(db: LevelDb, error: StoreCorruptError) -> StoreCorruptError:
-    """LevelDB gives out the record as it was written, or has none, and that makes no sense."""
+    """Report an invalid or missing record that LevelDB has read without an error."""
     db.on_unreadable(str(error))
     return error
 
@@ -125,12 +127,12 @@ def _parsed(db: LevelDb, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Deliver
 
 
 def read_keys(db: LevelDb, start: bytes, end: bytes) -> list[tuple[bytes, DeliveryKey]]:
-    """One page of keys."""
+    """Return a page of keys."""
     return list(_parsed(db, (key for key, _ in db.rows(start, end, limit=PAGE_ROWS))))
 
 
 def scan_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: Wanted) -> Page:
-    """One page of deliveries in any state. Of those whose recipient is not `wanted` only the key is read."""
+    """Return a page of deliveries in any state. Values are only read if the recipient is `wanted`."""
     if isinstance(wanted, EveryNth):
         return _sample_page(db, start, end, view, wanted)
     rows = list(db.rows(start, end, limit=PAGE_ROWS, view=view))
@@ -141,7 +143,7 @@ def scan_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: Wanted)
 
 
 def _sample_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: EveryNth) -> Page:
-    # One more row than is taken: the next page begins with it.
+    # One more row than is returned, with which the next page begins.
     limit = max(1, SAMPLED_ROWS // wanted.every) + 1
     rows = list(db.sampled(start, end, wanted.gap, limit=limit, view=view))
     low = rows.pop()[0] if len(rows) == limit else None
@@ -149,7 +151,7 @@ def _sample_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: Ever
 
 
 def read_messages(db: LevelDb, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-    """Return those that exist and can be read."""
+    """Return those messages that exist and can be read."""
     found: dict[MessageId, Message] = {}
     for message_id, raw in zip(ids, db.get_each(list(map(records.metadata_key, ids))), strict=True):
         if isinstance(raw, bytes):
@@ -161,7 +163,7 @@ def read_messages(db: LevelDb, ids: Sequence[MessageId]) -> dict[MessageId, Mess
 
 
 def read_message(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage]:
-    """Return a message's metadata and open-delivery count. Raises MessageNotFoundError or
+    """Return a message's metadata and number of open deliveries. Raises MessageNotFoundError or
     StoreCorruptError.
     """
     (raw,) = db.get_many([records.metadata_key(message_id)])
@@ -172,20 +174,20 @@ def read_message(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessa
     except StoreCorruptError as error:
         raise unreadable(db, error) from error
     recipients = len(message.envelope.recipients)
-    # Most messages have one recipient and no count; to look for what is missing is dear (LevelDb.get_many).
+    # Most messages have one recipient and no count, and reading a missing key is expensive (`get_each`).
     try:
         count = None if recipients == 1 else db.get(records.open_count_key(message_id))
         if count is None:
             return message, OpenMessage(message, recipients)
         return message, OpenMessage(message, records.parse_count(message_id, count), count_stored=True)
     except StoreCorruptError as error:
-        # The message stays when its last delivery has left; with too low a count it would leave before.
+        # The message stays after its last delivery. With too low a number it would be removed too early.
         unreadable(db, error)
         return message, OpenMessage(message, recipients, count_stored=True)
 
 
 def read_message_and_body(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
-    """Return a message and, when it is one chunk, its body, which a delivery reads next."""
+    """Return a message and, if it has one chunk, its body, which a delivery reads next."""
     message, count = read_message(db, message_id)
     if message.chunks != 1:
         return message, count, None
@@ -194,8 +196,8 @@ def read_message_and_body(db: LevelDb, message_id: MessageId) -> tuple[Message, 
 
 
 def read_states(db: LevelDb, keys: Sequence[DeliveryKey]) -> Found:
-    """Return the deliveries and open messages that a change of these keys needs. Unreadable messages are
-    absent.
+    """Return the deliveries and open messages that a change of these keys needs, without unreadable
+    messages.
     """
     found = Found()
     view = db.snapshot()
@@ -212,14 +214,16 @@ def read_states(db: LevelDb, keys: Sequence[DeliveryKey]) -> Found:
 
 
 def queues(db: LevelDb) -> set[QueueName]:
-    """Queues that hold deliveries, one seek each."""
+    """Return the queues that hold deliveries, with one seek each."""
     start, end = records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)
     keys = db.first_keys(start, end, lambda key: b"%b %b!" % tuple(key.split(b" ", 2)[:2]))
     return {key.queue for _, key in _parsed(db, keys)}
 
 
 def left_over(db: LevelDb) -> str:
-    """Return a record that is no bookkeeping, readable or not, or a file that is not the database's own."""
+    """Return a record that is not internal bookkeeping, readable or not, or a file that does not belong to
+    the database.
+    """
     hints, meta, counts = records.DOMAIN_PREFIX, b"meta ", b"meta open "
     starts = (b"", records.after(hints), counts, records.after(meta))
     for start, stop in zip(starts, (hints, meta, records.after(counts), None), strict=True):
@@ -232,8 +236,8 @@ def left_over(db: LevelDb) -> str:
 def deliveries_of(
     db: LevelDb, message_id: MessageId, in_queues: Collection[QueueName] | None = None
 ) -> list[Delivery]:
-    """`in_queues`: the only queues that hold deliveries, where that is known. To find them takes a way over
-    all that was removed in front of the first delivery of each.
+    """Return the deliveries of a message. `in_queues` are the only queues with deliveries, if the caller
+    knows them. Finding them steps over all rows that were removed before the first delivery of each.
     """
     found: list[Delivery] = []
     for queue in queues(db) if in_queues is None else in_queues:
@@ -247,8 +251,8 @@ def deliveries_of(
 
 
 def oldest(db: LevelDb, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:
-    """Return the key of the zone's first delivery at or behind `start`, and `created` of the first that has
-    one not after `now`: `None` when there is none among the first `OLDEST_ROWS`.
+    """Return the key of the zone's first delivery from `start` on, and `created` of the first one whose
+    `created` is not after `now`, or `None` if the first `OLDEST_ROWS` rows have none.
     """
     first = None
     for key, value in db.rows(start, end, limit=OLDEST_ROWS):
@@ -264,7 +268,7 @@ def oldest(db: LevelDb, start: bytes, end: bytes, now: float) -> tuple[bytes, fl
 
 
 def last_message_id(db: LevelDb) -> MessageId | None:
-    """Return the highest id that this spool has seen, aborted uploads included."""
+    """Return the highest message id of this spool, including aborted uploads."""
     ids = [_noted_last_id(db)]
     last = db.last_key(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX))
     if last is not None:
@@ -273,8 +277,8 @@ def last_message_id(db: LevelDb) -> MessageId | None:
 
 
 def _noted_last_id(db: LevelDb) -> str:
-    """Return the noted id; the clock of the last run replaces an unreadable one, so that no id
-    comes twice.
+    """Return the stored id. If it is unreadable, derive one from the time of the last run, so that no id is
+    used twice.
     """
     try:
         raw = db.get(records.META_LAST_ID)
@@ -296,7 +300,7 @@ def _noted_last_id(db: LevelDb) -> str:
 
 
 def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[QueueName, QueueCounts], bytes | None]:
-    """Return deliveries by queue and state in one page, and where the next page starts."""
+    """Count the deliveries in one page by queue and state, and return where the next page starts."""
     found: dict[QueueName, QueueCounts] = {}
     key, rows = b"", 0
     for key, value in db.rows(start, records.after(records.DELIVERY_PREFIX), limit=PAGE_ROWS, view=view):
@@ -311,11 +315,11 @@ def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[QueueName, Q
 
 
 def aborted_uploads(db: LevelDb, start: bytes, last: MessageId) -> tuple[list[bytes], bytes | None]:
-    """Return message prefixes up to `last` that hold chunks but neither `#` nor `*`, and where the next page
+    """Return message prefixes up to `last` that have chunks but neither `#` nor `*`, and where the next page
     starts.
 
-    `#` and `*` sort before the chunks, so one seek per message tells. A message that is being removed
-    meanwhile goes as a whole. Raises StoreCorruptError where a `#` may be in what is damaged.
+    `#` and `*` sort before the chunks, so one seek per message suffices. A message that is removed during the
+    scan is removed as a whole. Raises StoreCorruptError if a `#` may be in damaged data.
     """
     aborted: list[bytes] = []
     end = records.after(records.message_prefix(last))
@@ -330,14 +334,14 @@ def aborted_uploads(db: LevelDb, start: bytes, last: MessageId) -> tuple[list[by
 
 
 def drop_hints(db: LevelDb) -> None:
-    """Empty the overflow index: after a start the cursor finds everything itself."""
+    """Empty the overflow index. After a start the cursor finds everything itself."""
     prefix = records.DOMAIN_PREFIX
     while keys := [key for key, _ in db.rows(prefix, records.after(prefix), limit=PAGE_ROWS)]:
         db.write([[(key, None) for key in keys]])
 
 
 def keys_under(db: LevelDb, prefix: bytes) -> list[bytes]:
-    """One page of the keys under a prefix, their values unread."""
+    """Return a page of the keys under a prefix without reading their values."""
     keys = db.first_keys(prefix, records.after(prefix), lambda key: key + b"\0")
     return list(itertools.islice(keys, PAGE_ROWS))
 
@@ -358,7 +362,7 @@ def kept(db: LevelDb, identity: str) -> Kept | None:
 
 
 def kept_page(db: LevelDb, after: str) -> list[tuple[str, Kept]]:
-    """Return the keys behind an identity."""
+    """Return the keys after an identity."""
     start = records.once_key(after) + b"\0" * bool(after)
     found: list[tuple[str, Kept]] = []
     for key, value in db.rows(start, records.after(records.ONCE_PREFIX), limit=PAGE_ROWS):
@@ -372,9 +376,7 @@ def kept_page(db: LevelDb, after: str) -> list[tuple[str, Kept]]:
 
 
 def expired(db: LevelDb, now: float, most: int) -> list[tuple[str, bytes, bool]]:
-    """Return the identities that have expired, each with its key in the index and whether it was
-    used again.
-    """
+    """Return the expired identities, each with its key in the index and whether it was used again."""
     found: list[tuple[str, bytes, bool]] = []
     stop = records.once_until_key("", now)
     for key, _ in db.rows(records.ONCE_UNTIL_PREFIX, stop, limit=most):

@@ -1,11 +1,12 @@
-"""A second directory that holds a LevelDB spool as it was at one moment, made while a relay may write to it.
+"""Copies the state of a LevelDB spool at one moment into a second directory, while a relay may write to the
+spool.
 
-Tables never change, so they are hard links; logs and the manifest grow, so they are copied. The snapshot
-holds a prefix of what was written: every write that was acknowledged before `take_snapshot` was called is in
-it, and of the later ones those up to some moment. Nothing in the spool's directory is written, and the relay
-waits for nothing.
+Tables never change, so they become hard links. Logs and the manifest grow, so they are copied. The snapshot
+has a prefix of all writes: every write that was acknowledged before `take_snapshot` was called, and later
+ones up to some moment. The spool's directory is not written to, and the relay does not wait.
 
-A compaction may remove a file between the manifest and the file's turn; the snapshot is then begun anew.
+A compaction may remove a file after the manifest was copied and before the file is. Then the snapshot starts
+again.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ _LOG = re.compile(r"\d+\.log")
 
 
 def take_snapshot(spool: Path, into: Path) -> None:
-    """`into` does not exist yet. Raises StoreError, StoreFullError, or OSError, and leaves nothing then.
+    """Take a snapshot in `into`, which does not exist yet. Raises StoreError, StoreFullError, or OSError, in
+    which case nothing is left there.
 
-    Where `into` is on another file system the tables are copied, once it is known that there is room.
+    If `into` is on another file system, the tables are copied after a check of the free space.
     """
     refuse_half_repaired(spool)
     for _ in range(TRIES):
@@ -37,7 +39,7 @@ def take_snapshot(spool: Path, into: Path) -> None:
             if _manifest_state(spool) == before:
                 return
         except FileNotFoundError:
-            # Of a file that it no longer needs LevelDB says so in the manifest first, and removes it then.
+            # Before LevelDB removes a file, it writes to the manifest that the file is no longer needed.
             if not spool.is_dir():
                 shutil.rmtree(into, ignore_errors=True)
                 raise
@@ -49,18 +51,20 @@ def take_snapshot(spool: Path, into: Path) -> None:
 
 
 def _manifest_state(spool: Path) -> tuple[bytes, int]:
-    """Differs once LevelDB has begun or given up a file: its manifest has grown, or is another one."""
+    """Return a value that changes when LevelDB adds or removes a file, because its manifest has grown or was
+    replaced.
+    """
     try:
         current = (spool / "CURRENT").read_bytes()
         return current, (spool / os.fsdecode(current.strip())).stat().st_size
-    except (OSError, ValueError):  # judged with the snapshot
+    except (OSError, ValueError):  # checked with the snapshot
         return b"", 0
 
 
 def _take(spool: Path, into: Path) -> None:
     into.mkdir(mode=0o700)
-    # The mark says what must be in a log, so it comes first. A log that is listed beside a newer one is
-    # complete, so the logs together are a prefix of what is written.
+    # The mark defines what a log must contain, so it is copied first. If a newer log exists, the older one is
+    # complete, so the logs together are a prefix of all writes.
     names = sorted(os.listdir(spool))  # noqa: PTH208 - names alone
     first = [name for name in (MARK_NAME, "CURRENT") if name in names]
     manifests = [name for name in names if name.startswith("MANIFEST-")]
@@ -70,13 +74,13 @@ def _take(spool: Path, into: Path) -> None:
 
 
 def _tables(into: Path, names: set[str]) -> list[str]:
-    """Return those that the manifest names. A table that is still being written must not be linked: LevelDB
-    would give its number to a table of the snapshot, and write that into the spool's file.
+    """Return the tables that the manifest names. A table that is still being written must not be linked,
+    because LevelDB would reuse its number for a table of the snapshot and overwrite the spool's file.
     """
     try:
         current = into / os.fsdecode((into / "CURRENT").read_bytes().strip())
         tables = read_manifest(current.read_bytes()).tables.values()
-    except (OSError, ValueError):  # the opening says what is wrong
+    except (OSError, ValueError):  # the error is reported when the snapshot is opened
         return []
     either = (f"{table.number:06d}.{ending}" for table in tables for ending in ("ldb", "sst"))
     return [name for name in either if name in names]

@@ -1,8 +1,8 @@
-"""Opens the directory of a LevelDB spool around its database, watches it, and leaves it marked.
+"""Opens the directory of a LevelDB spool, checks it while it is open, and marks it when it is closed.
 
-Nothing is changed by an opening that fails. `damage.directory` judges the files before LevelDB may touch
-them, `damage.mending` makes logs with holes whole, and the mark `synced` says how far the newest log was
-durable. All of it blocks. Raises StoreError alone.
+An opening that fails changes nothing. `damage.directory` checks the files before LevelDB uses them,
+`damage.mending` repairs logs with gaps, and the mark `synced` records how far the newest log was durable.
+Every method blocks. Raises only StoreError.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class NoRoomToOpenError(StoreOpenError, StoreFullError):
-    """The disk is full, and LevelDB has to write before it can open the spool."""
+    """The disk is full, and LevelDB must write before it can open the spool."""
 
 
 class LevelDb(Database):
@@ -77,12 +77,14 @@ class LevelDb(Database):
         self._missing = set[str]()
         self._manifest_size = 0
         self.last_used = 0.0
-        """When the run before this one wrote, in Unix seconds: not before the ids that it gave."""
+        """The Unix time of the previous run's last write. It is not earlier than that run's message ids."""
 
     # --- opening and closing
 
     def open(self) -> None:
-        """Open or create the spool. Raises StoreOpenError in words, with every file as it was."""
+        """Open or create the spool. Raises StoreOpenError with a message, in which case every file is
+        unchanged.
+        """
         _make_directory(self.path)
         try:
             if self._lock < 0:
@@ -99,7 +101,7 @@ class LevelDb(Database):
         self.note_synced()
 
     def open_error(self, error: Exception) -> StoreOpenError:
-        """Return the error whose text says what failed at opening and what the operator should do."""
+        """Return an error whose text describes what failed at opening and advises the operator."""
         path, text = self.path, words(error)
         if is_locked(error):
             return StoreOpenError(
@@ -129,14 +131,15 @@ class LevelDb(Database):
         return DamagedSpoolError(path, text)
 
     def _needed(self) -> int:
-        """Return how much an opening writes at most: what is in the logs becomes tables."""
+        """Return the largest number of bytes that an opening writes, because the logs become tables."""
         logs = self.path.glob("*.log")
         return sum(log.stat().st_size for log in logs) + 2 * self._write_buffer
 
     def reopen(self, *, full: bool = False) -> None:
-        """Reads the log back up to the last whole batch after a failed write, and starts a new log.
+        """Recover the log up to the last complete batch after a failed write, and start a new log.
 
-        Once the disk was `full`, tables are small until the next start, for a compaction takes less then.
+        After the disk was `full`, tables are small until the next start, because a compaction needs less
+        space then.
         """
         self._is_tight = self._is_tight or full
         self._close()
@@ -163,7 +166,7 @@ class LevelDb(Database):
         return self._open_judged()
 
     def _open_judged(self) -> Handle:
-        """Opens the database once `judge` has said what LevelDB would change, or drop without a word."""
+        """Open the database after `judge` has determined what LevelDB would change or silently drop."""
         self.losses.refresh()
         found = judge(self.path)
         if found.mark is not None:
@@ -199,8 +202,9 @@ class LevelDb(Database):
         return connect(self.path, write_buffer=self._write_buffer, is_tight=self._is_tight)
 
     def _look_at(self, found: Judgement) -> None:
-        """A database without our mark is that of an older release, or not ours, and opening it would change
-        it: it is opened through links. Raises StoreOpenError; other trouble is left to the opening itself.
+        """Check a database without a mark, which is of an older release or of another program. Opening it
+        would change it, so links to its files are opened. Raises StoreOpenError; other errors are left to the
+        opening itself.
         """
         trial = self.path / _TRIAL
         shutil.rmtree(trial, ignore_errors=True)
@@ -222,7 +226,7 @@ class LevelDb(Database):
         except StoreCorruptError:
             if mark is None:
                 raise
-            return  # told by now; the mark says what the record would
+            return  # reported already; the mark has the same information as the record
         if mark is not None and (found is None or not found.isdigit()):
             said = "missing" if found is None else f"unreadable ({found[:20]!r})"
             self.losses.tell(
@@ -241,8 +245,8 @@ class LevelDb(Database):
     # --- while it is open
 
     def look(self) -> None:
-        """Looks at the files that LevelDB reads only at the next opening. The content of a log that has
-        vanished is in memory too, and is moved into a table.
+        """Check the files that LevelDB only reads at the next opening. If a log has disappeared, its content
+        is still in memory and is moved into a table.
         """
         if self._suspect or self._db is None:
             return
@@ -259,13 +263,13 @@ class LevelDb(Database):
                 self.compact(b"", b"\0")
 
     def note_synced(self) -> None:
-        """Keep what is durable in the mark. Call it while nothing is being written."""
+        """Record in the mark how far the log is durable. Call this while nothing is being written."""
         if self._suspect:
             return
         try:
             mark = Mark(records.FORMAT_VERSION.decode(), *newest_log(self.path))
             if self._mark is not None and (mark.log, mark.size) < (self._mark.log, self._mark.size):
-                return  # `look` tells of it
+                return  # `look` reports it
             if mark != self._mark:
                 write_mark(self.path, mark)
                 self._mark = mark
@@ -273,15 +277,13 @@ class LevelDb(Database):
             _log.warning("the mark of the spool cannot be written, the one before stays good: %s", error)
 
     def free_space(self) -> int:
-        """Return bytes that this process may still write to the spool's file system."""
+        """Return the bytes that this process may still write to the spool's file system."""
         with self._translated():
             usage = os.statvfs(self.path)
         return usage.f_bavail * usage.f_frsize
 
     def foreign_files(self) -> list[str]:
-        """Return the names in the directory that belong to no file of a database in use. Raises
-        StoreError.
-        """
+        """Return the names of files in the directory that do not belong to a database. Raises StoreError."""
         with self._translated():
             return sorted(each.name for each in self.path.iterdir() if not _OWN_FILE.fullmatch(each.name))
 

@@ -1,9 +1,9 @@
-"""Implements `Store` over one LevelDB directory, for one process.
+"""Implements `Store` on one LevelDB directory for one process.
 
-Owns the order of things: plan a change, hand it to the group committer, and when it is durable let
-claims, window and counts follow. What memory does not hold is read by `cold_reads`. On any failed write
-everything unconfirmed is given up, callers get StoreError, and `SpoolKeeper` reopens the database; the queue
-is then read from disk again, and only claims survive, so that nothing is handed out twice.
+It defines the order of operations: plan a change, submit it to the group committer, and update claims, window
+and counts when it is durable. Data that is not in memory is read by `cold_reads`. After any failed write all
+unconfirmed state is discarded, callers receive StoreError, and `SpoolKeeper` reopens the database. The queue
+is then read from disk again. Only claims survive, so that no delivery is claimed twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from zonerelay.store.surroundings import Surroundings
 
 
 class LevelDbStore:
-    """Built by `open_store`; belongs to the event loop that was running then."""
+    """The store of one spool. `open_store` creates it. It belongs to the event loop that was running then."""
 
     node = 0
 
@@ -62,7 +62,7 @@ class LevelDbStore:
         self.uploads = 0
         self._bodies = BodyCache()
         self._last_id = last_id
-        # Reports whose settle is under way, and those whose settle has failed: these may be stored, too.
+        # Bounces whose settle is pending, and those whose settle has failed, which may be stored anyway.
         self._reporting: set[MessageId] = set()
         self._doubtful: set[MessageId] = set()
         self._committer = keeper.committer
@@ -94,7 +94,7 @@ class LevelDbStore:
     def problems(self) -> Sequence[str]:
         return (*self._keeper.problems(), *self._reservations.problems())
 
-    # --- taking mail
+    # --- accepting mail
 
     def begin(self, envelope: Envelope) -> BodyWriter:
         return BodyWriter(self, envelope)
@@ -125,7 +125,7 @@ class LevelDbStore:
         self._watch(self._committer.submit(ops, lazy=True), message_id)
 
     def _watch(self, written: asyncio.Future[None], message_id: MessageId) -> None:
-        """The last write that concerns an upload: its chunks are there already, and must not stay for it."""
+        """Watch the last write of an upload. If it fails, the chunks stored before must be removed."""
 
         def ended(written: asyncio.Future[None]) -> None:
             if written.cancelled() or written.exception() is not None:
@@ -136,7 +136,7 @@ class LevelDbStore:
     def _add_message(
         self, plan: WritePlan, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> None:
-        """A new message with its last `chunks` (all of them, when it is small)."""
+        """Add a new message with its last `chunks` (all of them if it is small)."""
         message_id = message.envelope.id
         first = message.chunks - len(chunks) + 1
         plan.ops += _put_chunks(message_id, first, chunks)
@@ -230,23 +230,24 @@ class LevelDbStore:
     def _submit(
         self, plan: WritePlan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
     ) -> asyncio.Future[None]:
-        """Hand a plan to the committer. What it means takes effect when it is durable, waited for or not."""
+        """Submit a plan to the committer. It takes effect when it is durable, even if nobody waits for it."""
         claims = self._in_flight.claims
-        # Before memory runs ahead of the disk: a refused write would leave it ahead for good.
+        # This check comes before memory is changed. After a refused write memory would stay ahead of the
+        # disk.
         self._keeper.check_usable()
         plan.seal()
         for key, (old, _) in plan.transitions.items():
             if old is not None and key not in claims:
                 self._zones[key.queue].window.forget(key)
         if plan.removes_message and self._last_id is not None and self._last_id != self._stored_last_id:
-            # As long as the youngest message is there, its keys tell its id.
+            # While the newest message exists, its keys contain its id.
             self._stored_last_id = self._last_id
             plan.ops.append((records.META_LAST_ID, self._last_id.encode("ascii")))
         applied = functools.partial(self._apply, plan, settled)
         return self._committer.submit(plan.ops, size=plan.size, lazy=lazy, applied=applied)
 
     def _apply(self, plan: WritePlan, settled: Sequence[DeliveryKey]) -> None:
-        """The plan is durable."""
+        """Update memory with a durable plan."""
         self._drop_claims(settled)
         for key, (old, new) in plan.transitions.items():
             self._apply_step(key, old, new)
@@ -285,7 +286,7 @@ class LevelDbStore:
             pop(key, None)
 
     def _reset(self) -> None:
-        """A write failed: nothing that memory says about the disk is certain any more."""
+        """Discard all unconfirmed state after a failed write."""
         self._in_flight.reset()
         self._bodies.clear()
         self._stored_last_id = None
@@ -303,7 +304,7 @@ class LevelDbStore:
         return known.message
 
     def check_claim(self, message_id: MessageId) -> None:
-        """Returns: no other relay has this spool."""
+        """Return without an error, because no other relay uses this spool."""
 
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
         message = await self.read_message(message_id)
@@ -356,7 +357,7 @@ class LevelDbStore:
     async def close(self) -> None:
         await self._reservations.close()
         await self._keeper.close()
-        self._reset()  # nothing can be read any more, not from memory either
+        self._reset()  # nothing can be read any more, from memory either
 
 
 def _put_chunks(message_id: MessageId, first: int, chunks: Sequence[bytes]) -> list[Op]:
@@ -370,7 +371,9 @@ class _Opened(NamedTuple):
 
 
 async def open_leveldb(settings: SpoolSettings, around: Surroundings) -> LevelDbStore:
-    """Raises StoreOpenError. Delivering can begin at once; counting and sweeping go on behind it."""
+    """Open the spool. Raises StoreOpenError. Deliveries can start at once; counting and cleaning continue in
+    the background.
+    """
     reader = ReaderThreads(LevelDb(settings.path, write_buffer=settings.write_buffer), "spool-reader")
     guard = space_guard(settings)
     ballast = Ballast(settings.path, guard // 2)

@@ -1,9 +1,8 @@
-"""Plans one atomic write: it turns changes of deliveries into keys and values, before any I/O.
+"""Plans one atomic write: it converts changes of deliveries to keys and values before any I/O.
 
-A plan is built completely before anything else knows of it, so an envelope that cannot be encoded
-leaves no trace. The count of open deliveries decides when a message leaves with its body; it is
-stored only while it differs from the number of recipients in the envelope, so that a message to
-one recipient never needs it.
+A plan is complete before anything else depends on it, so an envelope that cannot be encoded has no effect.
+The number of open deliveries decides when a message leaves with its body. It is only stored if it differs
+from the number of recipients in the envelope, so a message to one recipient never needs it.
 """
 
 from __future__ import annotations
@@ -18,14 +17,16 @@ from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.in_flight import NOTHING, Found, InFlight, OpenMessage
 
 _RECORD_SIZE = 200
-"""About what a delivery record and its keys weigh, for the size of a batch."""
+"""The approximate size of a delivery record and its keys, for the size of a batch."""
 
 Transition = tuple[Delivery | None, Delivery | None]
-"""One delivery's step from old to new. Old None: it is new; new None: it leaves."""
+"""The old and new state of a delivery. Old is None if it is new, and new is None if it leaves."""
 
 
 class WritePlan:
-    """Collects what one write does. Single use: build, `seal`, and `InFlight` knows."""
+    """The changes of one write. Use it once: add changes, then `seal` it, which registers them with
+    `InFlight`.
+    """
 
     def __init__(self, in_flight: InFlight, found: Found = NOTHING) -> None:
         self._in_flight = in_flight
@@ -41,9 +42,9 @@ class WritePlan:
         self.messages: dict[MessageId, OpenMessage] = {}
 
     def add_message(self, message: Message, deliveries: Sequence[Delivery]) -> None:
-        """A new message and its deliveries, one for each recipient at most. Raises ValueError.
+        """Add a new message and its deliveries, at most one for each recipient. Raises ValueError.
 
-        Its chunks are the caller's to add, before this.
+        The caller adds its chunks before.
         """
         envelope = message.envelope
         message_id = envelope.id
@@ -57,7 +58,8 @@ class WritePlan:
                 self._write(key, None, delivery)
                 count += 1
         if count > len(envelope.recipients):
-            # The count of a message to one recipient is not read: it would leave with the first of two.
+            # The count of a message to one recipient is never read, so it would leave with the first of two
+            # deliveries.
             raise ValueError(f"{count} deliveries to {len(envelope.recipients)} recipients")
         entry = self._learned[message_id] = self.messages[message_id] = OpenMessage(message, count)
         if count != len(envelope.recipients):
@@ -66,13 +68,13 @@ class WritePlan:
         self.size += len(metadata) + _RECORD_SIZE * count
 
     def current(self, key: DeliveryKey) -> Delivery | None:
-        """Return the delivery as the plan leaves it so far, `None` when it does not exist (any more)."""
+        """Return the delivery's state in this plan, or `None` if it does not exist."""
         before = self.transitions.get(key)
         return before[1] if before is not None else self._in_flight.state(key, self._found)
 
     def change(self, key: DeliveryKey, new: Delivery | None) -> None:
-        """A delivery's new state, perhaps in another queue, `None` if it leaves. Ignored when it does not
-        exist (any more).
+        """Set a delivery's new state, perhaps in another queue, or remove it with `None`. Does nothing if the
+        delivery does not exist.
         """
         old = self.current(key)
         if old is None:
@@ -87,7 +89,7 @@ class WritePlan:
         self.size += _RECORD_SIZE
 
     def seal(self) -> None:
-        """Complete the operations and note them as in flight. The caller submits them at once."""
+        """Complete the operations and register them as in flight. The caller must submit them at once."""
         for message_id, closed in self._closed.items():
             self._close(message_id, closed)
         self._in_flight.submitted(self.states, self._counts)

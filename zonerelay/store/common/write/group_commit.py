@@ -190,7 +190,7 @@ class GroupCommitter(Generic[Change, P, W]):
         observe: Callable[[W], None],
         failed: Callable[[StoreError], None],
     ) -> None:
-        """Create a committer. `prepare(batches, octets)` is called on the event loop with the size in bytes;
+        """Create a committer. `prepare(batches, size)` is called on the event loop with the size in bytes;
         its result is passed to the writer.
 
         `start_writer(tell)` creates a writer that calls `tell` on the loop with the result of each job or a

@@ -1,6 +1,7 @@
-"""Damage of a LevelDB spool: found before LevelDB opens the files, mended without further loss, and told.
+"""Damage of a LevelDB spool: it is found before LevelDB opens the files, repaired without further loss, and
+reported.
 
-`directory` judges the files, `format` reads LevelDB's logs and manifest from their bytes, `mending` makes a
-log with holes whole, and `losses` keeps what was lost until an operator acknowledges it. A check or a repair
-of a spool that no relay has open begins with `directory.lock_directory` and `directory.judge`.
+`directory` checks the files, `format` parses LevelDB's logs and manifest, `mending` repairs a log with gaps,
+and `losses` records losses until an operator dismisses them. A check or a repair of a spool that is not in
+use begins with `directory.lock_directory` and `directory.judge`.
 """

@@ -1,11 +1,12 @@
-"""Judges the files of a LevelDB database before LevelDB opens them. Reads, and changes nothing.
+"""Checks the files of a LevelDB database before LevelDB opens them. The checks change nothing.
 
-LevelDB makes a new database where `CURRENT` is missing, takes a log that is missing or cut short for one with
-less in it, and has written before it finds damage. So what it would do is known before it may do anything: a
-database is made only where none was, files that are missing are a refusal, and logs with holes are named.
+LevelDB creates a new database if `CURRENT` is missing, accepts a missing or truncated log as a shorter one,
+and writes before it detects damage. So this module determines in advance what LevelDB would do: a database is
+created only if there was none, missing files are an error, and logs with gaps are reported.
 
-The spool's file `synced` says how far the newest log was durable a second before the relay was left, and
-exactly after an orderly stop: what is missing at the end of a log cannot be told from a torn end otherwise.
+The spool's file `synced` records how far the newest log was durable: at most a second before a crash, and
+exactly after an orderly stop. Without it, data missing at the end of a log would look like an incomplete last
+write.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _log = logging.getLogger("zonerelay.store")
 
 MARK_NAME = "synced"
 REPAIR_NAME = ".repair"
-"""A directory in the spool's, as long as a repair works."""
+"""A subdirectory of the spool that exists while a repair runs."""
 READY_NAME = "ready"
-"""In it: from here on the repaired database takes the place of the damaged one, step by step."""
+"""A file in that directory. Once it exists, the repaired database replaces the damaged one step by step."""
 _MARK = re.compile(rb"zonerelay (\S+) (\d{10}) (\d{15}) ([0-9a-f]{8})\n")
 _CURRENT = re.compile(rb"MANIFEST-\d+\n")
 _LOG, _TABLE, _MANIFEST = (
@@ -48,7 +49,9 @@ _LOG, _TABLE, _MANIFEST = (
 _NEW_NAME = re.compile(r"\d+\.(?:log|ldb|sst|dbtmp)|MANIFEST-\d+")
 _DATABASE = re.compile(rf"CURRENT|{MARK_NAME}|{_NEW_NAME.pattern}")
 MAX_MANIFEST = 64 * 1024 * 1024
-"""Octets; LevelDB alone judges one that is larger, for a minute would pass here."""
+"""The largest manifest, in bytes, that is checked here. A larger one would take a minute, so only LevelDB
+checks it.
+"""
 
 RESCUE = (
     "`zonerelay spool repair` says what it would save, and with --yes does it; it keeps the spool as it was."
@@ -58,8 +61,8 @@ _PUT_BACK = ". Look for the file in lost+found first"
 
 
 class DamagedSpoolError(StoreOpenError):
-    """LevelDB must not open the directory as it is. `what` is in short what is wrong with it; `finding` also
-    names the directory.
+    """LevelDB must not open the directory in its present state. `what` is a short description of the damage,
+    and `finding` also names the directory.
     """
 
     def __init__(self, directory: Path, what: str, more: str = "") -> None:
@@ -70,7 +73,7 @@ class DamagedSpoolError(StoreOpenError):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The spool's format, and how many bytes of which log are durable."""
+    """The content of the file `synced`: the spool's format, and how many bytes of which log are durable."""
 
     format: str
     log: int
@@ -83,7 +86,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class FoundLog:
-    """A log that LevelDB will read, and bytes of it that must be there."""
+    """A log that LevelDB will read. Its first `synced` bytes must exist."""
 
     path: Path
     raw: bytes
@@ -93,19 +96,19 @@ class FoundLog:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The state of a directory. `is_new`: there is no database, or the beginnings of one that never held
-    anything. `suspects` are logs that are to be read with checksums.
+    """The result of a check. With `is_new` there is no database, or the beginning of one that never had data.
+    `suspects` are logs that must be read with checksums.
     """
 
     is_new: bool
     mark: Mark | None = None
     suspects: tuple[FoundLog, ...] = ()
     files: tuple[str, ...] = ()
-    """What LevelDB will read; nothing when its manifest was too large to be judged here."""
+    """The files that LevelDB will read. Empty if the manifest was too large to be checked here."""
 
 
 def read_mark(directory: Path) -> Mark | None:
-    """None when there is none, or none that can be read. Raises OSError."""
+    """Read the mark. Return None if there is none or it is unreadable. Raises OSError."""
     try:
         found = _MARK.fullmatch((directory / MARK_NAME).read_bytes())
     except FileNotFoundError:
@@ -116,7 +119,9 @@ def read_mark(directory: Path) -> Mark | None:
 
 
 def judge(directory: Path, *, verify: bool = False) -> Judgement:
-    """With `verify` every log is read with checksums. Raises DamagedSpoolError, or OSError."""
+    """Check a directory. With `verify` every log is read with checksums. Raises DamagedSpoolError, or
+    OSError.
+    """
     refuse_half_repaired(directory)
     names = {entry.name for entry in directory.iterdir()}
     mark = read_mark(directory)
@@ -140,7 +145,7 @@ def judge(directory: Path, *, verify: bool = False) -> Judgement:
 
 
 def refuse_half_repaired(directory: Path) -> None:
-    """Raises DamagedSpoolError when a repair was cut short while it exchanged the database's files."""
+    """Raise DamagedSpoolError if a repair was interrupted while it replaced the database's files."""
     if (directory / REPAIR_NAME / READY_NAME).exists():
         raise DamagedSpoolError(
             directory,
@@ -150,8 +155,9 @@ def refuse_half_repaired(directory: Path) -> None:
 
 
 class Needed(NamedTuple):
-    """What the next opening of an open database needs. `missing` says in words what is not there,
-    `in_memory` that the database has it all the same; `manifest` is the manifest's size.
+    """The state of the files that the next opening of an open database needs. `missing` describes missing
+    files, and `in_memory` is whether the database still has their content. `manifest` is the size of the
+    manifest.
     """
 
     manifest: int
@@ -160,7 +166,7 @@ class Needed(NamedTuple):
 
 
 def look_at(directory: Path, mark: Mark | None, manifest: int) -> Needed:
-    """The manifest had `manifest` bytes before. Raises OSError."""
+    """Check the files of an open database, whose manifest had `manifest` bytes before. Raises OSError."""
     try:
         path = directory / _manifest_name(directory, set(os.listdir(directory)))  # noqa: PTH208 - names alone
     except DamagedSpoolError as error:
@@ -176,10 +182,10 @@ def look_at(directory: Path, mark: Mark | None, manifest: int) -> Needed:
 
 
 def drop_leftovers(directory: Path) -> bool:
-    """Remove the tables that LevelDB had begun to write when it failed: all that is in them is elsewhere too.
+    """Remove the tables that LevelDB was writing when it failed. All their data is stored elsewhere too.
 
-    LevelDB does so itself, once it has opened the database. On a full disk it cannot, for want of the room
-    that they take. True when there were any. Raises StoreOpenError, or OSError.
+    LevelDB does so itself after it has opened the database. On a full disk it cannot open it, because these
+    tables use the space. Returns whether there were any. Raises StoreOpenError, or OSError.
     """
     files = judge(directory).files
     tables = _numbers(_TABLE, os.listdir(directory)).values() if files else ()  # noqa: PTH208 - names alone
@@ -190,18 +196,18 @@ def drop_leftovers(directory: Path) -> bool:
 
 
 def is_database_file(name: str) -> bool:
-    """A file that holds mail, or without which LevelDB does not find it."""
+    """Return whether a file contains mail, or is needed by LevelDB to find it."""
     return _DATABASE.fullmatch(name) is not None
 
 
 def own_names(directory: Path) -> set[str]:
-    """Return files that LevelDB makes when it opens a database."""
+    """Return the files that LevelDB creates when it opens a database."""
     return {entry.name for entry in directory.iterdir() if _NEW_NAME.fullmatch(entry.name)}
 
 
 def newest_log(directory: Path) -> tuple[int, int]:
-    """Return number and size of the log that is written to; zeros when there is none. Raises OSError."""
-    for _ in range(3):  # a newer one may take its place at any time
+    """Return the number and the size of the current log, or zeros if there is none. Raises OSError."""
+    for _ in range(3):  # a newer one may replace it at any time
         number = max(_numbers(_LOG, os.listdir(directory)), default=0)  # noqa: PTH208 - names alone
         with contextlib.suppress(FileNotFoundError):
             return number, (directory / f"{number:06d}.log").stat().st_size if number else 0
@@ -209,7 +215,7 @@ def newest_log(directory: Path) -> tuple[int, int]:
 
 
 def last_written(directory: Path) -> float:
-    """No log was written after it, in Unix seconds; 0 when there is none. Raises OSError."""
+    """Return a Unix time after which no log was written, or 0 if there is none. Raises OSError."""
     logs = [entry for entry in os.scandir(directory) if _LOG.fullmatch(entry.name)]
     return max((entry.stat().st_mtime + 1.0 for entry in logs), default=0.0)
 
@@ -219,7 +225,9 @@ def _numbers(pattern: re.Pattern[str], names: set[str] | list[str]) -> dict[int,
 
 
 def _check_never_used(directory: Path, names: set[str], mark: Mark | None) -> None:
-    """Raises unless the files are those of a first start that was cut short: no table, and an empty log."""
+    """Raise DamagedSpoolError unless the files come from an interrupted first start: no table, and an empty
+    log.
+    """
     tables, logs = _numbers(_TABLE, names), _numbers(_LOG, names)
     manifests = _numbers(_MANIFEST, names)
     used = [tables[number] for number in sorted(tables)]
@@ -260,7 +268,7 @@ def _read_manifest(directory: Path, name: str) -> Manifest:
 
 
 def _table(directory: Path, names: set[str], table: Table) -> str:
-    """Return its name. A table is never written again, so its size tells whether its end is there."""
+    """Return the name of a table. Tables are never modified, so the size shows whether the end is missing."""
     name = f"{table.number:06d}.ldb"
     if name not in names and f"{table.number:06d}.sst" in names:
         name = f"{table.number:06d}.sst"
@@ -275,7 +283,7 @@ def _table(directory: Path, names: set[str], table: Table) -> str:
 
 
 def _logs(directory: Path, names: set[str], manifest: Manifest, mark: Mark | None) -> list[Path]:
-    """Return those that LevelDB will read, in its order."""
+    """Return the logs that LevelDB will read, in its order."""
     present = _numbers(_LOG, names)
     needed = {number for number in (manifest.log, manifest.previous_log) if number}
     if mark is not None and mark.log >= manifest.log and mark.size:
@@ -294,8 +302,8 @@ def _logs(directory: Path, names: set[str], manifest: Manifest, mark: Mark | Non
 def found_logs(
     logs: Iterable[tuple[Path, bytes]], mark: Mark | None, last_sequence: int, *, verify: bool
 ) -> list[FoundLog]:
-    """`last_sequence`: of what is in tables. Where a log begins further behind than the one before it ends,
-    that one has lost its end.
+    """Read the logs. `last_sequence` is the highest number in the tables. If the numbers of a log do not
+    continue those of the log before, that one has lost its end.
     """
     found: list[FoundLog] = []
     for path, raw in logs:
@@ -312,7 +320,9 @@ def found_logs(
 
 
 def _missing(log: Log, following: Log, last_sequence: int) -> int:
-    """Writes between two logs; none are known of when the second has lost its own beginning."""
+    """Return the number of missing writes between two logs. It is 0 if the second has lost its own
+    beginning.
+    """
     if following.sequences is None or (following.gaps and following.gaps[0].start == 0):
         return 0
     expected = last_sequence + 1 if log.sequences is None else log.sequences[1]
@@ -327,11 +337,13 @@ def _note_lost_end(log: FoundLog, missing: int) -> None:
         contents.gaps.append(Gap(contents.end, len(log.raw)))
 
 
-# --- what the spool adds to LevelDB's files
+# --- the files that the spool adds to LevelDB's
 
 
 def write_mark(directory: Path, mark: Mark) -> None:
-    """Writes in place: after a power cut the mark before may stand, which is valid too. Raises OSError."""
+    """Overwrite the mark in place. After a power cut the previous mark may remain, which is valid too. Raises
+    OSError.
+    """
     path, content = directory / MARK_NAME, mark.encode()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -346,10 +358,10 @@ def write_mark(directory: Path, mark: Mark) -> None:
 
 
 def lock_directory(directory: Path) -> int:
-    """Locks the directory until the returned descriptor is closed, or the process ends. LevelDB has a lock of
-    its own, but takes it after it has written, and releases it between two openings.
+    """Lock the directory until the returned descriptor is closed, or the process ends. LevelDB has its own
+    lock, but acquires it after its first write, and releases it between two openings.
 
-    Raises StoreOpenError when another process, or another store of this one, has the lock.
+    Raises StoreOpenError if another process, or another store of this process, has the lock.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -358,6 +370,6 @@ def lock_directory(directory: Path) -> int:
         os.close(descriptor)
         raise
     except OSError as error:
-        # Some network file systems lock no directories; LevelDB locks a file.
+        # Some network file systems cannot lock directories. There only LevelDB's lock on a file works.
         _log.info("the directory %s cannot be locked: %s", directory, error)
     return descriptor

@@ -1,9 +1,9 @@
-"""Reads LevelDB's own files from their bytes: logs, the batches in them, and the manifest. No I/O.
+"""Parses LevelDB's own files: logs, the batches in them, and the manifest. No I/O.
 
-LevelDB drops the rest of a block of 32 KiB behind a damaged record, takes a length that runs over the end of
-the file for the end of the log, and steps over zeros without a word. `read_log` finds every record that is
-whole, says which bytes belong to none, and tells damage from the torn end that a power cut leaves.
-`write_log` makes a log of what is whole.
+After a damaged record LevelDB drops the rest of the 32 KiB block. It takes a length beyond the end of the
+file for the end of the log, and silently skips zeros. `read_log` finds every intact record and the bytes that
+belong to none, and distinguishes damage from the incomplete end that a power cut leaves. `write_log` writes a
+log of intact records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH = struct.Struct("<QI")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 _FAR = 1 << 24
-"""Writes between two records of one log are fewer. A body may hold octets that look like a record."""
+"""The largest difference of the numbers of two records in one log. Bytes in a body may look like a record."""
 
 _IDENTITY = re.compile(
     rb"(?:message |delivery-(?:zone|webhook) [!-~]+ |deferred-zone [!-~]+ [0-9.]+ |meta open )([0-9a-f]{16})"
@@ -29,14 +29,14 @@ _IDENTITY = re.compile(
 
 
 class FormatError(ValueError):
-    """The bytes are not what LevelDB writes."""
+    """The bytes are not in LevelDB's format."""
 
 
 # --- logs
 
 
 class Gap(NamedTuple):
-    """Bytes of a log that belonged to records which are lost; `end` may lie behind the end of the file."""
+    """Bytes of a log that belonged to lost records. `end` may be after the end of the file."""
 
     start: int
     end: int
@@ -44,8 +44,8 @@ class Gap(NamedTuple):
 
 @dataclass(slots=True)
 class Log:
-    """The content of a log. `end` is behind the last whole record, `torn` where a record begins that was
-    being written when the log was left: nothing in it was ever acknowledged.
+    """The content of a log. `end` is the offset after the last intact record. `torn` is the offset of an
+    incomplete last record, which was never acknowledged.
     """
 
     records: list[bytes] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Log:
     torn: int | None = None
     end: int = 0
     writes_missing_behind: int = 0
-    """As the log that follows says."""
+    """The number of writes that are missing at the end, according to the next log."""
 
     @property
     def is_clean(self) -> bool:
@@ -61,14 +61,14 @@ class Log:
 
     @property
     def sequences(self) -> tuple[int, int] | None:
-        """The first one, and the one that follows the last."""
+        """The first number, and the number after the last one."""
         if not self.records:
             return None
         return sequence_of(self.records[0])[0], sum(sequence_of(self.records[-1]))
 
     @property
     def writes_missing(self) -> int:
-        """At least, as the numbers of the others say."""
+        """The smallest number of missing writes, according to the numbers of the others."""
         missing = self.writes_missing_behind
         for before, after in itertools.pairwise(self.records):
             missing += max(sequence_of(after)[0] - sum(sequence_of(before)), 0)
@@ -76,7 +76,7 @@ class Log:
 
 
 class _Piece(NamedTuple):
-    """A fragment of a record; kind 0 is bytes that are none."""
+    """A fragment of a record. Kind 0 marks bytes that are not a fragment."""
 
     start: int
     end: int
@@ -85,9 +85,9 @@ class _Piece(NamedTuple):
 
 
 def read_log(raw: bytes, *, synced: int = 0, verify: bool = True, batches: bool = True) -> Log:
-    """`synced` bytes of it were known to be durable once. Without `verify` checksums are believed: that is
-    quick, and finds what LevelDB itself does not notice; what it says of damage is rough. The manifest is a
-    log without `batches`.
+    """Parse a log. Its first `synced` bytes were durable. Without `verify` checksums are not compared: that
+    is quick and finds everything that LevelDB itself overlooks, but describes damage inexactly. The manifest
+    is a log without `batches`.
     """
     log = Log()
     begun: list[_Piece] = []
@@ -124,7 +124,9 @@ def read_log(raw: bytes, *, synced: int = 0, verify: bool = True, batches: bool 
 
 
 def _is_torn(raw: bytes, last: _Piece) -> bool:
-    """Does the log end as if its writer had been stopped, or as if the disk had not got the last bytes?"""
+    """Return whether the log ends as if its writer had been stopped, or as if the disk had not stored the
+    last bytes.
+    """
     if last.kind in (_FIRST, _MIDDLE):
         return True
     if last.kind != 0 or last.end != len(raw):
@@ -161,7 +163,7 @@ def _piece(raw: bytes, offset: int, end: int, *, verify: bool) -> _Piece | None:
 
 
 def _next(raw: bytes, offset: int, end: int) -> int:
-    """Return the offset of the next fragment behind one that is damaged, in the block that ends at `end`."""
+    """Return the offset of the next fragment after a damaged one, in the block that ends at `end`."""
     _, length, _ = _HEADER.unpack_from(raw, offset)
     stop = offset + _HEADER.size + int(length)
     if stop == end or (stop + _HEADER.size <= end and _piece(raw, stop, end, verify=True)):
@@ -171,7 +173,7 @@ def _next(raw: bytes, offset: int, end: int) -> int:
 
 
 def _follows(log: Log, payload: bytes) -> bool:
-    """Is it a batch, and could it stand behind the others?"""
+    """Return whether the payload is a batch whose number can follow those of the log."""
     try:
         operations = list(operations_of(payload))
     except FormatError:
@@ -182,7 +184,7 @@ def _follows(log: Log, payload: bytes) -> bool:
 
 
 def write_log(records: Iterable[bytes]) -> bytes:
-    """Return a log of these records, as LevelDB would have written it."""
+    """Encode these records as a log in LevelDB's format."""
     out = bytearray()
     for record in records:
         start, first = 0, True
@@ -201,12 +203,12 @@ def write_log(records: Iterable[bytes]) -> bytes:
 
 
 def identities_in(octets: bytes) -> list[str]:
-    """Return the ids of messages that keys of the spool name in bytes of any kind, each once."""
+    """Return the ids of messages that occur in keys of the spool in any bytes, each once."""
     return list(dict.fromkeys(found.decode("ascii") for found in _IDENTITY.findall(octets)))
 
 
 def named_in(octets: bytes) -> str:
-    """Return the same for a sentence: "" when there are none."""
+    """Return these ids as the end of a sentence, or "" if there are none."""
     named = identities_in(octets)
     more = "" if len(named) <= 10 else f" and {len(named) - 10} more"
     return f"; they name the messages {', '.join(named[:10])}{more}" if named else ""
@@ -216,7 +218,7 @@ def named_in(octets: bytes) -> str:
 
 
 def sequence_of(batch: bytes) -> tuple[int, int]:
-    """Return the number of a batch's first write, and how many writes it has. Raises FormatError."""
+    """Return the number of a batch's first write, and the number of its writes. Raises FormatError."""
     if len(batch) < BATCH.size:
         raise FormatError("a batch is too short")
     sequence, count = BATCH.unpack_from(batch)
@@ -224,7 +226,7 @@ def sequence_of(batch: bytes) -> tuple[int, int]:
 
 
 def operations_of(batch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield keys and new values; `None` deletes. Raises FormatError."""
+    """Yield keys and new values. `None` deletes the key. Raises FormatError."""
     sequence_of(batch)
     reader = Reader(batch, BATCH.size)
     while not reader.at_end:
@@ -245,7 +247,7 @@ class Table(NamedTuple):
 
 @dataclass(slots=True)
 class Manifest:
-    """The state after a manifest's last record: the tables, and the first log that is not in them yet."""
+    """The state after a manifest's last record: the tables, and the first log that they do not include."""
 
     tables: dict[tuple[int, int], Table] = field(default_factory=dict)  # by level and number
     log: int = 0
@@ -254,7 +256,7 @@ class Manifest:
 
 
 def read_manifest(raw: bytes) -> Manifest:
-    """Raises FormatError."""
+    """Parse a manifest. Raises FormatError."""
     framed = read_log(raw, verify=False, batches=False)
     if not framed.is_clean:
         framed = read_log(raw, batches=False)
@@ -272,7 +274,7 @@ def read_manifest(raw: bytes) -> Manifest:
 
 
 _NEEDED = 1 << 2 | 1 << 3 | 1 << 4
-"""The fields without which LevelDB does not open a database: log, next file, last sequence."""
+"""The fields that LevelDB requires to open a database: log, next file, last sequence."""
 
 
 def _apply(manifest: Manifest, reader: Reader) -> int:
@@ -303,7 +305,7 @@ def _apply(manifest: Manifest, reader: Reader) -> int:
 
 
 class Reader:
-    """LevelDB's numbers and texts, one after the other. Raises FormatError where they are cut short."""
+    """Decodes LevelDB's numbers and texts, one after the other. Raises FormatError if one is truncated."""
 
     def __init__(self, octets: bytes, at: int = 0) -> None:
         self._octets = octets
@@ -352,7 +354,7 @@ _CRC = _crc_table()
 
 
 def masked_crc(octets: bytes) -> int:
-    """CRC-32C as LevelDB writes it: 10 MB/s, so only what is suspected is read with it."""
+    """Compute CRC-32C as LevelDB stores it. At 10 MB/s it is only used for suspicious data."""
     crc, table = 0xFFFFFFFF, _CRC
     for octet in octets:
         crc = table[(crc ^ octet) & 0xFF] ^ (crc >> 8)
@@ -360,7 +362,7 @@ def masked_crc(octets: bytes) -> int:
 
 
 def crc_steps(octets: bytes, start: int) -> Iterator[tuple[int, int]]:
-    """Yield each offset from `start` on, with the state of the checksum of what is from `start` up to it,
+    """Yield each offset from `start` on with the checksum state of the bytes from `start` to it,
     inclusive.
     """
     crc, table = 0xFFFFFFFF, _CRC
@@ -370,6 +372,6 @@ def crc_steps(octets: bytes, start: int) -> Iterator[tuple[int, int]]:
 
 
 def masked(crc: int) -> int:
-    """Return the state of a checksum as LevelDB writes it."""
+    """Return the state of a checksum as LevelDB stores it."""
     crc ^= 0xFFFFFFFF
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

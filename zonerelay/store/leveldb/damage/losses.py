@@ -1,8 +1,9 @@
-"""Keeps the losses that an opening has found, and reports them until an operator acknowledges them.
+"""Records the losses that were found when the spool was opened, and reports them until an operator dismisses
+them.
 
-Each loss is a note `lost/ID.json` in the spool's directory, with a hard link `lost/ID-000123.log` to the
-log as it was. At most `MAX_KEPT` logs are kept: the oldest that were acknowledged go first, and when there is
-none of these, a further log is not kept. Keeping is never a reason not to start. All of this blocks.
+Each loss is a file `lost/ID.json` in the spool's directory, with a hard link `lost/ID-000123.log` to the
+original log. At most `MAX_KEPT` logs are kept: the oldest dismissed one is removed first, and if none is
+dismissed, no further log is kept. A failure to record a loss never prevents a start. Every function blocks.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from zonerelay.store.contract import StoreError
 DIRECTORY = "lost"
 MAX_KEPT = 16
 MAX_NAMED = 10_000
-"""Messages that a note names."""
+"""The largest number of messages in a record."""
 MAX_SHOWN = 5
 
 _log = logging.getLogger("zonerelay.store")
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A loss. `messages` are named in the damaged bytes; of those, `missing` are not in the spool, once that
-    was looked up. `kept` is the copy's name in `lost`.
+    """A loss of data in the spool. `messages` occur in the damaged bytes, and `missing` are those that are
+    not in the spool, or None before that is known. `kept` is the name of the copy in `lost`.
     """
 
     id: str
@@ -41,7 +42,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     acknowledged: bool = False
 
     def told(self, directory: Path) -> str:
-        """Return the text that operators read."""
+        """Return the description for operators."""
         text = self.what
         if self.messages:
             text += f"; they name {_plural(len(self.messages), 'message')}"
@@ -57,7 +58,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Losses:
-    """The losses of one spool. `open` holds the unacknowledged ones, as of the last `refresh`."""
+    """The losses of one spool. `open` has those that were not dismissed as of the last `refresh`."""
 
     def __init__(self, spool: Path) -> None:
         self._directory = spool / DIRECTORY
@@ -67,14 +68,14 @@ class Losses:
         self.open = tuple(loss for loss in self._all() if not loss.acknowledged)
 
     def problems(self) -> list[tuple[str, str]]:
-        """Ids and what to say of them."""
+        """Return the ids of the losses and their descriptions."""
         return [(loss.id, f"the spool lost something: {loss.told(self._directory)}") for loss in self.open]
 
     def kept_at(self, loss: Loss) -> Path | None:
         return self._directory / loss.kept if loss.kept else None
 
     def keep(self, log: Path, raw: bytes) -> tuple[str, str]:
-        """Put the log aside; an id for its loss, and the copy's name, "" when that was not possible."""
+        """Keep a copy of the log. Return an id for its loss and the copy's name, or "" if that failed."""
         identity = identity_of(raw)
         name = f"{identity}-{log.name}"
         try:
@@ -91,14 +92,14 @@ class Losses:
         return identity, name
 
     def tell(self, loss: Loss) -> None:
-        """Note it, and log it with every message."""
+        """Record a loss, and log it with every missing message."""
         _log.error("the spool lost something: %s", loss.told(self._directory))
         for each in loss.missing or ():
             _log.error("message %s is named in damaged octets of the spool and is not there", each)
         self.note(loss)
 
     def note(self, loss: Loss) -> None:
-        """Durable, or logged at least."""
+        """Record a loss durably. If that fails, log it."""
         self.open = (*(each for each in self.open if each.id != loss.id), loss)
         try:
             self._write(loss)
@@ -106,7 +107,7 @@ class Losses:
             _log.error("the note of what was lost cannot be written, it ends with this process: %s", error)
 
     def forget(self, loss: Loss) -> None:
-        """Removes the note and the copy: the opening that found the loss was undone."""
+        """Remove the record and the copy, because the opening that found the loss was undone."""
         self.open = tuple(each for each in self.open if each.id != loss.id)
         for name in (f"{loss.id}.json", loss.kept or f"{loss.id}.json"):
             (self._directory / name).unlink(missing_ok=True)
@@ -114,7 +115,9 @@ class Losses:
             self._directory.rmdir()
 
     def acknowledge(self, identity: str) -> bool:
-        """False when there is no such loss. Raises StoreError when that cannot be kept."""
+        """Dismiss a loss, and return false if it does not exist. Raises StoreError if that cannot be
+        stored.
+        """
         for loss in self.open:
             if loss.id == identity:
                 try:
@@ -153,7 +156,9 @@ class Losses:
 
 
 def identity_of(raw: bytes) -> str:
-    """The same damage has the same id, so that a start that is cut short names it once."""
+    """Return an id that is the same for the same damage, so that an interrupted start does not report it
+    twice.
+    """
     return hashlib.sha256(raw).hexdigest()[:8]
 
 

@@ -1,7 +1,8 @@
-"""Makes logs with holes whole before LevelDB opens them: only what is damaged is lost, and that is told.
+"""Repairs logs with gaps before LevelDB opens them. Only damaged records are lost, and the loss is reported.
 
-LevelDB would drop the whole rest of a block. So a log that has a hole is kept aside and written anew with
-every record that is whole. Until LevelDB has opened the database, `undo` puts everything back. This blocks.
+LevelDB would drop the whole rest of a block. So a log with a gap is kept as a copy and replaced by one with
+all intact records. Until LevelDB has opened the database, `undo` restores the original files. Every function
+blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class _Mended:
 
 
 class Mending:
-    """The changes of one opening, which `undo` takes back."""
+    """The changes made for one opening, which `undo` reverts."""
 
     def __init__(self, directory: Path, losses: Losses, mark: Mark | None) -> None:
         self._directory = directory
@@ -37,7 +38,7 @@ class Mending:
         self._current = _content(directory / "CURRENT")
 
     def mend(self, log: FoundLog) -> None:
-        """Raises OSError, with the log as it was."""
+        """Replace a log with its intact records. Raises OSError, in which case the log is unchanged."""
         loss = self._account_for(log) if log.contents.gaps else None
         whole = write_log(log.contents.records)
         try:
@@ -51,7 +52,9 @@ class Mending:
         self._mended.append(_Mended(log, loss))
 
     def settle(self, is_there: Callable[[str], bool]) -> None:
-        """LevelDB has opened the database: say of every message that a loss names whether it is there."""
+        """Report the losses after LevelDB has opened the database. `is_there` returns whether a message
+        exists.
+        """
         for mended in self._mended:
             if mended.loss is not None:
                 missing = tuple(each for each in mended.loss.messages if not is_there(each))
@@ -59,7 +62,7 @@ class Mending:
         self._mended.clear()
 
     def undo(self) -> None:
-        """LevelDB refused. Raises OSError."""
+        """Restore the original files because LevelDB could not open the database. Raises OSError."""
         if _content(self._directory / "CURRENT") == self._current:
             for name in own_names(self._directory) - self._names:
                 (self._directory / name).unlink()

@@ -1,9 +1,9 @@
-"""The rows of a LevelDB table whose index or footer is damaged, read block by block. Pure: no I/O.
+"""Reads the rows of a LevelDB table whose index or footer is damaged, block by block. Pure.
 
-A table is data blocks, a filter block, a block that names the filter, the index, and a footer, one behind
-the other without gaps. LevelDB gives up every row of a table whose index it cannot read. But a block ends
-where its checksum is right, so the blocks are found one after the other from the first byte on, up to one
-that is damaged.
+A table consists of data blocks, a filter block, a block that names the filter, the index, and a footer,
+without gaps. LevelDB drops all rows of a table whose index it cannot read. But a block ends where its
+checksum matches, so the blocks are found one after the other from the first byte on, up to the first damaged
+one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PUT = 1
 
 
 class KeyVersion(NamedTuple):
-    """One write of a key; a `value` of None is its removal."""
+    """One write of a key. A `value` of None is its removal."""
 
     key: bytes
     sequence: int
@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 
 def data_blocks(raw: bytes) -> Iterator[Block]:
-    """Yield those from the first byte on, up to one that is damaged."""
+    """Yield the data blocks from the first byte up to the first damaged one."""
     at = 0
     while (end := _end_of_block(raw, at)) is not None:
         content = _block(raw, at, end - at)
@@ -66,9 +66,7 @@ def data_blocks(raw: bytes) -> Iterator[Block]:
 
 
 def damaged_blocks(raw: bytes) -> list[tuple[int, int]]:
-    """Return where the data blocks of a table that has an index begin and end, those alone that are
-    damaged.
-    """
+    """Return the start and end of each damaged data block of a table that has an index."""
     found: list[tuple[int, int]] = []
     with contextlib.suppress(FormatError):
         footer = Reader(raw[-_FOOTER:])
@@ -82,7 +80,7 @@ def damaged_blocks(raw: bytes) -> list[tuple[int, int]]:
 
 
 def as_batch(version: KeyVersion) -> bytes:
-    """Return the version as a batch of a log, under the number that it had."""
+    """Encode the version as a batch of a log, with its original number."""
     key, sequence, value = version
     head = BATCH.pack(sequence, 1) + bytes([0 if value is None else _PUT]) + _number(len(key)) + key
     return head if value is None else head + _number(len(value)) + value
@@ -98,7 +96,7 @@ def _number(value: int) -> bytes:
 
 
 def _end_of_block(raw: bytes, at: int) -> int | None:
-    """Return the offset of the trailer of the block that begins at `at`; None when the block is damaged."""
+    """Return the offset of the trailer of the block that begins at `at`, or None if the block is damaged."""
     last = len(raw) - _TRAILER.size
     for end, crc in crc_steps(raw, at):
         if end > last:
@@ -109,7 +107,7 @@ def _end_of_block(raw: bytes, at: int) -> int | None:
 
 
 def _block(raw: bytes, at: int, size: int) -> bytes | None:
-    """Return the content of a block; None when it is damaged."""
+    """Return the content of a block, or None if it is damaged."""
     end = at + size
     if end + _TRAILER.size > len(raw):
         return None
@@ -120,7 +118,7 @@ def _block(raw: bytes, at: int, size: int) -> bytes | None:
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Raises FormatError when it is no block of keys and values."""
+    """Yield the keys and values of a block. Raises FormatError if the block has another content."""
     if len(block) < 4:
         raise FormatError("a block is too short")
     restarts = int.from_bytes(block[-4:], "little")
@@ -144,7 +142,7 @@ def _version(key: bytes, value: bytes) -> KeyVersion | None:
 
 
 def _decompressed(raw: bytes) -> bytes | None:
-    """Snappy's format: literals, and copies of what is already there. None when it is not that."""
+    """Decompress Snappy's format, which consists of literals and copies. Return None if it is invalid."""
     try:
         reader = Reader(raw)
         size, out = reader.number(), bytearray()
