@@ -1,15 +1,15 @@
-"""Ordered maps of bytes with one writer each, and the engines that keep them.
+"""Ordered maps of bytes with one writer each, and the engines that store them.
 
-`[spool] backend = "memory"` and `"disk"` are made of it.
+`[spool] backend = "memory"` and `"disk"` are based on this package.
 
 - `port`: the types, the promises and the errors. Read this first.
-- `partition`: the writer of one partition. It groups writes, numbers them, finds out what became of a write
-  without an answer, renews the lease, and refuses a store that holds an older state.
-- `seen_file`: the file in which a machine notes how far a partition had come.
-- `memory`, `leveldb`, `postgres`, `redis`, and `objects` over `directory` or `s3`: the engines.
-- `queue`: the queue over a partition of any engine, in the layout of docs/store/spool-format.md.
-- `disk`: the queue in a directory of this machine; `disk_offline` does what commands do to it.
-- `shelf`: the queue in memory, and the file in which it survives an orderly restart.
+- `partition`: the writer of one partition. It groups writes, numbers them, finds out whether an unanswered
+  write was stored, renews the lease, and refuses a store that has an older state.
+- `seen_file`: the file in which a machine records how far a partition had come.
+- `memory`, `postgres`, `redis`, and `objects` on a `directory` or `s3`: the engines.
+- `queue`: the queue on a partition of any engine, in the layout of docs/store/spool-format.md.
+- `disk`: the queue in a local directory. `disk_offline` implements operators' commands on it.
+- `shelf`: the queue in memory, and the file that preserves it over an orderly restart.
 
-`tests/store/keys/test_contract.py` runs over every engine.
+`tests/store/keys/test_contract.py` tests every engine.
 """

@@ -1,14 +1,14 @@
-"""Compares the records of one partition with each other: what `spool check` prints and `spool repair` mends.
+"""Checks the consistency of the records of one partition, for `spool check` and `spool repair`.
 
-One walk in key order finds the messages that something is wrong with. Each of them is then read again, until
-two readings say the same, and only what the last one says counts. So a queue may be in use: pages of a walk
-are different moments, and mail that comes or goes between two of them is no fault.
+One scan in key order finds the messages with possible faults. Each of them is read again until two readings
+agree, and only the last reading counts. So the queue may be in use: pages of a scan show different moments,
+and mail that is added or removed between them is not a fault.
 
-With a RecordRepair the same walk makes the partition sound: whole messages stay, with what belongs to them in
-indexes and counts, and what is not whole goes to the salvage. Each message is one atomic write. A repair that
-is killed has mended some messages, and another one mends the rest.
+With a RecordRepair the same scan repairs the partition. Complete messages stay, with their index entries and
+counts; incomplete ones go to the salvage directory. Each message is one atomic write. If a repair is killed,
+another one repairs the remaining messages.
 
-Memory: a page, eight bytes for each delivery, sixteen for each message in part delivered, and the rows of one
+Memory: a page, eight bytes for each delivery, sixteen for each partly delivered message, and the rows of one
 message without its body.
 """
 
@@ -34,7 +34,7 @@ from zonerelay.store.keys.repair import RecordRepair, Remnant, recipient_in
 _END = 1 << 64
 _FEW = 100
 _READINGS = 5
-"""A message that changes is read so often at most."""
+"""The largest number of times that a changing message is read."""
 _TELL_EVERY = 1024 * 1024
 _BATCH = 500
 _META = b"meta "
@@ -49,20 +49,20 @@ _PREFIXES = (
     _META,
     records.REQUEST_PREFIX,
 )
-"""In order. What lies between their ranges is nothing that a release has written."""
+"""The prefixes in key order. No release has written keys outside of their ranges."""
 
 Value = bytes | StoreCorruptError
 Told = tuple[Fault, str, str]
-"""A fault of a message: what it is, the key, and the words."""
+"""A fault of a message: its kind, the key, and the description."""
 
 
 Apply = Callable[[Write], Awaitable[None]]
-"""Makes a write durable, whole. Raises StoreError."""
+"""Applies a write durably and atomically. Raises StoreError."""
 
 
 class _Parts(NamedTuple):
-    """The rows of a message: `sizes` of the chunks by the last field of their keys, -1 where one cannot be
-    read.
+    """The rows of a message. `sizes` has the sizes of chunks by the last field of their keys, -1 if one is
+    unreadable.
     """
 
     exists: Value | None
@@ -73,7 +73,7 @@ class _Parts(NamedTuple):
 
 @dataclass(slots=True)
 class _Examined:
-    """A message as one reading finds it. `kept` are its rows without chunks."""
+    """The result of one reading of a message. `kept` has its rows without chunks."""
 
     parts: _Parts
     faults: list[Told] = field(default_factory=list)
@@ -86,7 +86,7 @@ class _Examined:
 
 
 async def compare(reader: KeyReader, findings: Findings, tell: Tell, *, octets: int = 0) -> Contents:
-    """Check a partition. `octets` is its size if that is known. Raises StoreError."""
+    """Check a partition. `octets` is its size in bytes if that is known. Raises StoreError."""
     return await _Comparison(reader, findings, tell, octets).run()
 
 
@@ -98,8 +98,9 @@ async def mend(
     *,
     octets: int = 0,
 ) -> Contents:
-    """Make a partition sound that has no other writer; without `write` only say what that takes. Returns
-    what was there before. Raises StoreError and OSError; what was mended until then is durable.
+    """Repair a partition that has no other writer. Without `write` only report the changes. Return the
+    contents before the repair. Raises StoreError and OSError, after which the repairs made so far are
+    durable.
     """
     comparison = _Comparison(reader, Findings(), tell, octets)
     comparison.repair, comparison.write = repair, write
@@ -114,7 +115,7 @@ async def mend(
 
 
 class _Comparison:
-    """One walk."""
+    """One scan of a partition."""
 
     def __init__(self, reader: KeyReader, findings: Findings, tell: Tell, octets: int) -> None:
         self._reader = reader
@@ -124,7 +125,7 @@ class _Comparison:
         self._octets = self._told = 0
         self._index_sum = 0
         self._ids: dict[bytes, array[int]] = {}
-        """The message ids of the deliveries of each queue, in order, by the prefix of its keys."""
+        """The message ids of the deliveries of each queue, in order, by the prefix of the queue's keys."""
         self._suspects = array("Q")
         self._messages = self._deliveries = 0
         self._changes: dict[bytes, bytes | None] = {}
@@ -146,7 +147,7 @@ class _Comparison:
     # --- reading
 
     async def _pages(self, start: bytes, end: bytes) -> AsyncIterator[list[tuple[bytes, Value]]]:
-        """Yield rows of a range. A value that cannot be read is an error in its place."""
+        """Yield the rows of a range. An error takes the place of an unreadable value."""
         cursor: bytes | None = start
         while cursor is not None:
             found: list[tuple[bytes, Value]] = []
@@ -182,14 +183,14 @@ class _Comparison:
     # --- deliveries
 
     async def _note_deliveries(self) -> None:
-        """Walk deliveries and their indexes."""
+        """Scan the deliveries and their indexes."""
         async for keys in self._pages(records.DEFERRED_PREFIX, records.after(records.DEFERRED_PREFIX)):
             for key, _ in keys:
                 self._index_sum += _hash(key)
                 await self._parsed(key)
         async for keys in self._pages(records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)):
             for key, _ in keys:
-                await self._parsed(key)  # they are hints, and stray ones are nothing
+                await self._parsed(key)  # these are hints, so unused ones are harmless
         async for rows in self._pages(records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)):
             for key, value in rows:
                 if (named := await self._parsed(key)) is None:
@@ -273,7 +274,7 @@ class _Comparison:
             await self._mend(self.repair, identity, found)
 
     async def _examine(self, identity: MessageId) -> _Examined:
-        """Read one message, and say what is wrong with it."""
+        """Read one message and determine its faults."""
         prefix = records.message_prefix(identity)
         rows: list[tuple[bytes, Value]] = []
         kept: dict[bytes, bytes] = {}
@@ -307,8 +308,8 @@ class _Comparison:
     # --- indexes
 
     async def _compare_index(self) -> None:
-        """Compare the index of due times entry by entry, if its sum says that it differs, or after changes.
-        An entry and its delivery are read at one moment before they are told.
+        """Compare the index of due times entry by entry, if its checksum differs or if this is a repair. An
+        entry and its delivery are read at one moment before a fault is reported.
         """
         if not self._index_sum and self.repair is None:
             return
@@ -339,8 +340,8 @@ class _Comparison:
                         await self._change(key, b"")
 
     async def _compare_once(self) -> None:
-        """Idempotency keys and the index by which they are forgotten. An identity that was used again may
-        have several entries; those of earlier uses go when their time has come.
+        """Compare the idempotency keys with the index of their expiry. A key that was used again may have
+        several index entries, and those of earlier uses are removed when they expire.
         """
         start = len(records.ONCE_PREFIX)
         async for page in self._pages(records.ONCE_PREFIX, records.after(records.ONCE_PREFIX)):
@@ -369,12 +370,12 @@ class _Comparison:
                     await self._remove(key, Fault.BAD_RECORD, "no record of a spool has such a key")
             start = records.after(prefix)
 
-    # --- mending
+    # --- repairing
 
     async def _mend(self, repair: RecordRepair, identity: MessageId, found: _Examined) -> None:
-        """Put right what belongs to one message, or take it out and hand it over."""
+        """Repair the rows of one message, or remove it and pass it to the salvage."""
         if all(fault in HARMLESS for fault, _, _ in found.faults) and not repair.takes_uploads:
-            return  # the next start removes an upload that never ended
+            return  # the next start removes an unfinished upload
         message, deliveries = found.message, [each for _, each in found.deliveries]
         wanted = 0 if message is None else len(message.envelope.recipients)
         there = len(deliveries) + len(found.unreadable)
@@ -404,7 +405,7 @@ class _Comparison:
             await self.write(Write(changes, ranges, makes_room=True))
 
     async def _body(self, identity: MessageId) -> AsyncIterator[bytes]:
-        """Yield what can be read of it."""
+        """Yield the readable chunks of a body."""
         prefix = records.message_prefix(identity)
         async for page in self._pages(prefix + b"0", prefix + b":"):
             for key, value in page:
@@ -434,11 +435,11 @@ class _Comparison:
             await self.write(Write(changes, makes_room=True))
 
 
-# --- judging
+# --- determining faults
 
 
 def _judge(identity: MessageId, found: _Examined, there: int) -> None:
-    """Say what is wrong with a message that has `there` deliveries."""
+    """Add the faults of a message that has `there` deliveries."""
     exists, metadata, sizes, strange = found.parts
     prefix = records.message_prefix(identity)
     where = _shown(prefix)
@@ -474,7 +475,7 @@ def _judge(identity: MessageId, found: _Examined, there: int) -> None:
 
 
 def _wrong_count(found: _Examined, there: int) -> str | None:
-    """Return what the count of open deliveries says, if that is wrong."""
+    """Describe a wrong count of open deliveries, or return None if it is right."""
     wanted = there if found.message is None else len(found.message.envelope.recipients)
     if found.open is None:
         return None if there in (0, wanted) else "it is not there"
@@ -500,7 +501,7 @@ def _body_fault(message: Message, sizes: dict[bytes, int]) -> tuple[Fault, str] 
 
 
 def _sized(part: bytes, value: Value) -> Value:
-    """Of a chunk only the size is of interest, and a body may be large."""
+    """Replace the value of a chunk by its size, because nothing else is needed and a body may be large."""
     return b"%d" % len(value) if part.isdigit() and isinstance(value, bytes) else value
 
 
@@ -516,7 +517,7 @@ def _parts(rows: list[tuple[bytes, Value]]) -> _Parts:
 
 
 def _read(value: Value, instead: bytes | None = None) -> bytes:
-    """Return the value. Raises StoreCorruptError when it could not be read, unless there is another."""
+    """Return the value. If it is unreadable, return `instead` or raise StoreCorruptError."""
     if isinstance(value, bytes):
         return value
     if instead is None:
@@ -525,13 +526,13 @@ def _read(value: Value, instead: bytes | None = None) -> bytes:
 
 
 def _count(value: Value) -> int:
-    """Return a number of open deliveries; -1: it makes no sense."""
+    """Parse a number of open deliveries. Return -1 if it is invalid."""
     return int(value) if isinstance(value, bytes) and value.isdigit() and len(value) < 16 else -1
 
 
 def _due(named: DeliveryKey, value: Value | None) -> bytes | None:
-    """Return the key of a delivery in the index of due times, b"" when it has none there; None: it has no
-    sense.
+    """Return the key of a delivery in the index of due times, b"" if it has none, or None if the delivery is
+    missing or invalid.
     """
     if value is None:
         return None
@@ -556,7 +557,9 @@ def _parsed(key: bytes) -> DeliveryKey | None:
 
 
 def _hash(key: bytes) -> int:
-    """Entries and what they should be add up to 0; two sets that differ do so by chance once in 2^64."""
+    """Hash a key to a number. Index entries and expected entries add up to 0; different sets do so with a
+    probability of 2^-64.
+    """
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
 
 
@@ -565,7 +568,7 @@ def _shown(key: bytes) -> str:
 
 
 def _counted(numbers: Iterator[int]) -> Iterator[tuple[int, int]]:
-    """Yield each number with how often it comes."""
+    """Yield each number with the number of its occurrences."""
     return ((number, sum(1 for _ in found)) for number, found in itertools.groupby(numbers))
 
 
@@ -578,7 +581,9 @@ class _Sorted:
         self._passed = passed
 
     def take(self, message: int) -> int | None:
-        """Return the number of a message that is behind the last one. Those between the two are `passed`."""
+        """Return the number of a message that comes after the last one. Messages between the two are added to
+        `passed`.
+        """
         while self._next is not None and self._next[0] < message:
             self._passed.append(self._next[0])
             self._next = next(self._pairs, None)

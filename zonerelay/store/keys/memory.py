@@ -1,7 +1,8 @@
-"""Keeps keys in this process's memory, for tests, simulations and throw-away use.
+"""Stores keys in this process's memory, for tests, simulations and temporary queues.
 
-Nothing survives the process, unless `shelf` keeps it. All else of the port holds, fences and leases included:
-several partitions of one `MemoryEngine` are as several nodes of a shared store.
+Nothing survives the process, unless `shelf` saves it. The engine fulfils all other promises of the port,
+including fences and leases: several partitions of one `MemoryEngine` behave like several nodes of a shared
+store.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class _Partition:
 
 
 class MemoryEngine:
-    """Any number of partitions. With a `lease` of 0 a partition is free once its writer has closed it."""
+    """Any number of partitions in memory. With a `lease` of 0 a partition is free as soon as its writer has
+    closed it.
+    """
 
     def __init__(self, clock: Clock, *, lease: float = 0.0) -> None:
         self.lease = lease
@@ -50,7 +53,7 @@ class MemoryEngine:
         return MemoryKeys(self, node)
 
     def partition(self, node: int) -> _Partition:
-        """Return the partition, made if there is none."""
+        """Return the partition, and create it if necessary."""
         return self.partitions.setdefault(node, _Partition())
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
@@ -73,11 +76,11 @@ class MemoryEngine:
         ]
 
     async def close(self) -> None:
-        """Keep everything: who opens a partition again finds it."""
+        """Keep all data, so that it is there when a partition is opened again."""
 
 
 class MemoryKeys:
-    """One partition."""
+    """One partition in memory."""
 
     def __init__(self, engine: MemoryEngine, node: int) -> None:
         self._engine = engine

@@ -1,7 +1,7 @@
-"""Checks and repairs the queue of any engine, without joining it: for operators' commands.
+"""Checks and repairs the queue of any engine for operators' commands, without joining it as a node.
 
-An engine plugs in by its `Engine`. A check only reads, beside relays that may run. A repair becomes
-the writer of each partition in turn, and is refused while a relay is.
+An engine takes part by implementing `Engine`. A check only reads and works while relays are running. A repair
+becomes the writer of each partition in turn, and is refused while a relay uses the queue.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from zonerelay.store.keys.repair import RecordRepair
 
 _LOOKS = 10
 _WRITER = "spool repair"
-"""The writer of every repair: the next one need not wait for the lease of one that was killed."""
+"""The writer name of every repair. So a repair does not wait for the lease of an earlier one that was
+killed.
+"""
 
 
 async def nodes_of(engine: Engine) -> list[int]:
@@ -54,8 +56,8 @@ async def repair_engine(
     clock: Clock,
     patience: float = 0.0,
 ) -> Repaired:
-    """Repair every partition; without `carry_out` say what that would do. `kept` is the file of old records,
-    `patience` that of `living`.
+    """Repair every partition. Without `carry_out`, return what a repair would do. `kept` is the file of old
+    records, and `patience` is that of `living`.
 
     Raises StoreError with a message, also while relays use the queue, and OSError.
     """
@@ -96,9 +98,9 @@ async def repair_engine(
 
 
 async def living(engine: Engine, patience: float = 0.0, *, besides: str = "") -> list[int]:
-    """Return the nodes whose writers have a lease that runs. One that was killed counts until it ends.
-    `patience` is how long, in seconds, an engine without a clock has to see that a lease does not change.
-    A writer of the name `besides` does not count.
+    """Return the nodes whose writers have a valid lease. A node that was killed counts until its lease ends.
+    `patience` is the time, in seconds, that an engine without a clock needs to see that a lease is not
+    renewed. A writer with the name `besides` does not count.
     """
     alive: list[int] = []
     for _ in range(_LOOKS):

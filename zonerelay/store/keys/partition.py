@@ -1,19 +1,20 @@
-"""Writes one partition: groups, numbers and repeats batches, and keeps the lease.
+"""Writes one partition: it groups, numbers and repeats batches, and renews the lease.
 
-Writes of callers that wait at the same time go in one batch (`group_commit`). One batch is under way at a
-time.
+Concurrent writes are combined into one batch (`group_commit`). One batch is written at a time.
 
-On failure of a batch its fate is found out before any caller learns of it: the partition is entered again in
-a new epoch, which fences the late batch, and the stored position says whether it was made durable. If so, the
-callers have succeeded. If not, the batch is written once more, except when there is no room: then the writes
-that make room are written alone, and the callers of the others get StoreFullError. When the store does not
-answer within `PATIENCE`, the callers get StoreError and never learn; `on_trouble` is told, everything after
-that is refused, and the partition is entered in the background with growing pauses. `on_back` follows when it
-answers again. The owner then reads again whatever it was not certain of; what it has refused for good, such
-as a message whose client has heard 451, is taken back before (`Hooks.undo`).
+If a batch fails, its fate is determined before any caller receives a result. The partition is entered again
+in a new epoch, which fences a late batch, and the stored position shows whether the batch was durable. If so,
+the callers have succeeded. If not, the batch is written once more, unless there is no space. Then the writes
+that free space are written alone, and the callers of the others receive StoreFullError.
 
-FencedError and a state that is older or strange are told the same way. After FencedError there is no way
-back: the partition belongs to another writer, and what the owner remembers of it is void.
+If the store does not respond within `PATIENCE`, the callers receive StoreError and never learn the result.
+`on_trouble` is called, all later writes are refused, and the partition is entered in the background with
+growing pauses. `on_back` is called when the store responds again. Then the owner must read all uncertain
+state again. Before that, writes that were refused for good, such as a message whose client has received 451,
+are reverted (`Hooks.undo`).
+
+FencedError and an older or foreign state of the store are reported in the same way. FencedError is final: the
+partition belongs to another writer, and the owner's state in memory is void.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ from zonerelay.store.keys.port import (
 from zonerelay.store.keys.seen_file import Seen, SeenFile
 
 PATIENCE = 5.0
-"""Seconds in which the fate of a batch is found out while its callers wait."""
+"""Seconds in which the fate of a batch is determined while its callers wait."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 BEATS = 4
-"""Renewals in one lease: three may fail."""
+"""Renewals in one lease, of which three may fail."""
 CLEAR_ROWS = 500
 
 _log = logging.getLogger("zonerelay.store")
@@ -69,14 +70,17 @@ T = TypeVar("T")
 
 
 def _nothing() -> None:
-    """No caller wants to know."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """How the owner hears of trouble, on the event loop. None may raise. `observe`: seconds of each batch.
-    `on_refused`: writes were refused for want of room, while the partition goes on. `undo`: what takes a
-    write back that may be stored although its caller was told that it is not.
+    """Callbacks to the owner on the event loop, which must not raise.
+
+    `on_trouble` is called when the partition can no longer be written, and `on_back` when it can again.
+    `on_refused` is called when writes were refused for lack of space while others succeed. `observe` receives
+    the duration of each batch in seconds. `undo` returns the write that reverts one that may be stored
+    although its caller was told that it is not.
     """
 
     on_trouble: Callable[[StoreError], None] = lambda error: None
@@ -94,28 +98,26 @@ class _Job:
     is_refused: bool = False
 
     def tell(self) -> None:
-        """The batch is durable."""
+        """Call the callback, because the batch is durable."""
         if not self.is_refused:
             self.applied()
 
     def refuse(self, error: StoreError) -> None:
-        """There is no room for it, while others of its batch are durable."""
+        """Fail the write for lack of space, while others of its batch are durable."""
         self.is_refused = True
         if self.done is not None:
             refuse(self.done, error)
 
 
 class _Group(NamedTuple):
-    """The jobs of one batch, and about how many bytes they have."""
+    """The jobs of one batch, and their approximate size in bytes."""
 
     jobs: Sequence[_Job]
     size: int
 
 
 class Partition:
-    """One partition of which this process is the writer. Opened by `open_partition`. Belongs to one event
-    loop.
-    """
+    """A partition whose writer is this process. `open_partition` opens it. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -155,7 +157,7 @@ class Partition:
 
     @property
     def writer(self) -> str:
-        """The token by which the engine knows this process, and the next one of this machine."""
+        """The token that identifies this process, and the next one on this machine, to the engine."""
         return self._seen.writer
 
     @property
@@ -180,7 +182,7 @@ class Partition:
         return await self._asked(lambda: self._keeper.last_key(start, end))
 
     async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask again for a while when the connection was lost."""
+        """Call `ask`, and repeat it for some time if the connection is lost."""
         until = self._clock.monotonic() + self._patience
         pause = FIRST_PAUSE
         while True:
@@ -197,18 +199,18 @@ class Partition:
     async def write(
         self, write: Write, *, lazy: bool = False, applied: Callable[[], None] | None = None
     ) -> None:
-        """Make the write durable, whole. Raises StoreFullError (nothing was written), FencedError, and
-        StoreError, after which the owner has to ask what is stored once `on_back` was called.
+        """Apply a write durably and atomically. Raises StoreFullError (nothing was written), FencedError, and
+        StoreError, after which the owner must read the stored state once `on_back` was called.
 
-        `lazy` may wait for company. `applied` is called on the loop when the write is durable, in the order
-        of writes, whether or not the caller still waits.
+        With `lazy` the write may wait for others. `applied` is called on the event loop when the write is
+        durable, in the order of writes, even if the caller no longer waits.
         """
         await self.submit(write, lazy=lazy, applied=applied)
 
     def submit(
         self, write: Write, *, lazy: bool = False, applied: Callable[[], None] | None = None
     ) -> asyncio.Future[None]:
-        """Hand over a write as `write` does, in its turn. The future needs no caller that awaits it."""
+        """Queue a write like `write`, and return a future. The future need not be awaited."""
         size = write.check()
         job = _Job(write)
         if applied is not None:
@@ -217,7 +219,7 @@ class Partition:
         return job.done
 
     def stage(self, write: Write) -> asyncio.Future[None]:
-        """Hand over values of new keys, which exist from the next write on that is durable."""
+        """Store values of new keys in advance. They exist after the next durable write."""
         if not isinstance(self._keeper, StagingKeeper):
             return self.submit(write)
         write.check()
@@ -225,7 +227,7 @@ class Partition:
         return self._tasks.start(self._keeper.stage(rows))
 
     async def clear(self, emptied: KeyRange) -> None:
-        """Remove a large range in many batches. A crash leaves the rest of it."""
+        """Remove a large range in many batches. After a crash the rest remains."""
         async for rows in pages(self, *emptied, rows=CLEAR_ROWS, values=False):
             await self.write(Write({key: None for key, _ in rows}, makes_room=True))
 
@@ -246,7 +248,7 @@ class Partition:
                 await self._commit(_Group(frees, group.size))
 
     def rest(self) -> asyncio.Lock:
-        """Return what holds batches back: within it everything that is stored has been `applied`."""
+        """Return a lock that stops batches. While it is held, every stored write has been `applied`."""
         return self._batches
 
     async def _make_durable(self, write: Write, size: int) -> None:
@@ -273,7 +275,7 @@ class Partition:
                 return
 
     async def _ask(self, error: StoreError) -> bool:
-        """Return whether the batch in doubt was made durable. Raises StoreError when it cannot be found out
+        """Return whether the batch in doubt is durable. Raises StoreError if that cannot be determined
         now.
         """
         _log.warning("a batch was not confirmed (%s): finding out what became of it", error)
@@ -320,7 +322,7 @@ class Partition:
         return state
 
     async def _enter_again(self) -> bool:
-        """Return whether the batch in doubt was made durable; after this none is in doubt."""
+        """Enter again, and return whether the batch in doubt is durable. Afterwards no batch is in doubt."""
         async with self._turn:
             state = await self._enter()
             batch = self._in_doubt
@@ -333,7 +335,7 @@ class Partition:
             return state.last == batch.position
 
     def _new_mark(self) -> str:
-        """Return a text that also says when: an operator may have to tell two of them apart."""
+        """Return a new mark with the time, because an operator may have to distinguish two of them."""
         when = datetime.fromtimestamp(self._clock.now(), UTC).isoformat(timespec="microseconds")
         return f"{when} {self._seen.writer}"
 
@@ -349,7 +351,7 @@ class Partition:
         return self._clock.boottime() < self._valid_until
 
     def check(self) -> None:
-        """Raise ClaimLostError when another writer may have taken the partition over."""
+        """Raise ClaimLostError if another writer may have taken the partition over."""
         if not self.is_held():
             raise ClaimLostError("the lease of this relay was not renewed in time")
 
@@ -366,12 +368,12 @@ class Partition:
                     return
                 except StoreError as error:
                     _log.warning("the lease could not be renewed this time: %s", error)
-                    # Without mail nobody else finds out that the store cannot be written.
+                    # Without mail there is no other write that would detect that the store cannot be written.
                     self.submit(Write(makes_room=True))
                 else:
                     self._valid_until = asked_at + self._lease
 
-    # --- trouble
+    # --- failures
 
     def _fail(self, error: StoreError) -> None:
         if self._is_fenced:
@@ -406,14 +408,14 @@ class Partition:
         self._hooks.on_back()
 
     async def _take_back(self) -> None:
-        """Remove what may be stored although its callers were told that it is not."""
+        """Revert writes that may be stored although their callers were told that they are not."""
         undo = [each for write in self._refused if (each := self._hooks.undo(write))]
         if undo:
             await self._make_durable(merged(undo), 0)
         self._refused.clear()
 
     async def close(self) -> None:
-        """Write what was submitted, leave the partition to heirs, and release everything."""
+        """Write all submissions, release the lease for other nodes, and release everything."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -432,9 +434,7 @@ class Partition:
         await self._release()
 
     async def abandon(self) -> None:
-        """Release everything as a process that dies does: what was not written is given up, the lease runs
-        on.
-        """
+        """Release everything as if the process had died: unwritten data is lost, and the lease continues."""
         self._is_closing = True
         self._committer.refuse(StoreError(Unhealthy.CLOSED))
         self._committer.stop()
@@ -448,7 +448,7 @@ class Partition:
 
 
 class _Writer:
-    """Writes one job after the other in a task; `group_commit` waits for each."""
+    """Writes one job after the other in a task. `group_commit` waits for each."""
 
     def __init__(
         self,
@@ -478,7 +478,7 @@ class _Writer:
 
 
 def judge(seen: Seen, state: State | None) -> None:
-    """Compare what a store says with what this machine has seen. Raises StrangeStoreError or
+    """Compare the state of a store with the one that this machine has seen. Raises StrangeStoreError or
     OlderStateError.
     """
     if not seen.mark:
@@ -515,8 +515,9 @@ async def open_partition(
 ) -> Partition:
     """Become the writer of a node's partition: this node's, or one of `Engine.peers` that `is_over`.
 
-    `token` names this process when there is no seen_file. While another process holds the lease this waits
-    for up to `wait` seconds, and then raises NodeTakenError. Raises StoreError; nothing is left open then.
+    `token` identifies this process if there is no seen_file. While another process has the lease, this waits
+    for up to `wait` seconds and then raises NodeTakenError. Raises StoreError, in which case nothing is left
+    open.
     """
     partition = Partition(
         engine.keeper(node),

@@ -1,46 +1,46 @@
-"""The port: what an engine of ordered keys promises.
+"""Defines the port: the promises of an engine of ordered keys.
 
 A **partition** is an ordered map of bytes to bytes that survives power cuts and has one writer. A shared
-engine holds one partition for each node. Keys compare byte by byte.
+engine has one partition for each node. Keys are compared byte by byte.
 
 Who may write
-    The writer holds an **epoch**. `Keeper.enter` takes the next epoch and thereby fences every earlier
+    The writer has an **epoch**. `Keeper.enter` starts the next epoch and thereby fences every earlier
     writer: a batch of an earlier epoch is refused with FencedError, however late it arrives. The fence is in
     the data, in the same atomic step as the batch. It is never a session, a lock of the server or a clock.
 
-    A shared engine also keeps a **lease**. The lease decides when another node may take over, the fence
-    decides who is right, so a clock that is wrong can cost a delivery that is made twice, and no mail. A
-    writer that knows the token of the former writer (`writer`, kept by `seen_file`) is the successor of a
+    A shared engine also has a **lease**. The lease decides when another node may take over, and the fence
+    decides which writer is valid. So a wrong clock can cause a duplicate delivery, but no loss of mail. A
+    writer that knows the token of the former writer (`writer`, stored by `seen_file`) is the successor of a
     process that has died, and enters without waiting for the lease.
 
 What is durable
-    `Keeper.apply` makes one batch durable, whole, before it returns. Batches carry the numbers 1, 2, 3, …,
-    which go on over epochs. Each batch stores its own **position** (epoch and number) in the same atomic
-    step.
+    `Keeper.apply` makes one batch durable, as a whole, before it returns. Batches have the numbers 1, 2, 3,
+    …, which continue over epochs. Each batch stores its own **position** (epoch and number) in the same
+    atomic step.
 
-    After any error but FencedError a batch may have happened, may not have happened, or may yet happen.
-    Nothing else can be said about a connection that broke, a log whose sync failed, or a PUT that a proxy
-    holds. The position ends the doubt: `enter` first (the late batch is fenced from then on), then compare
-    the stored position with that of the batch. `Partition` does this. No engine repeats a batch by itself.
+    After any error but FencedError a batch may have been stored, may not have been stored, or may still be
+    stored later. Nothing else is known after a lost connection, a failed sync of a log, or a PUT that a proxy
+    delays. The position resolves the doubt: call `enter` first (from then on the late batch is fenced), then
+    compare the stored position with that of the batch. `Partition` does this. No engine repeats a batch by
+    itself.
 
 What an older state is
-    A former primary, a file that was cut, a restored snapshot and an emptied server all answer as if nothing
-    were wrong. The writer remembers the position of its last batch, in memory and in a file beside the mark.
+    A former primary, a truncated file, a restored snapshot and an emptied server all respond as if nothing
+    were wrong. The writer remembers the position of its last batch, in memory and in a file next to the mark.
     A store with a lower position is refused with OlderStateError before anything is written to it. The
     **mark** is the random name of a store. A store with another mark, or none, is refused with
     StrangeStoreError.
 
 What is read
-    A reader sees every batch that `apply` has returned for, or sees it in a later read when the reader
-    belongs to another node. A page is one moment; two pages of one walk may be two moments. Memory is bounded
-    by PAGE_OCTETS.
+    A reader sees every batch for which `apply` has returned. A reader of another node may see it later. A
+    page shows one moment; two pages of one scan may show two moments. PAGE_OCTETS limits memory.
 
-Room
-    StoreFullError means that there is no room. A batch in which every write `makes_room` (outcomes, removals)
-    is accepted longer than new mail, as far as the engine can. `room` returns how much is left.
+Space
+    StoreFullError means that there is no space. A batch in which every write `makes_room` (outcomes,
+    removals) is accepted longer than new mail, as far as the engine can. `room` returns the free space.
 
 Limits: keys up to MAX_KEY bytes (an index row of PostgreSQL ends at 2,704) that do not begin with NUL, values
-up to MAX_VALUE, and MAX_NODES partitions. A range in a batch is meant for the keys of one message.
+up to MAX_VALUE, and MAX_NODES partitions. A range in a batch is intended for the keys of one message.
 `Partition.clear` removes large ranges in many batches.
 """
 
@@ -62,17 +62,17 @@ Row = tuple[bytes, bytes]
 
 
 class FencedError(StoreError):
-    """Another writer has the partition. Nothing of this call was written, and nothing ever will be by this
-    writer.
+    """Another writer has the partition. Nothing of this call was written, and this writer can never write
+    again.
     """
 
 
 class StrangeStoreError(StoreOpenError):
-    """The store has lost the queue, or is another one."""
+    """The store has lost the queue, or is a different one."""
 
 
 class OlderStateError(StoreOpenError):
-    """The store holds an older state than this machine has seen. Nothing was written."""
+    """The store has an older state than this machine has seen. Nothing was written."""
 
 
 class NodeTakenError(StoreOpenError):
@@ -80,7 +80,7 @@ class NodeTakenError(StoreOpenError):
 
 
 class KeyRange(NamedTuple):
-    """The keys from `start` up to and without `end`."""
+    """The keys from `start` up to but excluding `end`."""
 
     start: bytes
     end: bytes
@@ -99,8 +99,8 @@ class KeyRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Changes that are made together or not at all: first `ranges` are emptied, then `changes` are made,
-    where None removes a key.
+    """Changes that are applied atomically: first `ranges` are emptied, then `changes` are made, where None
+    removes a key.
     """
 
     changes: Mapping[bytes, bytes | None] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Write:
     makes_room: bool = False
 
     def check(self) -> int:
-        """Return the bytes of all keys and values. Raises ValueError for what no engine takes."""
+        """Return the size of all keys and values. Raises ValueError if they exceed the limits of engines."""
         size = 0
         for key, value in self.changes.items():
             length = len(key)
@@ -123,7 +123,7 @@ class Write:
 
 
 def merged(writes: Iterable[Write]) -> Write:
-    """Return one write that does what these do one after the other."""
+    """Return one write with the same effect as these writes in order."""
     changes: dict[bytes, bytes | None] = {}
     ranges: list[KeyRange] = []
     makes_room = True
@@ -145,13 +145,13 @@ class Position(NamedTuple):
 
 
 NOTHING = Position()
-"""No batch was ever written."""
+"""The position of a partition without batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One write as an engine receives it, and about how many bytes it has. `position` is stored with it; the
-    batch before has the number before.
+    """A write as an engine receives it, with its approximate size in bytes. `position` is stored with it and
+    follows that of the batch before.
     """
 
     position: Position
@@ -161,7 +161,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a store says about a partition: the mark of the store, the epoch and the token of the partition's
+    """The state of a partition in a store: the mark of the store, the epoch and the token of the partition's
     writer, and the position of its last batch.
     """
 
@@ -173,8 +173,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A partition as others see it. `writer` is the token of its last writer. `is_left`: its writer has
-    closed it. `is_over`: no writer holds it now, so that it may be adopted.
+    """A partition as other nodes see it. `writer` is the token of its last writer. `is_left` is whether that
+    writer has closed it, and `is_over` whether it has no writer now and may be adopted.
     """
 
     node: int
@@ -185,8 +185,8 @@ class Peer:
 
 
 class KeyPage(NamedTuple):
-    """Rows in the order of their keys. `cursor` is where the next page starts; None: this was the last
-    one.
+    """Rows in the order of their keys. `cursor` is the start of the next page, or None after the last
+    page.
     """
 
     rows: list[Row]
@@ -194,14 +194,14 @@ class KeyPage(NamedTuple):
 
 
 class KeyReader(Protocol):
-    """Reads of one partition. Every method raises StoreError."""
+    """The read operations of one partition. Every method raises StoreError."""
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the values of the keys; None where there is no such key."""
+        """Return the values of the keys, with None for missing keys."""
 
     async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
-        """Return the first rows of the range: at most `rows`, and about PAGE_OCTETS of keys and values, but
-        one row at least. Without `values` they are empty.
+        """Return the first rows of the range: at most `rows`, with about PAGE_OCTETS of keys and values, but
+        at least one row. Without `values` the values are empty.
         """
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
@@ -209,34 +209,31 @@ class KeyReader(Protocol):
 
 
 class Keeper(KeyReader, Protocol):
-    """One partition as an engine keeps it. Calls of `enter`, `apply`, `leave` and `close` come one at a
-    time.
-    """
+    """One partition of an engine. Calls of `enter`, `apply`, `leave` and `close` must not overlap."""
 
     async def look(self) -> State | None:
-        """Return what the store says, and change nothing. None: it has no mark. A partition that does not
-        exist has epoch 0.
+        """Return the stored state without changing it, or None if the store has no mark. A partition that
+        does not exist has epoch 0.
         """
 
     async def enter(self, writer: str, *, mark: str) -> State:
-        """Become the writer in a new epoch. Makes the partition, and gives a store without a mark `mark`.
-
-        Returns the state with the new epoch; `last` is the position of the last batch that any writer has
-        made durable, and no batch of an earlier epoch becomes durable from here on. Raises NodeTakenError
-        while another `writer` holds the lease, and StoreOpenError when the store cannot be used at all.
+        """Become the writer in a new epoch. Create the partition, and give a store without a mark `mark`.
+        Return the state with the new epoch. Its `last` is the position of the last durable batch of any
+        writer, and no batch of an earlier epoch can become durable from then on. Raises NodeTakenError while
+        another `writer` has the lease, and StoreOpenError if the store is unusable.
         """
 
     async def apply(self, batch: Batch) -> None:
-        """Make the batch durable. Raises FencedError; after every other StoreError its fate is not known."""
+        """Make the batch durable. Raises FencedError. After any other StoreError its fate is unknown."""
 
     async def renew(self) -> None:
-        """Extend the lease. Raises FencedError when another writer has the partition."""
+        """Extend the lease. Raises FencedError if another writer has the partition."""
 
     async def leave(self) -> None:
-        """Give up the lease, so that no heir has to wait. Raises FencedError."""
+        """Release the lease, so that another node can take over without waiting. Raises FencedError."""
 
     async def room(self) -> int | None:
-        """Return how many bytes may still be written, or None when the engine does not know."""
+        """Return the number of bytes that may still be written, or None if the engine does not know it."""
 
     async def close(self) -> None:
         """Release connections, files and threads. Raises nothing."""
@@ -244,17 +241,17 @@ class Keeper(KeyReader, Protocol):
 
 @runtime_checkable
 class StagingKeeper(Keeper, Protocol):
-    """A partition that can take large values ahead of the batch that makes them exist."""
+    """A partition that can store large values before the batch that refers to them."""
 
     async def stage(self, rows: Mapping[bytes, bytes]) -> None:
-        """Store rows of new keys. They exist, durably, when the next batch that is applied does; a batch that
-        removes one of them takes it back. Several calls may run at a time, beside `apply`.
+        """Store rows of new keys. They exist, durably, from the next applied batch on. A batch that removes
+        one of them withdraws it. Several calls may run at the same time as `apply`.
         """
 
 
 class Engine(Protocol):
-    """A store with its partitions. `lease` is in seconds; 0 when no other process can take a partition
-    over.
+    """A store with its partitions. `lease` is in seconds, or 0 if no other process can take over a
+    partition.
     """
 
     @property
@@ -264,8 +261,8 @@ class Engine(Protocol):
         """Return the partition of a node, which is neither opened nor entered yet."""
 
     async def peers(self) -> list[Peer]:
-        """Return every partition of the store. Call it again and again: an engine without a clock of its own
-        finds out that a lease is over by seeing that it does not change.
+        """Return every partition of the store. Call it repeatedly: an engine without its own clock detects
+        the end of a lease by the absence of changes.
         """
 
     async def close(self) -> None: ...
@@ -273,12 +270,12 @@ class Engine(Protocol):
 
 @runtime_checkable
 class SharedEngine(Engine, Protocol):
-    """An engine whose partitions are those of several nodes."""
+    """An engine with the partitions of several nodes."""
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
-        """Store a value under a key of the whole store, outside of all partitions, if there is none yet.
-        Return None when it was stored, else the value that is there; storing the same value again returns it.
-        The key expires at the Unix time `until`, or some time later.
+        """Store a value under a key of the whole store, outside of all partitions, unless it has one. Return
+        None if it was stored, and otherwise the existing value, even if it is the same. The key expires at
+        the Unix time `until` or somewhat later.
         """
 
     async def unreserve(self, key: bytes, value: bytes) -> None:
@@ -288,7 +285,7 @@ class SharedEngine(Engine, Protocol):
 async def pages(
     reader: KeyReader, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True
 ) -> AsyncIterator[list[Row]]:
-    """Walk a range page by page."""
+    """Yield the rows of a range page by page."""
     cursor: bytes | None = start
     while cursor is not None:
         found, cursor = await reader.page(cursor, end, rows=rows, values=values)
@@ -297,12 +294,12 @@ async def pages(
 
 
 def after(key: bytes) -> bytes:
-    """Return the first key that may follow `key`."""
+    """Return the first key that can follow `key`."""
     return key + b"\0"
 
 
 def page_of(found: Iterable[Row], rows: int) -> KeyPage:
-    """Return a page of the rows that are found in a range, one more than `rows` if there are so many."""
+    """Create a page from the rows of a range. Pass one more than `rows` if there are that many."""
     taken: list[Row] = []
     left = PAGE_OCTETS
     for key, value in found:

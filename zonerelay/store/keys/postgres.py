@@ -1,23 +1,22 @@
-"""Keeps keys in PostgreSQL: one table of keys by node.
+"""Stores keys in PostgreSQL, in one table of keys by node.
 
     mark         one row: the name of this store
     partition    a row for each node: epoch, writer, position of the last batch, end of the lease (null: left)
     entry        node, key, value
-    reservation  what `reserve` has stored
-    limit_book   made by `store/postgres/limits`
+    reservation  the keys stored by `reserve`
+    limit_book   created by `store/postgres/limits`
     message, delivery   views of `entry` for people
 
 A batch is one statement, and so one transaction. It updates the row of its partition on the condition that
-epoch and number are those of the batch, and everything else in it depends on that row: a batch of an earlier
-epoch changes nothing. The row's lock makes `enter` wait for a batch that is under way. What a batch relies on
-is set in the batch (`synchronous_commit`), no table is found by `search_path`, and no lock belongs to a
-session, so a pooler in transaction mode does no harm and finds nothing of ours in its connections. A pooler
-shows by its process number, which is not the server's. Then no prepared statement is kept.
+epoch and number match, and all other changes depend on that row, so a batch of an earlier epoch changes
+nothing. The row's lock makes `enter` wait for an active batch. A batch sets the session options that it
+depends on (`synchronous_commit`), no table is found by `search_path`, and no lock belongs to a session. So a
+pooler in transaction mode works, and no state remains in its connections. A pooler is recognized because its
+process number is not the server's. In that case no prepared statement is kept.
 
-Failure: a connection that broke is replaced at the next call, and each new one is compared with the last
-position that this process has seen, so that a former primary is not read. Leases go by the server's clock;
-one that ends later than LONGEST_LEASE from now was written before that clock was set back, and counts as
-over.
+On failure: a broken connection is replaced at the next call. Each new one is compared with the last position
+that this process has seen, so that a former primary is not read. Leases use the server's clock. A lease that
+ends later than LONGEST_LEASE from now was written before that clock was set back, and counts as ended.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ WITH fence AS (
 )
 """
 
-# Two changes of one row in one statement are undefined, so a range spares what the batch changes by name.
+# Two changes of one row in one statement are undefined, so a range excludes the keys in the batch's changes.
 _EMPTIED = """
 , emptied AS (
     DELETE FROM {s}.entry e USING fence, unnest($7::bytea[], $8::bytea[]) AS r (low, high)
@@ -195,7 +194,7 @@ def statements(access: Access) -> dict[str, str]:
 
 
 class PostgresEngine:
-    """The schema that `access` names. Its lease is that of the partitions."""
+    """The partitions in the schema that `access` names, with its lease."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -214,8 +213,8 @@ class PostgresEngine:
         return [Peer(*row) for row in rows]
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
-        """Give the key of the whole store this value until then (seconds of the epoch), unless it has one.
-        Return what it has had before, or None. Durable.
+        """Reserve a key of the whole store with this value until `until` (Unix time), unless it has a value.
+        Return the existing value, or None. The reservation is durable.
         """
         while True:
             async with self._control.use() as link, link.transaction() as fetch:
@@ -227,7 +226,7 @@ class PostgresEngine:
                     return found
 
     async def unreserve(self, key: bytes, value: bytes) -> None:
-        """Free the key, if it has this value."""
+        """Remove the reservation of a key if it has this value."""
         async with self._control.use() as link:
             await link.fetch(self._sql["unreserve"], key, value)
 
@@ -236,7 +235,9 @@ class PostgresEngine:
 
 
 class _Connection:
-    """One connection, which is made at its first use and replaced when it broke. One caller at a time."""
+    """A connection that is opened at its first use and replaced after it broke. It has one caller at a
+    time.
+    """
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -246,7 +247,7 @@ class _Connection:
 
     @contextlib.asynccontextmanager
     async def use(self) -> AsyncIterator[Link]:
-        """Lend the connection. Raises StoreError."""
+        """Yield the connection. Raises StoreError."""
         async with self._opening:
             link = self._link
             if link is None or link.is_closed:
@@ -273,7 +274,9 @@ class _Connection:
         return link
 
     def give_up(self) -> None:
-        """Let the next caller have a new connection, which is checked. What is under way fails."""
+        """Close the connection, so that the next caller gets a new one, which is checked. Active calls
+        fail.
+        """
         if self._link is not None:
             self._link.cut()
 
@@ -305,7 +308,7 @@ def _check(version: int, access: Access, *, is_standby: bool, off: Sequence[str]
 
 
 class PostgresKeys:
-    """One partition, over two connections: one writes, the other reads and renews the lease."""
+    """One partition with two connections: one writes, the other reads and renews the lease."""
 
     def __init__(self, access: Access, node: int) -> None:
         self._access = access
@@ -394,7 +397,7 @@ class PostgresKeys:
                 ((version, is_standby, off),) = await link.fetch(_SERVER)
                 _check(version, self._access, is_standby=is_standby, off=off)
         except StoreOpenError:
-            self._writer.give_up()  # nothing is written until a new connection finds it safe
+            self._writer.give_up()  # nothing is written until a new connection is known to be safe
             raise
         await self._set_lease("renew", self._access.lease)
 
@@ -408,7 +411,7 @@ class PostgresKeys:
                 raise await self._refused(link.fetch, self._epoch)
 
     async def _refused(self, fetch: Fetch, epoch: int) -> StoreError:
-        """Return what it means that no row of the partition has this epoch, and the number before."""
+        """Return the error for a batch whose epoch and previous number do not match the partition."""
         state = await self._look(fetch)
         if state is not None and state.epoch > epoch:
             return FencedError(f"node {self._node} has epoch {state.epoch}, the writer {epoch}")
@@ -419,10 +422,10 @@ class PostgresKeys:
 
     @contextlib.asynccontextmanager
     async def _use(self, connection: _Connection) -> AsyncIterator[Link]:
-        """Yield a connection on which no older state is read or written."""
+        """Yield a connection that is known not to have an older state."""
         async with connection.use() as link:
             if self._epoch and self._checked.get(connection) is not link:
-                epoch, last = self._epoch, self._last  # before the server is asked: a batch may be under way
+                epoch, last = self._epoch, self._last  # set before the query, because a batch may be active
                 state = await self._look(link.fetch)
                 if state is None or state.epoch < epoch or state.last.number < last.number:
                     link.cut()
@@ -447,7 +450,7 @@ async def _make_tables(fetch: Fetch, access: Access) -> None:
             f"schema {access.schema} of the database holds the queue of zonerelay 0.1.0, which this version"
             " does not read. Let 0.1.0 deliver what is in it, or name another schema in [postgres] schema"
         )
-    # For the transaction alone: two relays that start together must not both create.
+    # The lock lasts for the transaction. Two relays that start together must not both create the schema.
     await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay keys {access.schema}")
     if not await fetch("SELECT 1 FROM pg_namespace WHERE nspname = $1", access.schema):
         await fetch(statements(access)["schema"])
@@ -456,7 +459,9 @@ async def _make_tables(fetch: Fetch, access: Access) -> None:
 
 
 async def _check_rights(fetch: Fetch, schema: str) -> None:
-    """Mail would be taken and could not be settled. Raises StoreOpenError."""
+    """Raise StoreOpenError if the role lacks privileges. Otherwise mail would be accepted and could not be
+    settled.
+    """
     missing = [row[0] for row in await fetch(_MISSING, schema)]
     if missing:
         raise StoreOpenError(

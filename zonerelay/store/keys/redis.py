@@ -1,20 +1,20 @@
-"""Keeps keys in Redis or Valkey: a sorted set of the keys and a hash of the values for each node.
+"""Stores keys in Redis or Valkey: a sorted set of the keys and a hash of the values for each node.
 
-    mark        the name of this store
-    nodes       the set of all nodes
-    node:N      hash: epoch, writer, expires (server's milliseconds; 0: it was left), batch_epoch, batch
-    keys:N      sorted set in lexical order
-    values:N    hash
-    once:KEY    what `reserve` has stored; expires
+    mark     the name of this store
+    nodes    the set of all nodes
+    node:N   hash: epoch, writer, expires (server's milliseconds; 0: it was left), batch_epoch, batch
+    keys:N   sorted set in lexical order
+    values:N hash
+    once:KEY a key stored by `reserve`; expires
 
-Names begin with the prefix, `{zonerelay}:` unless configured otherwise: what is in braces keeps all of it in
-one slot of a Cluster. A batch is one script, which compares epoch and number before it writes. Behind it goes
-WAITAOF where the server has it, and WAIT when replicas are wanted. A batch that makes room is carried out
-beyond `maxmemory` too.
+Names begin with the prefix, by default `{zonerelay}:`. The braces keep all keys in one slot of a Cluster. A
+batch is one script, which compares epoch and number before it writes. It is followed by WAITAOF if the server
+supports that, and WAIT if replicas are configured. A batch that frees space is also executed beyond
+`maxmemory`.
 
-Failure: a connection that broke is replaced at the next call. Each new one asks whether the server keeps what
-it acknowledges (`durability`), and is compared with the last position that this process has seen. Leases go
-by the server's clock; one that ends later than LONGEST_LEASE from now counts as over.
+On failure: a broken connection is replaced at the next call. For each new one the relay checks whether the
+server keeps acknowledged writes (`durability`), and compares it with the last position that this process has
+seen. Leases use the server's clock. A lease that ends later than LONGEST_LEASE from now counts as ended.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from zonerelay.store.redis.connection import (
 )
 
 LONGEST_LEASE = 10 * 60 * 1000
-"""Milliseconds; [redis] lease may not be longer."""
+"""In milliseconds. `[redis] lease` must not be longer."""
 GET_KEYS = 500
 SHOWN_RIGHTS = 5
-"""Missing rights that a message names."""
+"""The number of missing permissions that a message names."""
 
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
 
@@ -161,8 +161,8 @@ for i, key in ipairs(redis.call('ZRANGEBYLEX', KEYS[1], low, high, 'LIMIT', 0, r
 end
 return found
 """,
-    # ; mark, channel, a name of each kind (_KINDS). Nothing is left of what is tried. As declared keys they
-    # would be refused before anything is tried.
+    # ; mark, channel, a name of each kind (_KINDS). All test data is removed. If these were declared as keys,
+    # they would be refused before the test.
     "rights": "#!lua flags=allow-oom\n"
     + """
 local missing = {}
@@ -197,7 +197,7 @@ try('PUBLISH', channel, '')
 try('TIME')
 return missing
 """,
-    # once; value. Removes what has this value.
+    # once; value. Removes the key if it has this value.
     "unreserve": """#!lua flags=allow-oom
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return 1
@@ -208,7 +208,7 @@ _SCRIPTS = {name: Script(text) for name, text in _TEXTS.items()}
 
 
 class RedisEngine:
-    """The keys with one prefix."""
+    """The partitions whose keys have one prefix."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -224,15 +224,15 @@ class RedisEngine:
         return sorted((_peer(as_list(row)) for row in as_list(found)), key=lambda peer: peer.node)
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
-        """Give the key of the whole store this value until then (seconds of the epoch), unless it has one.
-        Return what it has had before, or None. Durable.
+        """Reserve a key of the whole store with this value until `until` (Unix time), unless it has a value.
+        Return the existing value, or None. The reservation is durable.
         """
         wire = await self._control.wire()
         name = self.server.settings.prefix.encode() + b"once:" + key
         return _bytes_or_none(await wire.call("SET", name, value, "NX", "GET", "PXAT", int(until * 1000)))
 
     async def unreserve(self, key: bytes, value: bytes) -> None:
-        """Free the key, if it has this value."""
+        """Remove the reservation of a key if it has this value."""
         await self._ask("unreserve", self.server.settings.prefix.encode() + b"once:" + key, value)
 
     async def _ask(self, script: str, name: Argument, *values: Argument) -> Reply:
@@ -243,8 +243,8 @@ class RedisEngine:
 
 
 def _connection(server: Server, *, is_writer: bool) -> Connection:
-    """Return a connection to a server that may keep a queue. That of a writer has all rights, and
-    confirms.
+    """Return a connection to a server that is suitable for a queue. For a writer its permissions are checked
+    and writes are confirmed.
     """
     settings = server.settings
 
@@ -261,8 +261,8 @@ def _connection(server: Server, *, is_writer: bool) -> Connection:
 
 
 async def _check_rights(server: Server, wire: Wire) -> None:
-    """Raise StoreOpenError, which names what is missing. The rights for WAIT and WAITAOF show with the first
-    batch.
+    """Raise StoreOpenError that names the missing permissions. Those for WAIT and WAITAOF are found at the
+    first batch.
     """
     prefix = server.settings.prefix
     names = [f"{prefix}mark", f"{prefix}limits", *(f"{prefix}{kind}:rights" for kind in _KINDS)]
@@ -283,7 +283,7 @@ async def _check_rights(server: Server, wire: Wire) -> None:
 
 
 async def _check_format(wire: Wire, prefix: str) -> None:
-    """Raise StoreOpenError for the queue of an earlier version."""
+    """Raise StoreOpenError if the prefix has the queue of an earlier version."""
     if await wire.call("GET", f"{prefix}format") is not None:
         raise StoreOpenError(
             f"[redis] prefix: {prefix} holds the queue of zonerelay 0.1.0, which this version does not read."
@@ -292,7 +292,7 @@ async def _check_format(wire: Wire, prefix: str) -> None:
 
 
 class RedisKeys:
-    """One partition, over two connections: one writes, the other reads and renews the lease."""
+    """One partition with two connections: one writes, the other reads and renews the lease."""
 
     def __init__(self, server: Server, node: int) -> None:
         prefix = server.settings.prefix
@@ -381,7 +381,7 @@ class RedisKeys:
         except StoreFullError:
             raise
         except StoreError:
-            await self._writer.give_up()  # a new connection finds out which right is missing
+            await self._writer.give_up()  # a new connection finds out which permission is missing
             raise
         self._judge(reply, batch.position.epoch)
         self._last = batch.position
@@ -391,7 +391,7 @@ class RedisKeys:
             wire = await self._use(self._reader)
             durability.check(await durability.ask(wire), self._settings)
         except StoreOpenError:
-            await self._writer.give_up()  # nothing is written until a new connection finds it safe
+            await self._writer.give_up()  # nothing is written until a new connection is known to be safe
             raise
         reply = await _SCRIPTS["renew"].run(wire, [self._here], self._epoch, self._lease)
         self._judge(reply, self._epoch)
@@ -401,7 +401,7 @@ class RedisKeys:
         self._judge(await _SCRIPTS["renew"].run(wire, [self._here], self._epoch), self._epoch)
 
     def _judge(self, reply: Reply, epoch: int) -> None:
-        """Raise what it means that the partition does not have this epoch, and the number before."""
+        """Raise the error for a batch whose epoch and previous number do not match the partition."""
         if not isinstance(reply, list):
             return
         stored, number = (int(_bytes_or_none(each) or 0) for each in reply)
@@ -415,10 +415,10 @@ class RedisKeys:
         return (await durability.ask(await self._reader.wire())).free_memory
 
     async def _use(self, connection: Connection) -> Wire:
-        """Return a connection on which no older state is read or written."""
+        """Return a connection that is known not to have an older state."""
         wire = await connection.wire()
         if self._epoch and self._checked.get(connection) is not wire:
-            epoch, last = self._epoch, self._last  # before the server is asked: a batch may be under way
+            epoch, last = self._epoch, self._last  # set before the query, because a batch may be active
             state = await self._look(wire)
             if state is None or state.epoch < epoch or state.last.number < last.number:
                 raise OlderStateError(f"a new connection finds an older state of the queue: {state}")

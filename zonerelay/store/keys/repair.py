@@ -1,8 +1,9 @@
-"""What a repair of a partition has found: it counts, hands to the salvage, and keeps what it changes.
+"""Holds the results of a repair of a partition: it counts, passes messages to the salvage, and keeps old
+records.
 
-What cannot be put back goes to the salvage, and each record that is changed goes to a file of its own, a line
-of JSON each. Both are durable before the partition is changed, message by message; so a repair that is killed
-may be run again, and salvages at most what it had salvaged already.
+A message that cannot be restored goes to the salvage directory. Every record that is changed is written to a
+separate file, one line of JSON each. Both are durable before the partition is changed, message by message. So
+a repair that was killed can be run again, and salvages the same data at most twice.
 
 Memory: one message without its body.
 """
@@ -30,15 +31,15 @@ _IN_MEMORY = 1024 * 1024
 
 
 def recipient_in(raw: bytes) -> str:
-    """Return the recipient in a key that may make no sense."""
+    """Return the recipient in a key that may be invalid."""
     return records.unfield(raw) if raw.isascii() else raw.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
 class Remnant:
-    """What a repair finds of a message. `why` says why its record or its body is not whole, "" when both
-    are. `unreadable` are recipients whose records make no sense. `gone` counts deliveries that have no
-    record, `repeats` those whose removal was forgotten. `old` has the records.
+    """The data of a message that a repair has found. `why` describes why its record or body is incomplete, or
+    is "" if both are complete. `unreadable` are recipients with invalid records. `gone` counts deliveries
+    without a record, and `repeats` those whose removal was lost. `old` has the records.
     """
 
     identity: str
@@ -57,14 +58,14 @@ class Remnant:
 
 
 class RecordRepair:
-    """One repair. Without `carry_out` it counts and names only. `takes_uploads`: chunks without a message may
-    be what is left of one.
+    """One repair. Without `carry_out` it only counts and describes. With `takes_uploads`, chunks without a
+    message may be the rest of one.
     """
 
     def __init__(
         self, salvage: Salvage, kept: Path | None, *, carry_out: bool, takes_uploads: bool = False
     ) -> None:
-        """`kept` is the file of old records; None: they are kept elsewhere."""
+        """Create a repair. `kept` is the file of old records, or None if they are kept elsewhere."""
         self.carry_out = carry_out
         self.takes_uploads = takes_uploads
         self._salvage = salvage
@@ -81,7 +82,7 @@ class RecordRepair:
             self._more += 1
 
     def keep(self, old: Mapping[bytes, bytes]) -> None:
-        """Keep records as they are, durably. Raises OSError."""
+        """Write unchanged records durably to the file. Raises OSError."""
         if not self.carry_out or not old or self._kept is None:
             return
         if self._file is None:
@@ -99,9 +100,10 @@ class RecordRepair:
             self._file.close()
 
     async def judge(self, found: Remnant) -> bool:
-        """Hand over what cannot be put back. Returns true when the message is to leave the store.
+        """Pass data that cannot be restored to the salvage. Return true if the message must be removed from
+        the store.
 
-        Raises OSError, and StoreError when the body cannot be read for another reason than damage.
+        Raises OSError, and StoreError if the body is unreadable for a reason other than damage.
         """
         identity, deliveries = found.identity, found.deliveries
         self._named += found.gone
@@ -165,7 +167,7 @@ class RecordRepair:
             self._salvage(salvaged)
 
     def repaired(self, deliveries: int) -> Repaired:
-        """`deliveries` had records before."""
+        """Return the result of the repair. `deliveries` is the number of records before it."""
         return Repaired(
             before=deliveries + self._named,
             after=deliveries - self._removed,

@@ -1,14 +1,12 @@
-"""Keeps what this machine has seen of a partition, in a file of its own: mark, writer, last epoch, last
-position.
+"""Records in a file what this machine has seen of a partition: mark, writer, last epoch, last position.
 
-The file answers two questions at a start. Does the store hold an older state than this machine has seen? Was
-the last writer a process of this machine, which has died? The file is locked while a process uses it, so the
-answer to the second question is sure.
+The file answers two questions at a start. Does the store have an older state than this machine has seen? Was
+the last writer a process of this machine that has died? The file is locked while a process uses it, so the
+answer to the second question is certain.
 
-A note is written after each batch, without a sync, which costs a few microseconds. It survives a kill. After
-a power cut it may be older than the truth, which weakens the comparison and never causes a false alarm,
-because a note is written after its batch is durable. A file that cannot be written is logged and does not
-stop mail.
+A record is written after each batch, without a sync, which costs a few microseconds. It survives a kill.
+After a power cut it may be outdated. That weakens the comparison, but never causes a false alarm, because the
+record is written after its batch is durable. A failure to write the file is logged and does not stop mail.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Seen(NamedTuple):
-    """What a machine has seen. An empty `mark`: it has seen no store yet."""
+    """The state that a machine has seen. An empty `mark` means that it has seen no store yet."""
 
     writer: str
     mark: str = ""
@@ -44,11 +42,11 @@ class Seen(NamedTuple):
 
 
 class SeenFile:
-    """One partition's file. `seen` is what it says. All methods block for a moment."""
+    """The file of one partition. `seen` is its content. All methods block for a moment."""
 
     def __init__(self, path: Path, token: str) -> None:
-        """Makes the file with `token` as the writer of this machine if there is none. Raises StoreOpenError,
-        and NodeTakenError while another process has the file.
+        """Create the file with `token` as the writer of this machine if it does not exist. Raises
+        StoreOpenError, and NodeTakenError while another process has the file.
         """
         self._path = path
         try:
@@ -71,7 +69,7 @@ class SeenFile:
             ) from error
 
     def note(self, seen: Seen) -> None:
-        """Note what was seen; a new mark durably."""
+        """Record a state. A new mark is written durably."""
         is_new = seen.mark != self.seen.mark
         self.seen = seen
         try:
@@ -82,7 +80,7 @@ class SeenFile:
             _log.warning("%s cannot be written, so an older state may go unnoticed: %s", self._path, error)
 
     def forget(self) -> None:
-        """Accept the store as it is at the next opening."""
+        """Accept the store in any state at the next opening."""
         self.note(Seen(self.seen.writer))
 
     def close(self) -> None:
