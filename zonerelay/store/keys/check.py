@@ -86,7 +86,7 @@ class _Examined:
 
 
 async def compare(reader: KeyReader, findings: Findings, tell: Tell, *, octets: int = 0) -> Contents:
-    """Check a partition. `octets` is its size in bytes if that is known. Raises StoreError."""
+    """Check a partition, whose size in bytes may be passed to report progress. Raises StoreError."""
     return await _Comparison(reader, findings, tell, octets).run()
 
 

@@ -1,1 +1,1 @@
-"""One queue on several nodes: each has a partition of its own, and adopts those that others have left."""
+"""One queue on several nodes. Each node has its own partition, and adopts those that others have left."""

@@ -1,11 +1,12 @@
-"""Idempotency keys over all nodes: a key is reserved in the engine before its message is stored.
+"""Manages idempotency keys over all nodes: a key is reserved in the engine before its message is stored.
 
-The truth is in the partitions: the key becomes durable in the batch of its message (`Kept`). The engine's
-reservation says which node has stored, or is about to store, a message with the key, so that no second node
-does. It expires with the key.
+The partitions are authoritative: the key becomes durable in the batch of its message (`Kept`). The engine's
+reservation names the node that has stored, or is about to store, a message with the key, so that no second
+node does. It expires with the key.
 
-Failure: a node that dies between reservation and batch leaves a reservation without a message. Others take it
-over once the node's partition is over or adopted, for then no batch of that node can become durable.
+On failure: a node that dies between reservation and batch leaves a reservation without a message. Other nodes
+take it over once the lease of the node's partition has ended or the partition is adopted, because no batch of
+that node can become durable then.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class _Reserved(msgspec.Struct, array_like=True):
 
 
 class NodeRegister:
-    """The `KeyRegister` of one node. `node` is its present number, `reads_of` the reads of a node's
-    partition, `is_over` says that no process of a node can still store something there.
+    """The `KeyRegister` of one node. `node` returns its current number, and `reads_of` the reads of a node's
+    partition. `is_over` returns whether no process of a node can still store data in its partition.
     """
 
     publishes = False
@@ -47,16 +48,14 @@ class NodeRegister:
         self._reads_of = reads_of
         self._is_over = is_over
         self._values: dict[str, bytes] = {}
-        """What this node has reserved, or has found of itself."""
+        """The reservations of this node, including those of its earlier process that it has found."""
 
     @property
     def worker(self) -> int:
         return self._node()
 
     async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
-        """Return what is known of the key. When that is nothing, it is pending for this message
-        from here on.
-        """
+        """Return the entry of the key. If there is none, create a pending one for this message."""
         key = once.identity.encode("ascii")
         node = self._node()
         value = msgspec.msgpack.encode(_Reserved(node, message_id, once.digest, once.until))
@@ -77,33 +76,33 @@ class NodeRegister:
             return Reserved(Kept(other.message_id, other.digest, other.until), other.node, is_pending=True)
 
     async def take_over(self, keys: Collection[tuple[str, Kept]]) -> None:
-        """Let all nodes know keys that were moved here with a queue."""
+        """Reserve keys that were imported with a queue, so that all nodes know them."""
         for identity, kept in keys:
             value = _Reserved(self._node(), kept.message_id, kept.digest, kept.until)
             await self._engine.reserve(identity.encode("ascii"), msgspec.msgpack.encode(value), kept.until)
 
     async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
-        """The message of a reservation is stored, or will never be."""
+        """Settle a reservation: its message is stored, or will never be."""
         value = self._values.pop(identity, None)
         if value is not None and not is_kept:
             await self._engine.unreserve(identity.encode("ascii"), value)
 
     async def pending(self) -> list[tuple[str, MessageId]]:
-        """Reservations of a former process are found when their keys come again."""
+        """Return nothing. Reservations of an earlier process are found when their keys are used again."""
         return []
 
     async def publish(self, page: Collection[tuple[str, Kept]]) -> None:
-        """The partition says what it holds."""
+        """Do nothing, because the partition holds its keys."""
 
     async def forget(self, now: float, most: int) -> None:
-        """Reservations expire by themselves."""
+        """Do nothing, because reservations expire without help."""
 
     async def is_published(self) -> bool:
-        """There is nothing to publish."""
+        """Return true, because nothing needs to be published."""
         return True
 
     async def mark_published(self) -> None:
-        """There is nothing to publish."""
+        """Do nothing, because nothing needs to be published."""
 
     def close(self) -> None:
-        """The engine is closed by its owner."""
+        """Do nothing, because the owner of the engine closes it."""

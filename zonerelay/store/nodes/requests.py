@@ -1,13 +1,13 @@
-"""Changes of the mail of other living nodes: each is a request that its owner carries out.
+"""Changes mail of other living nodes with requests that their owners carry out.
 
-A partition has one writer, so a node that wants another node's deliveries changed writes the request into its
-own partition: `request OWNER ID`, with the present and the wanted state of each delivery. The owner reads
-such rows of the others, changes the deliveries that are still in that state and that no attempt has in hand,
-and writes `answer ASKER ID` into its partition, which says which ones it has changed. The asker reads the
-answer and removes its request, and the owner then removes its answer.
+A partition has one writer. So a node that needs to change another node's deliveries writes a request to its
+own partition: `request OWNER ID`, with the current and the new state of each delivery. The owner reads these
+rows of the other nodes and changes the deliveries that are still in that state and are not being attempted.
+Then it writes `answer CLIENT ID` to its own partition, with a list of the changed ones. The requesting node
+reads the answer and removes its request, and the owner then removes its answer.
 
-Promise: a request is carried out at most once, for a delivery that has changed meanwhile is left alone. An
-owner that does not answer within `PATIENCE` counts as one that has left everything alone.
+Promise: a request is carried out at most once, because a delivery that has changed is left alone. An owner
+that does not answer within `PATIENCE` is assumed to have left everything alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ Update = Callable[[Collection[DeliveryKey], ChangeOne], Awaitable[Found]]
 
 
 class _Wanted(msgspec.Struct, array_like=True):
-    """A delivery as it is and as it shall be, as rows; the second is empty when it shall be removed."""
+    """The current and the new state of a delivery, as rows. The second is empty if the delivery is to be
+    removed.
+    """
 
     key: bytes
     present: bytes
@@ -44,8 +46,8 @@ class _Wanted(msgspec.Struct, array_like=True):
 
 
 class Requests:
-    """The requests and answers of one node. `update` changes what this node holds; `own` is its partition,
-    and `others` are the reads of the other nodes.
+    """The requests and answers of one node. `update` changes the deliveries of this node, `own` returns its
+    partition, and `others` are the reads of the other nodes.
     """
 
     def __init__(
@@ -62,11 +64,11 @@ class Requests:
         self._unclaimed = unclaimed
         self._others = others
 
-    # --- asking
+    # --- requests
 
     async def ask(self, keys: Collection[DeliveryKey], change: ChangeOne) -> Found:
-        """Have deliveries of other nodes changed. Returns those that were, as they were before, and those
-        that need no change. Raises StoreError.
+        """Request changes of other nodes' deliveries. Return the changed ones in their former state, and
+        those that need no change. Raises StoreError.
         """
         asked = [self._ask_one(node, reads, keys, change) for node, reads in list(self._others.items())]
         return {key: old for found in await asyncio.gather(*asked) for key, old in found.items()}
@@ -83,7 +85,7 @@ class Requests:
         return found
 
     async def _send(self, node: int, reads: QueueReads, wanted: list[_Wanted]) -> list[int]:
-        """Returns which of them the owner has changed."""
+        """Send a request, and return which of the deliveries its owner has changed."""
         own, partition = self._own()
         name = uuid4().hex.encode()
         request = b"%b%02x %b" % (REQUESTS, node, name)
@@ -100,10 +102,10 @@ class Requests:
         finally:
             await partition.write(Write({request: None}, makes_room=True))
 
-    # --- answering
+    # --- answers
 
     async def answer(self) -> None:
-        """Carry out what other nodes ask of this one. Raises StoreError."""
+        """Carry out the requests of other nodes to this one. Raises StoreError."""
         own, partition = self._own()
         for node, reads in list(self._others.items()):
             asked = KeyRange.of_prefix(b"%b%02x " % (REQUESTS, own))
@@ -120,7 +122,9 @@ class Requests:
                     await partition.write(Write(row, makes_room=True))
 
     async def _carry_out(self, wanted: list[_Wanted]) -> list[int]:
-        """One durable write, as a request is no larger than that. Returns which were changed."""
+        """Carry out a request in one durable write, whose limit no request exceeds. Return which deliveries
+        were changed.
+        """
         by_key = {records.decode_delivery(each.key, each.present).key: each for each in wanted}
         withdraw = self._around.withdraw
         free = self._unclaimed(by_key.keys()) if withdraw is None else withdraw(by_key.keys())

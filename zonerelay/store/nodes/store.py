@@ -1,18 +1,18 @@
-"""The store of one node that shares its queue with others: its own partition, and those that it has adopted.
+"""Implements the store of a node that shares its queue with others: its own partition, and adopted ones.
 
-A **node** is one process with one partition of the engine. What it accepts lies in its partition, and it
-alone delivers that. When a node has left, or its lease is over, another node adopts the partition: it becomes
-the writer and delivers from it in place, until it is empty. So a delivery belongs to the node that accepted
-it or to that node's heir, and a claim is a mark in memory.
+A **node** is one process with one partition of the engine. Mail that it accepts is in its partition, and only
+this node delivers it. When a node has left, or its lease has ended, another node adopts the partition: it
+becomes the writer and delivers from it in place until it is empty. So a delivery belongs to the node that
+accepted it or to the node that has adopted its partition, and a claim is a mark in memory.
 
-Each change is one batch of the partition that holds the message; a call that concerns several partitions is
+Each change is one batch of the partition that has the message; a call that concerns several partitions is
 split. Operators see the mail of all nodes: lists read the partitions of the others, and a change of their
 mail is a request to its owner (`requests`).
 
-Failure: when another writer has the own partition, this node may have stood still for longer than its lease.
-What it had claimed there is reported to `on_lost`, reads of it raise ClaimLostError, what becomes of it
-changes nothing, and the node goes on with another partition. An adopted partition that is lost is dropped in
-the same way. While the engine cannot be reached, `Partition` refuses writes, as for a store of one node.
+On failure: if another writer has the own partition, this node may have been stopped for longer than its
+lease. Its claims there are reported to `on_lost`, reads of those messages raise ClaimLostError, outcomes
+change nothing, and the node continues with another partition. A lost adopted partition is dropped in the same
+way. While the engine is unreachable, `Partition` refuses writes, as in a store of one node.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.surroundings import Surroundings
 
 MOST_ADOPTED = 10_000
-"""Messages of adopted partitions that are remembered as handed out, before those that are settled go."""
+"""The number of claimed messages of adopted partitions that are remembered before settled ones are
+dropped.
+"""
 PAUSE = 1.0
 
 T = TypeVar("T")
@@ -74,7 +76,7 @@ _log = logging.getLogger("zonerelay.store")
 
 @dataclass(slots=True, eq=False)
 class HeldPartition:
-    """A partition of which this process is the writer, and the queue in it."""
+    """A partition whose writer is this process, and the queue in it."""
 
     node: int
     partition: Partition
@@ -82,7 +84,7 @@ class HeldPartition:
 
 
 class NodeStore:
-    """Built by `open_nodes`; belongs to the event loop that was running then."""
+    """The store of one node. `open_nodes` creates it. It belongs to the event loop that was running then."""
 
     def __init__(
         self,
@@ -108,9 +110,9 @@ class NodeStore:
         self._lost: dict[MessageId, set[DeliveryKey]] = {}
         self._stored_reports: set[MessageId] = set()
         self._others: dict[int, QueueReads] = {}
-        """Reads of the partitions that others hold."""
+        """The reads of the other nodes' partitions."""
         self._keepers: dict[int, Keeper] = {}
-        """What these read."""
+        """The keepers that these read from."""
         self._tasks = Tasks()
         self._fenced: set[int] = set()
         self._is_fenced = asyncio.Event()
@@ -130,7 +132,7 @@ class NodeStore:
     # --- opening
 
     async def start(self) -> None:
-        """Take a partition. Raises StoreError; `close` follows then, too."""
+        """Acquire a partition. Raises StoreError, after which `close` must be called too."""
         self._own = await self._take_partition()
         self._is_open = True
         await self._look_at_peers()
@@ -138,8 +140,8 @@ class NodeStore:
         self._tasks.start(self._replace_lost())
 
     async def _take_partition(self) -> HeldPartition:
-        """Become the writer of the preferred partition, of one that this machine has had, of one that is
-        over, or of a new one. Raises StoreError.
+        """Become the writer of the preferred partition, of one that this machine has used, of one whose lease
+        has ended, or of a new one. Raises StoreError.
         """
         peers = {peer.node: peer for peer in await self._engine.peers()}
         known = await STORE.run(self._known_nodes)
@@ -147,7 +149,7 @@ class NodeStore:
         new = [node for node in range(MAX_WORKERS) if node not in peers]
         first = [] if self._preferred is None else [self._preferred]
         if self._preferred is not None:
-            new.reverse()  # small numbers are those that operators give to others
+            new.reverse()  # operators assign the small numbers to other nodes
         refusal: NodeTakenError | None = None
         for node in dict.fromkeys([*first, *known, *over, *new]):
             if node in self._heirs:
@@ -159,14 +161,14 @@ class NodeStore:
         raise StoreOpenError(f"all {MAX_WORKERS} partitions of the queue are in use") from refusal
 
     def _known_nodes(self) -> list[int]:
-        """Return the nodes that this machine has been, most recently used first."""
+        """Return the numbers of earlier nodes of this machine, most recently used first."""
         found = self._directory.glob("*.seen") if self._directory.is_dir() else ()
         files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
         return [int(path.stem) for path in files if path.stem.isdigit()]
 
     async def _enter(self, node: int, *, is_own: bool) -> HeldPartition:
         """Become the writer of a partition and open its queue. Raises NodeTakenError and StoreError."""
-        # The next process of this machine knows what this one has adopted by the token.
+        # With the token the next process of this machine recognizes the partitions that this one has adopted.
         token = uuid4().hex if is_own else self._own.partition.writer
         seen = await STORE.run(SeenFile, self._directory / f"{node}.seen", token) if is_own else None
         around = replace(self._around, register=self._register)
@@ -191,10 +193,10 @@ class NodeStore:
                 hooks=replace(hooks, on_trouble=lambda error: trouble(hooks, error)),
             )
             try:
-                for prefix in (REQUESTS, ANSWERS):  # of a process that is no more
+                for prefix in (REQUESTS, ANSWERS):  # left by an earlier process
                     await partition.clear(KeyRange.of_prefix(prefix))
             except BaseException:
-                await partition.abandon()  # nobody would deliver what its lease keeps from others
+                await partition.abandon()  # while its lease continues, nobody would deliver the mail
                 raise
             return partition
 
@@ -213,7 +215,7 @@ class NodeStore:
     # --- the other nodes
 
     async def _watch(self) -> None:
-        """Look at the other nodes, and carry out what they ask for."""
+        """Check the other nodes and carry out their requests."""
         while True:
             try:
                 await self._look_at_peers()
@@ -228,7 +230,7 @@ class NodeStore:
         peers = await self._engine.peers()
         self._over = {peer.node for peer in peers if peer.is_over}
         held = {self._own.node, *self._heirs}
-        # A former process of this machine, which has died, is the writer of what it had adopted.
+        # The writer of these is an earlier process of this machine that has died.
         for peer in peers:
             if peer.node in held:
                 continue
@@ -237,7 +239,7 @@ class NodeStore:
                 is_free = peer.is_over or peer.writer == self._own.partition.writer
                 if is_free and await reads.queues():
                     await self._adopt(peer.node)
-            except StoreError as error:  # one that is damaged keeps no other mail
+            except StoreError as error:  # a damaged partition must not stop other mail
                 _log.warning("node %d of the queue is gone and cannot be adopted: %s", peer.node, error)
         for heir in list(self._heirs.values()):
             if not heir.queue.has_claims() and not await heir.queue.queues():
@@ -272,11 +274,11 @@ class NodeStore:
             await self._keepers.pop(node).close()
 
     def _is_over(self, node: int) -> bool:
-        """No process of that node can still be about to store something."""
+        """Return whether no process of that node can still be about to store data."""
         return node in self._over or node in self._heirs
 
     async def _replace_lost(self) -> None:
-        """Go on after partitions of which others have become the writers."""
+        """Replace partitions that other writers have taken over."""
         while True:
             await self._is_fenced.wait()
             self._is_fenced.clear()
@@ -288,7 +290,7 @@ class NodeStore:
                 try:
                     await self._replace(lost)
                 except Exception:  # noqa: BLE001 - as below
-                    # Without this task the node would never take mail again.
+                    # Without this task the node would never accept mail again.
                     _log.exception("the partition that was lost could not be replaced")
                     self._fenced.add(node)
                     self._is_fenced.set()
@@ -318,14 +320,18 @@ class NodeStore:
         for queue in await self._own.queue.queues():
             self._around.on_news(queue)
 
-    # --- which partition
+    # --- choosing the partition
 
     def _held(self) -> list[HeldPartition]:
-        """Return the own partition first. A list: others are adopted and left while a caller waits."""
+        """Return the own partition first. The result is a list, because partitions are adopted and dropped
+        while a caller waits.
+        """
         return [self._own, *self._heirs.values()]
 
     async def _holder(self, key: DeliveryKey) -> HeldPartition:
-        """Return where the delivery is claimed, or else stored, as what an operator bounces may be."""
+        """Return the partition in which the delivery is claimed or else stored. Deliveries that an operator
+        bounces are not claimed.
+        """
         for held in self._held():
             if held.queue.has_claim(key):
                 return held
@@ -338,7 +344,7 @@ class NodeStore:
         return key in self._lost.get(key.message_id, ())
 
     def _found_lost(self, keys: Iterable[DeliveryKey]) -> None:
-        """The caller has given these up."""
+        """Forget lost claims that the caller has released."""
         for key in keys:
             if lost := self._lost.get(key.message_id):
                 lost.discard(key)
@@ -346,7 +352,7 @@ class NodeStore:
                     del self._lost[key.message_id]
 
     async def _holder_of(self, message_id: MessageId) -> HeldPartition:
-        """Return where the message is. Raises ClaimLostError."""
+        """Return the partition that has the message. Raises ClaimLostError."""
         if message_id in self._lost:
             raise ClaimLostError("another node has this message now")
         if not self._heirs:
@@ -359,7 +365,7 @@ class NodeStore:
                 return held
         return self._own
 
-    # --- taking mail
+    # --- accepting mail
 
     @property
     def node(self) -> int:
@@ -371,13 +377,13 @@ class NodeStore:
     def begin(self, envelope: Envelope) -> BodyWriter:
         return self._own.queue.begin(envelope)
 
-    # --- handing out
+    # --- claims
 
     async def _claim(
         self, limit: int, claim: Callable[[LevelDbStore, int], Awaitable[list[Delivery]]]
     ) -> list[Delivery]:
-        """Claim from all partitions whose lease runs, each of which comes first in its turn. Raises
-        ClaimLostError when that of the own one does not: what is handed out could not be sent.
+        """Claim from all partitions with a valid lease, in turns. Raises ClaimLostError if the lease of the
+        own partition has ended, because claimed deliveries could not be sent.
         """
         self._own.partition.check()
         if not self._heirs:
@@ -415,7 +421,7 @@ class NodeStore:
     async def claim_new(
         self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        """New mail comes to the own partition alone."""
+        """Claim from the own partition, because only it receives new mail."""
         self._own.partition.check()
         return await self._own.queue.claim_new(queue, limit, since=since, skip_domains=skip_domains)
 
@@ -454,7 +460,7 @@ class NodeStore:
                     continue
                 about = [key for key in change.about if not self._is_lost(key)]
                 if change.about and not about:
-                    continue  # the node that has the deliveries now reports for itself
+                    continue  # the node that has the deliveries now sends its own bounce
                 holder = await self._holder(about[0]) if about else self._own
             elif self._is_lost(change.delivery.key):
                 lost.append(change.delivery.key)
@@ -468,7 +474,7 @@ class NodeStore:
         )
         failed = [result for result in results if isinstance(result, BaseException)]
         for part, result in zip(parts.values(), results, strict=True):
-            # Of a call that has failed in part the caller repeats all: a report must not be stored twice.
+            # If a call has failed in part, the caller repeats all of it. A bounce must not be stored twice.
             ids = {change.message.id for change in part if isinstance(change, Submit)}
             if failed and result is None:
                 self._stored_reports |= ids
@@ -485,7 +491,7 @@ class NodeStore:
     async def _update_held(
         self, keys: Collection[DeliveryKey], change: ChangeOne
     ) -> dict[DeliveryKey, Delivery]:
-        """Change what is in the partitions that this node holds."""
+        """Change deliveries in the partitions that this node holds."""
         found: dict[DeliveryKey, Delivery] = {}
         for held in self._held():
             if remaining := [key for key in keys if key not in found]:
@@ -522,7 +528,7 @@ class NodeStore:
                 yield chunk
 
     async def _elsewhere(self, message_id: MessageId) -> tuple[QueueReads, Message]:
-        """Return the message in another node's partition. Raises MessageNotFoundError."""
+        """Find a message in another node's partition. Raises MessageNotFoundError."""
 
         async def found(reads: QueueReads) -> tuple[QueueReads, Message] | None:
             with contextlib.suppress(MessageNotFoundError):
@@ -535,7 +541,9 @@ class NodeStore:
         raise MessageNotFoundError(f"no message {message_id}")
 
     async def _asked(self, ask: Callable[[QueueReads], Awaitable[T]]) -> AsyncIterator[T]:
-        """Ask the partition of each other node. One that is adopted or taken meanwhile is asked again."""
+        """Call `ask` with the reads of each other node's partition. Repeat it if the partition is adopted or
+        taken during the call.
+        """
         for node in list(self._others):
             while True:
                 reads = await self._reads_of(node)
@@ -594,7 +602,7 @@ class NodeStore:
     async def _walk(
         self, node: int, queue: QueueName | None, wanted: Wanted, after: DeliveryKey | None
     ) -> AsyncGenerator[Delivery, None]:
-        """Yield the deliveries of one partition, which may be adopted, left or lost meanwhile."""
+        """Yield the deliveries of one partition, which may be adopted, dropped or lost during the scan."""
         while True:
             reads = await self._lists_of(node)
             walk = reads.scan(queue, wanted=wanted, after=after)
@@ -611,16 +619,16 @@ class NodeStore:
                     await walk.aclose()
 
     async def _lists_of(self, node: int) -> LevelDbStore | QueueReads:
-        """Return what lists the deliveries of a partition at present."""
+        """Return the object that lists the deliveries of a partition at present."""
         for held in self._held():
             if held.node == node:
                 return held.queue
         return await self._reads_of(node)
 
-    # --- what is known of all of it
+    # --- the whole queue
 
     def counts(self) -> dict[QueueName, QueueCounts]:
-        """Of the mail that this node delivers: the sum over nodes is the queue."""
+        """Count the mail that this node delivers. The sum over all nodes is the queue."""
         total: dict[QueueName, QueueCounts] = {}
         for held in self._held():
             for queue, counts in held.queue.counts().items():
@@ -682,11 +690,11 @@ async def open_nodes(
     wait: Wait = asyncio.sleep,
     min_free_space: int = 0,
 ) -> NodeStore:
-    """Open the queue of this node. `directory` is where this machine keeps what it has seen of the engine's
-    partitions; `preferred` is the number that the configuration gives to the node, if it does. The other
-    nodes are looked at each `every` seconds; `wait` returns when they are over, or another node has left.
+    """Open the queue of this node. `directory` is where this machine records the engine's partitions that it
+    has seen. `preferred` is the configured number of the node, if any. The other nodes are checked every
+    `every` seconds. `wait` returns after that time, or earlier if another node has left.
 
-    Raises StoreOpenError and StoreError; nothing is left open then.
+    Raises StoreOpenError and StoreError, in which case nothing is left open.
     """
     nodes = NodeStore(
         engine,

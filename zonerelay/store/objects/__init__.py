@@ -1,1 +1,1 @@
-"""Ordered keys in objects that are never changed: a directory, or a bucket of S3."""
+"""Ordered keys in immutable objects, in a directory or an S3 bucket."""

@@ -1,7 +1,7 @@
-"""Tells other relays through SQS that a relay has stopped, and hears it from them.
+"""Notifies other relays through SQS that a relay has stopped, and receives such notifications.
 
-An alert brings nothing but a look at the other partitions, which comes anyway a while later. So trouble with
-SQS is logged and stops nothing.
+An alert only triggers a check of the other partitions, which happens later anyway. So a failure of SQS is
+logged and has no other effect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zonerelay.store.objects.client import Bucket
 ALERT = '{"left": true}'
 BATCH = 10
 WAIT = 20
-"""Seconds that one question waits for an alert; the most that SQS allows."""
+"""Seconds that one request waits for an alert. SQS allows no more."""
 PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Alerts:
-    """The alerts of an engine. It listens from the first `wait` on."""
+    """Sends and receives the alerts of an engine. It listens from the first `wait` on."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -33,7 +33,7 @@ class Alerts:
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self, seconds: float) -> None:
-        """Wait for an alert of another relay, at most so long."""
+        """Wait for an alert of another relay for at most `seconds`."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._listen())
         with contextlib.suppress(TimeoutError):
@@ -55,7 +55,7 @@ class Alerts:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     async def say_left(self) -> None:
-        """Stop listening, and tell another relay to look for what this one has left, if it was a node."""
+        """Stop listening, and notify another relay that this one has left its partition, if it was a node."""
         if self._task is None:
             return
         await cancel_all(self._task)

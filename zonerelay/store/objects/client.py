@@ -1,12 +1,14 @@
-"""The object store's client, aiobotocore, and the words in which the spool speaks of it.
+"""Wraps the client of the object store, aiobotocore, and translates its errors.
 
-The only module that knows aiobotocore. One method is one request, or a few when the service said that it has
-done nothing. A question (a read, a listing) that the service fails at is asked again, also when a kept
-connection ends instead of an answer: S3 answers some with 500 and says so in its documentation. A change
-never is, by no library either: one that arrives late would undo what was written meanwhile. Errors say what
-is known: `ConflictError` and `MissingError` are answers; after `UnsureError` it is unknown whether it
-happened, and the caller finds out; `RefusedError` is the service's no. Names of keys and what the service
-says about them may be in the texts, secrets and addresses of people are not.
+This is the only module that uses aiobotocore. One method sends one request, or a few if the service reports
+that it has done nothing. A failed read or listing is repeated, also if a reused connection closes instead of
+a response, because S3 answers some requests with 500, as its documentation says. A change is never repeated,
+neither here nor by a library, because a late one would overwrite newer data.
+
+Errors state what is known: `ConflictError` and `MissingError` are answers of the service. After `UnsureError`
+it is unknown whether the change happened, and the caller must find out. `RefusedError` means that the service
+refused. Texts may contain names of keys and messages of the service, but no secrets and no addresses of
+people.
 """
 
 from __future__ import annotations
@@ -37,16 +39,16 @@ from zonerelay.store.contract import (
 from zonerelay.store.surroundings import ReadSecret
 
 ATTEMPTS = 3
-"""How often something is asked for that the service says it has not done."""
+"""The number of attempts for requests that the service reports as not done."""
 PAUSE = 0.1
 PAGE_KEYS = 1000
 LAST_PATIENCE = 1.0
 READ_AGAIN = 10.0
-"""Seconds between two looks for credentials where the tools of AWS have theirs, while requests are denied."""
+"""Seconds between two searches for credentials in the places of the AWS tools, while requests are denied."""
 WINDOW = 16 * CHUNK_SIZE
-"""Octets of a body that are read together."""
+"""The bytes of a body that one request reads."""
 SLOWEST = 256 * 1024
-"""Octets a second of the slowest way to a service: large requests may take that much longer."""
+"""The lowest expected transfer rate in bytes per second. Large requests are allowed that much more time."""
 
 _BUSY = frozenset(
     {"SlowDown", "503", "ServiceUnavailable", "Throttling", "TooManyRequests", "RequestLimitExceeded"}
@@ -54,40 +56,42 @@ _BUSY = frozenset(
 _NOT_DONE = frozenset({"ConditionalRequestConflict", "OperationAborted"})
 _QUESTIONS = frozenset({"get_object", "list_objects_v2"})
 _DENIED = frozenset({400, 401, 403})
-"""Answers to a key that is not, or no longer, known; the codes differ between services."""
+"""Responses to an unknown or revoked key. The codes differ between services."""
 _FULL = frozenset({"QuotaExceeded", "EntityTooLarge", "507", "InsufficientStorage"})
 
 
 class UnsureError(StoreLostError):
-    """No answer, or one that says nothing: it may have happened."""
+    """There was no response, or an inconclusive one. The change may have happened."""
 
 
 class RefusedError(StoreError):
-    """The service will not, and did not."""
+    """The service has refused the request and done nothing."""
 
 
 class ConflictError(StoreError):
-    """The object is not what the condition says."""
+    """The object does not meet the condition of the request."""
 
 
 class MissingError(StoreError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 @functools.cache
 def _session() -> AioSession:
-    """Shared: it reads the description of the whole service, which takes a tenth of a second."""
+    """Return a shared session. Creating one loads the description of the whole service, which takes a tenth
+    of a second.
+    """
     session = AioSession()
-    # No caller uses the time of a write, and parsing it for each row is two thirds of the cost of a listing.
-    # The end of credentials is a text then, which the client takes, too.
+    # Parsing timestamps takes two thirds of the time of a listing, and no caller uses them. The expiry of
+    # credentials is then a text too, which the client accepts.
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
     return session
 
 
 class _AskingOnce(AIOHTTPSession):
-    """The way to the service, without aiohttp's own second attempt at a PUT or a DELETE.
+    """The HTTP session, without aiohttp's own second attempt at a PUT or a DELETE.
 
-    `ca_file` is read again when it has changed.
+    `ca_file` is loaded again after a change.
     """
 
     _authorities: FileState = ()
@@ -95,7 +99,7 @@ class _AskingOnce(AIOHTTPSession):
     async def _get_session(self, proxy_url: str | None) -> aiohttp.ClientSession:
         if isinstance(self._verify, str) and (state := file_state(self._verify)) != self._authorities:
             self._authorities = state
-            # Requests that use the sessions from before go on; they are closed with the client.
+            # Requests that use the old sessions continue. The sessions are closed with the client.
             self._sessions.clear()
         session = await super()._get_session(proxy_url)
         session._retry_connection = False
@@ -103,7 +107,9 @@ class _AskingOnce(AIOHTTPSession):
 
 
 class Bucket:
-    """Without an access key the client looks for one where the tools of AWS do."""
+    """A bucket of the object store. Without an access key the client searches for one in the places of the
+    AWS tools.
+    """
 
     def __init__(self, settings: S3Settings, read_secret_key: ReadSecret) -> None:
         self._settings = settings
@@ -113,12 +119,12 @@ class Bucket:
         self._opened_at = 0.0
         self._opening = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
-        self._client: Any = None  # Any: a client's methods are made when it is
+        self._client: Any = None  # Any: the methods of a client are created at run time
         self._queue: Any = None  # Any: as above
         self._slots = asyncio.Semaphore(settings.max_requests)
 
     async def open(self) -> None:
-        """Makes no request. Raises RefusedError, or StoreOpenError."""
+        """Create the client without a request. Raises RefusedError, or StoreOpenError."""
         self._secret_key = await FILES.run(self._read_secret_key)
         self._opened_at = asyncio.get_running_loop().time()
         try:
@@ -139,7 +145,7 @@ class Bucket:
             addressing = Addressing.PATH if settings.endpoint_url else Addressing.VIRTUAL
         config = AioConfig(
             s3={"addressing_style": addressing.value},
-            # What may be asked again is decided here: a condition must not be answered twice.
+            # Retries are decided here, because a conditional request must not be repeated.
             retries={"total_max_attempts": 1},
             http_session_cls=_AskingOnce,
             connect_timeout=settings.timeout,
@@ -147,7 +153,7 @@ class Bucket:
             max_pool_connections=settings.max_requests,
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            # What costs time for each request and says nothing.
+            # These options cost time for each request and have no use here.
             user_agent="zonerelay",
             parameter_validation=False,
         )
@@ -170,9 +176,9 @@ class Bucket:
         await self._stack.aclose()
 
     async def _open_again(self) -> None:
-        """Makes new clients when the service has denied a request and other credentials may be there since.
+        """Create new clients if the service has denied a request and the credentials may have changed since.
 
-        The old ones end with the bucket: requests of theirs may be under way.
+        The old ones are closed with the bucket, because their requests may be active.
         """
         async with self._opening:
             if not self._may_be_old:
@@ -183,31 +189,31 @@ class Bucket:
                     if await FILES.run(self._read_secret_key) == self._secret_key:
                         return
                 except StoreOpenError:
-                    return  # a file that is being replaced: the next denial asks for it again
+                    return  # the file is being replaced; the next denial triggers another attempt
             elif asyncio.get_running_loop().time() < self._opened_at + READ_AGAIN:
                 return
             else:
-                _session.cache_clear()  # it remembers what it has found
+                _session.cache_clear()  # the session caches the credentials
             await self.open()
 
     # --- objects
 
     async def put(self, key: str, data: bytes, *, new: bool = False) -> None:
-        """Writes an object. With `new` only where no object is; raises ConflictError."""
+        """Write an object. With `new` raise ConflictError if it exists."""
         await self._ask("put_object", Key=key, Body=data, **({"IfNoneMatch": "*"} if new else {}))
 
     async def get(self, key: str, first: int = 0, length: int = 0) -> bytes:
-        """Reads `length` bytes from `first` on; a `length` of 0 reads the whole. Raises MissingError."""
+        """Read `length` bytes from `first` on, or the whole object if `length` is 0. Raises MissingError."""
         part = {"Range": f"bytes={first}-{first + length - 1}"} if length else {}
         data: bytes = (await self._ask("get_object", Key=key, **part))["Body"]
         return data
 
     async def delete(self, key: str) -> None:
-        """Removes an object, which need not exist."""
+        """Remove an object, which need not exist."""
         await self._ask("delete_object", Key=key)
 
     async def pages(self, prefix: str) -> AsyncIterator[list[str]]:
-        """Lists the keys of objects page by page, in their order."""
+        """Yield the keys of objects page by page, in order."""
         more: dict[str, str] = {}
         while True:
             answer = await self._ask("list_objects_v2", Prefix=prefix, MaxKeys=PAGE_KEYS, **more)
@@ -219,25 +225,27 @@ class Bucket:
     # --- how the bucket is configured
 
     async def is_versioned(self) -> bool:
-        """Return whether versions are kept. False when the service does not say."""
+        """Return whether the bucket is versioned. Return false if the service does not report that."""
         with contextlib.suppress(StoreError):
             return (await self._ask("get_bucket_versioning")).get("Status") == "Enabled"
         return False
 
     async def retention(self) -> bool:
-        """Return whether each new object is locked for a while. False when the service does not say."""
+        """Return whether each new object is locked for some time. Return false if the service does not report
+        that.
+        """
         with contextlib.suppress(StoreError):
             answer = await self._ask("get_object_lock_configuration")
             return "Rule" in answer.get("ObjectLockConfiguration", {})
         return False
 
-    # --- the queue that alerts others
+    # --- the queue for alerts
 
     async def send(self, text: str) -> None:
         await self._ask_queue("send_message", MessageBody=text)
 
     async def receive(self, count: int, wait: int) -> list[tuple[str, str]]:
-        """Returns texts, each with the receipt that `forget` takes."""
+        """Return received texts, each with the receipt for `forget`."""
         answer = await self._ask_queue("receive_message", MaxNumberOfMessages=count, WaitTimeSeconds=wait)
         return [(row["Body"], row["ReceiptHandle"]) for row in answer.get("Messages", [])]
 
@@ -249,7 +257,7 @@ class Bucket:
     async def _ask(self, verb: str, **what: object) -> dict[str, Any]:  # Any: as the service answers
         body = what.get("Body", b"")
         octets = WINDOW if verb == "get_object" else len(body) if isinstance(body, bytes) else 0
-        # The client's own limits are on single reads and do not count while it waits to write.
+        # The client's own timeouts apply to single reads, and not while it waits to write.
         seconds = self._settings.timeout + octets / SLOWEST
         if self._may_be_old:
             await self._open_again()
@@ -298,12 +306,12 @@ class Bucket:
 
 
 def _without_expect(params: dict[str, Any], **_: object) -> None:  # Any: what the client sends
-    """Waiting for 100 Continue before each body would be one more round trip for each message."""
+    """Remove the header Expect. Waiting for 100 Continue would cost another round trip for each body."""
     params["headers"].pop("Expect", None)
 
 
 class _NotDoneError(StoreError):
-    """The service has done nothing, now; later it may."""
+    """The service has done nothing, and a later attempt may succeed."""
 
 
 def _explain(response: dict[str, Any], verb: str, *, asks: bool) -> StoreError:  # Any: as the service answers
@@ -317,7 +325,7 @@ def _explain(response: dict[str, Any], verb: str, *, asks: bool) -> StoreError: 
         return ConflictError(said)
     if code == "NoSuchBucket":
         return RefusedError(said)
-    if status in (404, 416):  # there, but not as far as that
+    if status in (404, 416):  # it exists, but is shorter
         return MissingError(said)
     return _explain_refusal(code, status, said)
 

@@ -1,11 +1,12 @@
-"""Keeps objects as files: a draft is written and synced, linked to its name, and the directory is synced.
+"""Stores objects as files. A temporary file is written and synced, linked to its name, and the directory is
+synced.
 
-`link` fails where a file is, so two writers cannot both make one. A draft that a crash has left is nothing;
-it is removed when it is listed and has not been touched for a minute. Room that is kept back (`reserve`) is
-given up for what makes room.
+`link` fails if the name exists, so only one of two writers can create a file. A temporary file that a crash
+has left is ignored, and removed when it is listed and was not modified for a minute. Reserved space
+(`reserve`) is released for writes that free space.
 
-Values have names that no other value has and that no batch names yet, so they need no draft. They may have a
-directory of their own.
+Values have unique names that no batch refers to yet, so they need no temporary file. They may have a separate
+directory.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from zonerelay.store.objects.index import Span
 from zonerelay.store.objects.objects import Object, checked_values
 
 THREADS = 8
-"""Syncs of several files at once cost little more than one."""
+"""Concurrent syncs of several files cost little more than one."""
 STALE = 60.0
 PAGE = 1000
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -40,8 +41,8 @@ T = TypeVar("T")
 
 
 class DirectoryPlace:
-    """The objects below one directory. `values` is the directory for the values of the one node that has this
-    place. A reader makes, keeps back and removes nothing.
+    """The objects below one directory. `values` is the directory for the values of the only node. A reader
+    creates, reserves and removes nothing.
     """
 
     is_conditional = True
@@ -55,7 +56,7 @@ class DirectoryPlace:
         self._reserve = reserve
         self._ballast = Ballast(directory, reserve)
         self._unsynced: set[Path] = set()
-        """Directories with new names of values."""
+        """Directories with new names of values that are not synced."""
         if not is_reader:
             with translated():
                 durable.make_directory(directory)
@@ -114,7 +115,9 @@ class DirectoryPlace:
         self._unsynced.update(self._path(name).parent for name, _ in values)
 
     def _writes(self, values: Sequence[Object], *, makes_room: bool) -> list[Callable[[], None]]:
-        """Return what several threads do to make the values' content durable."""
+        """Return functions that make the content of values durable when they are called in several
+        threads.
+        """
 
         def write(some: Sequence[Object]) -> None:
             for name, pieces in some:
@@ -126,7 +129,7 @@ class DirectoryPlace:
         return self._ballast.make_way(act) if makes_room else act()
 
     async def _all(self, acts: Sequence[Callable[[], None]]) -> None:
-        """Raise the first error when none runs any more."""
+        """Run all functions, and raise the first error after all have ended."""
         for each in await asyncio.gather(*map(self._run, acts), return_exceptions=True):
             if isinstance(each, BaseException):
                 raise each
@@ -186,7 +189,7 @@ class DirectoryPlace:
             with translated():
                 for path in map(self._path, names):
                     path.unlink(missing_ok=True)
-                    if path.name == "end":  # the last of a snapshot
+                    if path.name == "end":  # the last object of a snapshot
                         with contextlib.suppress(OSError):
                             path.parent.rmdir()
 
@@ -214,7 +217,7 @@ class DirectoryPlace:
 
 
 def _write(path: Path, pieces: Sequence[bytes]) -> None:
-    """Make the content of a file durable. Its name is so once its directory was synced."""
+    """Make the content of a file durable. Its name becomes durable when its directory is synced."""
     with translated():
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, durable.PRIVATE)
@@ -224,7 +227,7 @@ def _write(path: Path, pieces: Sequence[bytes]) -> None:
         try:
             left = sum(map(len, pieces)) - os.writev(file, pieces)
             rest = memoryview(b"".join(pieces) if left else b"")[-left:]
-            while rest:  # as on a disk that is almost full
+            while rest:  # a short write, as on an almost full disk
                 rest = rest[os.write(file, rest) :]
             os.fsync(file)
         finally:
@@ -241,7 +244,7 @@ def _link(draft: Path, path: Path) -> None:
 
 
 def _drop(draft: Path) -> None:
-    """A draft that stays is removed when it is listed."""
+    """Remove a temporary file. If that fails, it is removed when it is listed."""
     with contextlib.suppress(OSError):
         draft.unlink()
 

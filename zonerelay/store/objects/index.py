@@ -1,9 +1,9 @@
-"""The index of a log of objects: a LevelDB of this machine that is not synced and can be thrown away.
+"""Indexes a log of objects in a local LevelDB, which is not synced and can be deleted at any time.
 
-It holds the keys of one partition as they are after one entry of its log, and which entry that was. Each
-value begins with a byte that says whether it is here or an object of its own. Rows that begin with NUL are
-the index's own. An index of an earlier boot of the machine, or one that cannot be read, is empty when it is
-opened. Everything blocks.
+It contains the keys of one partition after one entry of its log, and the number of that entry. The first byte
+of each value shows whether the value follows or is in a separate object. Rows that begin with NUL belong to
+the index itself. An index from before the machine's last boot, or an unreadable one, is emptied when it is
+opened. Every method blocks.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class LogState(msgspec.Struct, frozen=True, array_like=True):
-    """The entry of the log that was applied last, what the log said by then, and bytes: of the log since its
-    last snapshot, and of all live rows.
+    """The state of the log after the last applied entry, with the bytes of the log since its last snapshot,
+    and of all live rows.
     """
 
     slot: int = 0
@@ -46,14 +46,14 @@ class LogState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Changes(NamedTuple):
-    """First the ranges are emptied. None removes a key."""
+    """The changes of one entry. The ranges are emptied first. None removes a key."""
 
     changes: Sequence[tuple[bytes, bytes | None]]
     ranges: Sequence[tuple[bytes, bytes]]
 
 
 class Span(NamedTuple):
-    """Where a value is that is not in the index itself: bytes of an object, and their CRC-32."""
+    """The location of a value outside of the index: a range of bytes in an object, and their CRC-32."""
 
     name: str
     first: int
@@ -62,7 +62,7 @@ class Span(NamedTuple):
 
 
 def small(value: bytes) -> bytes:
-    """Return the stored form of a value that is in the index itself."""
+    """Return the stored form of a value that is in the index."""
     return SMALL + value
 
 
@@ -78,7 +78,7 @@ def span_of(stored: bytes) -> Span | None:
 
 
 def name_of(stored: bytes) -> str:
-    """Return the name of the object that has the value, or ""."""
+    """Return the name of the object that contains the value, or ""."""
     return stored[1 + _SPAN.size :].decode() if stored[:1] == LARGE else ""
 
 
@@ -87,10 +87,10 @@ def size_of(stored: bytes) -> int:
 
 
 class ObjectIndex(Database):
-    """One partition's index."""
+    """The index of one partition."""
 
     def open(self, anew: bool = False) -> LogState:
-        """Open the index, and return what it is an index of. Raises StoreError."""
+        """Open the index, and return the state of the log that it represents. Raises StoreError."""
         if not anew:
             with contextlib.suppress(StoreError, *FAILURES, msgspec.MsgspecError, OSError):
                 self._db = connect(self.path, write_buffer=_WRITE_BUFFER)
@@ -101,7 +101,7 @@ class ObjectIndex(Database):
         return LogState()
 
     def clear(self) -> None:
-        """Make it anew."""
+        """Delete the index and create an empty one."""
         self._close()
         with self._translated():
             shutil.rmtree(self.path, ignore_errors=True)
@@ -123,8 +123,8 @@ class ObjectIndex(Database):
             batch.write()
 
     def apply(self, made: Changes, state: LogState, is_beginning: bool) -> tuple[LogState, list[str]]:
-        """Apply one entry of the log. Returns the state, and the names of the objects that nothing names
-        now.
+        """Apply one entry of the log. Return the new state, and the names of the objects that no row refers
+        to any more.
         """
         live, emptied = state.live, set[bytes]()
         made_names, gone_names = Counter[str](), Counter[str]()
@@ -161,7 +161,7 @@ class ObjectIndex(Database):
         return state, dropped
 
     def _count_names(self, batch: AtomicBatch, made: Counter[str], gone: Counter[str]) -> list[str]:
-        """Note how many rows name each object. Returns those that none names now."""
+        """Count the rows that refer to each object. Return the objects without any."""
         dropped: list[str] = []
         for name in made.keys() | gone.keys():
             key = _NAME + name.encode()
@@ -174,7 +174,7 @@ class ObjectIndex(Database):
         return dropped
 
     def load(self, rows: Sequence[Row]) -> None:
-        """Take in a piece of a snapshot."""
+        """Add a part of a snapshot."""
         with self._unsynced() as batch:
             for key, value in rows:
                 batch.put(key, value)
@@ -182,7 +182,7 @@ class ObjectIndex(Database):
             self._count_names(batch, names, Counter())
 
     def begin(self, state: LogState, beginnings: Sequence[int]) -> None:
-        """All pieces of a snapshot are there: it is an index from here on."""
+        """Make the index valid after all parts of a snapshot were added."""
         with self._unsynced() as batch:
             for slot in beginnings:
                 batch.put(b"%b%016d" % (_BEGINNING, slot), b"")
@@ -191,7 +191,7 @@ class ObjectIndex(Database):
     # --- reading
 
     def page(self, wanted: KeyRange, rows: int, values: bool) -> tuple[list[Row], bool]:
-        """Return rows as they are stored, and whether the range has no more."""
+        """Return rows in their stored form, and whether the range has no more."""
         found: list[Row] = []
         octets = PAGE_OCTETS
         for key, stored in self.rows(*wanted, limit=rows + 1):
@@ -202,7 +202,7 @@ class ObjectIndex(Database):
         return found, True
 
     def piece(self, start: bytes, size: int, view: View) -> list[Row]:
-        """Return rows of about that many bytes, for a snapshot."""
+        """Return rows of about `size` bytes for a snapshot."""
         found: list[Row] = []
         for key, stored in self.rows(start, limit=2**62, view=view):
             found.append((key, stored))
@@ -217,7 +217,7 @@ class ObjectIndex(Database):
         return [int(key[len(_BEGINNING) :]) for key, _ in self.rows(_BEGINNING, end, limit=2**62)]
 
     def names(self) -> list[str]:
-        """Return all objects that rows have their values in."""
+        """Return the names of all objects that rows refer to."""
         end = _NAME[:-1] + bytes([_NAME[-1] + 1])
         return [key[len(_NAME) :].decode() for key, _ in self.rows(_NAME, end, limit=2**62)]
 
@@ -226,5 +226,5 @@ class ObjectIndex(Database):
         return {key.split(b" ")[-2] for key, stored in rows if name_of(stored) in names and b" " in key}
 
     def are_named(self, names: Sequence[str]) -> list[bool]:
-        """Return whether any row has its value in the object of that name."""
+        """Return for each name whether any row refers to that object."""
         return [self.get(_NAME + name.encode()) is not None for name in names]

@@ -1,30 +1,32 @@
-"""Keeps keys as immutable objects in a directory or a bucket: a log of batches, snapshots, and large values.
+"""Stores keys as immutable objects in a directory or a bucket: a log of batches, snapshots, and large values.
 
-    mark                           the name of this store
-    once/HASH                      a key that is reserved over all nodes
-    nodes/N/log/SLOT               one entry: a batch, or the beginning of an epoch
-    nodes/N/values/KEY.EPOCH-BATCH-I   large values of neighbouring keys, one after the other
-    nodes/N/snapshot/SLOT/PIECE    the keys as they were after that entry; `end` is made last
-    beats/N                        replaced by the writer again and again: that it lives, and how far it is
+    mark                              the name of this store
+    once/HASH                         a key that is reserved over all nodes
+    nodes/N/log/SLOT                  one entry: a batch, or the beginning of an epoch
+    nodes/N/values/KEY.EPOCH-BATCH-I  large values of neighbouring keys, one after the other
+    nodes/N/snapshot/SLOT/PIECE       the keys as of that entry; `end` is created last
+    beats/N                           a heartbeat: the writer replaces it repeatedly with its position
 
-Large values are made before the batch that names them, as they are; their checksums are in the batch.
+Large values are created before the batch that refers to them, unencoded. Their checksums are in the batch.
 
-An object is made only where none is. Who makes the next entry of a log is its writer; an heir makes an entry
-that begins an epoch, and the former writer's next batch meets it. Such entries are never removed: a writer
-that stood still for days must find one where it goes on, and not a free slot below a snapshot. Everything
-else below the last whole snapshot is removed.
+An object is only created if its name does not exist. The process that creates the next entry of a log is its
+writer. A node that takes over creates an entry that begins an epoch, and the former writer's next batch
+conflicts with it. Such entries are never removed: a writer that was stopped for days must find one at its
+next slot, and not a free slot below a snapshot. All other objects below the last complete snapshot are
+removed.
 
-A place without that condition is for one writer at a time. There the name of an entry also says its epoch and
-that of the entry before it, so that one which lands late stands beside the log: the log is what leads back
-from the highest slot.
+A place without conditional creation is for one writer at a time. There the name of an entry also contains its
+epoch and that of the entry before it, so an entry that arrives late is not part of the log. The log consists
+of the entries that lead back from the highest slot.
 
-Reads are answered from an index, a LevelDB of this machine that is not synced. It is rebuilt from the last
-snapshot and the log whenever it is in doubt: after a power cut, a failed write, or for another log than it
-was made from. Listings may lag behind: only a place without conditions is asked for entries by them.
+Reads use an index, a local LevelDB that is not synced. It is rebuilt from the last snapshot and the log
+whenever it may be wrong: after a power cut, after a failed write, or if it belongs to another log. Listings
+may be outdated, so entries are searched with them only in a place without conditions.
 
-The lease of another node is over when its beat was not seen to change for `lease` seconds of this machine's
-clock. Failure: an entry without an answer may exist; `enter` reads the log to its end first. A gap in the log
-that no snapshot covers, or a log that is shorter than the beat says, is an error, and nothing is written.
+The lease of another node has ended if its heartbeat did not change for `lease` seconds of this machine's
+clock. On failure: an entry without a response may exist, so `enter` first reads the log to its end. A gap in
+the log that no snapshot covers, or a log that is shorter than the heartbeat states, is an error, and nothing
+is written.
 """
 
 from __future__ import annotations
@@ -72,22 +74,24 @@ from zonerelay.store.objects.index import (
 
 LARGE_VALUE = 16 * 1024
 SWEEP = 24 * 3600.0
-"""Seconds between two looks for objects that nothing needs."""
+"""Seconds between two searches for unused objects."""
 SETTLING = 0.2
-"""Seconds after which a beat without conditions is looked at once more: who wrote last is the writer."""
+"""Seconds after which a heartbeat without conditions is read once more. The process that wrote last is the
+writer.
+"""
 AHEAD = 8
-"""Objects that are read or made at once."""
+"""The number of objects that are read or created at once."""
 LEAST_LOG = 8 * 1024 * 1024
-"""Bytes of a log before a snapshot is worth while."""
+"""The smallest size of a log, in bytes, that is replaced by a snapshot."""
 SHARE = 2
-"""A snapshot is made when the log is this many times what is live: each byte is written twice more at
-most.
+"""A snapshot is made when the log has this many times the size of the live data. So each byte is written at
+most twice more.
 """
 PIECE = 1024 * 1024
 MOST_SPANS = 10_000
-"""Rows of large values that are kept in memory."""
+"""The number of rows of large values that are kept in memory."""
 MOST_OBJECT = 1024 * 1024
-"""Bytes of the values that are put into one object."""
+"""The largest total size, in bytes, of the values in one object."""
 
 _NUMBER = re.compile("[-/]")
 _UNFIT = re.compile(r"[^A-Za-z0-9]+")
@@ -99,39 +103,43 @@ _log = logging.getLogger("zonerelay.store")
 
 
 Object = tuple[str, Sequence[bytes]]
-"""A name, and its content in pieces."""
+"""A name, and its content in chunks."""
 
 
 class ObjectPlace(Protocol):
-    """Where objects are. Every method raises StoreError; after one of `create` the object may exist."""
+    """The storage of objects. Every method raises StoreError. After an error of `create` the object may
+    exist.
+    """
 
     is_conditional: bool
-    """Whether `create` finds an object that is there. Otherwise it replaces it, and there is one writer."""
+    """Whether `create` detects an existing object. Otherwise it replaces it, and there must be only one
+    writer.
+    """
 
     async def create(
         self, name: str, data: bytes, *, values: Sequence[Object] = (), makes_room: bool = False
     ) -> bool:
-        """Make a durable object where none is. False: there is one. The `values` are durable before it is
-        there. With `makes_room` room that was kept back may be used.
+        """Create a durable object, and return false if it exists already. The `values` are durable before it
+        exists. With `makes_room` reserved space may be used.
         """
 
     async def store(self, values: Sequence[Object]) -> None:
-        """Make objects of names that are in use nowhere, durable when the next `create` is. After an error
-        each of them may exist; none is being made any more.
+        """Create objects with unused names, which become durable with the next `create`. After an error each
+        of them may exist, but none is still being created.
         """
 
     async def replace(self, name: str, data: bytes) -> None:
-        """Make an object, or replace one."""
+        """Create or replace an object."""
 
     async def read(self, name: str) -> bytes | None: ...
 
     async def read_values(self, name: str, spans: Sequence[Span]) -> list[bytes] | None:
-        """Return values that lie one after the other in an object, as `checked_values` does. None: there is
-        no such object.
+        """Return consecutive values in an object, checked as in `checked_values`, or None if the object does
+        not exist.
         """
 
     def names(self, prefix: str) -> AsyncIterator[list[str]]:
-        """Yield the names that begin with `prefix`, in any order. What was made just now may be missing."""
+        """Yield the names that begin with `prefix`, in any order. Very new objects may be missing."""
 
     async def remove(self, names: Sequence[str]) -> None:
         """Remove objects, which need not exist."""
@@ -152,7 +160,9 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):
-    """A sign of life. `slot` is the last entry of the log by then, `snapshot` that of its last snapshot."""
+    """A heartbeat. `slot` is the last entry of the log at that time, and `snapshot` that of its last
+    snapshot.
+    """
 
     epoch: int = 0
     writer: str = ""
@@ -178,8 +188,8 @@ def is_large(key: bytes, value: bytes) -> bool:
 
 
 class ObjectEngine:
-    """The partitions of one place. `index` is the directory of this machine for the indexes of this
-    process; `is_apart` says which values are in objects of their own.
+    """The partitions in one place. `index` is the local directory for the indexes of this process. `is_apart`
+    returns whether a value is stored in a separate object.
     """
 
     def __init__(
@@ -192,8 +202,8 @@ class ObjectEngine:
         is_apart: Callable[[bytes, bytes], bool] = is_large,
         forgive: Callable[[str, str], None] | None = None,
     ) -> None:
-        """`forgive` is for repairs: it is told of each entry of a log that is damaged or missing, which then
-        counts as an empty one.
+        """Create the engine. `forgive` is for repairs: it is called with each damaged or missing entry of a
+        log, which then counts as empty.
         """
         self.is_apart = is_apart
         self.forgive = forgive
@@ -202,16 +212,18 @@ class ObjectEngine:
         self.clock = clock
         self.lease = lease
         self.indexes: set[Path] = set()
-        """Those that are in use."""
+        """The directories that are in use."""
         self.fresh_for = 0.0
-        """Seconds in which reads of other nodes' partitions may go by what was found before."""
+        """Seconds in which reads of other nodes' partitions may use the last known state."""
         self._seen: dict[int, tuple[Beat | None, float]] = {}
 
     def keeper(self, node: int) -> ObjectKeys:
         return ObjectKeys(self, node)
 
     def take_index(self, node: int) -> Path:
-        """Return a directory for an index of a node's partition. The first has the same at the next start."""
+        """Return a directory for an index of a node's partition. The first one is the same after a
+        restart.
+        """
         number = 0
         while (path := self.index / (f"{node}.{number}" if number else f"{node}")) in self.indexes:
             number += 1
@@ -235,9 +247,9 @@ class ObjectEngine:
         return None if data is None else unpacked(data, Beat, f"beats/{node}")
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
-        """Give the key of the whole store this value until then (seconds of the epoch), unless it has one.
-        Return what it has had before, or None. Durable. An object that has expired gets a successor, which
-        only one node can make.
+        """Reserve a key of the whole store with this value until `until` (Unix time), unless it has a value.
+        Return the existing value, or None. The reservation is durable. An expired object gets a successor,
+        which only one node can create.
         """
         name = _once(key)
         while True:
@@ -251,7 +263,7 @@ class ObjectEngine:
                 name = f"{name}-{held.until:.6f}"
 
     async def unreserve(self, key: bytes, value: bytes) -> None:
-        """Free the key, if it has this value."""
+        """Remove the reservation of a key if it has this value."""
         name = _once(key)
         while (held := await self._reserved(name)) is not None:
             if held.value == value and held.until > self.clock.now():
@@ -264,7 +276,7 @@ class ObjectEngine:
         return None if data is None else unpacked(data, ReservedKey, name)
 
     async def forget_reserved(self) -> None:
-        """Remove the objects of keys that have expired. Raises StoreError."""
+        """Remove the objects of expired keys. Raises StoreError."""
         async for names in self.place.names("once/"):
             for first in range(0, len(names), AHEAD):
                 some = sorted(names[first : first + AHEAD])
@@ -277,7 +289,9 @@ class ObjectEngine:
                 await self.place.remove([name for name in some if _stem(name) not in held])
 
     def is_over(self, node: int, beat: Beat | None) -> bool:
-        """Return whether the lease of a node is over, as this process has seen its beats."""
+        """Return whether the lease of a node has ended, judging by the heartbeats that this process has
+        seen.
+        """
         now = self.clock.boottime()
         seen, since = self._seen.get(node, (None, 0.0))
         if node not in self._seen or seen != beat:
@@ -290,7 +304,7 @@ class ObjectEngine:
 
 
 class ObjectKeys:
-    """One partition. Until it is entered, each read brings the index up to date first."""
+    """One partition. Before it is entered, each read first updates the index."""
 
     def __init__(self, engine: ObjectEngine, node: int) -> None:
         self._engine = engine
@@ -312,12 +326,12 @@ class ObjectKeys:
         self._snapshot: asyncio.Task[None] | None = None
         self._stages = 0
         self._staged: dict[bytes, bytes] = {}
-        """Rows whose values are stored, for the next batch."""
+        """Rows for the next batch whose values are stored."""
         self._being_staged: set[str] = set()
         self._spans: dict[bytes, bytes] = {}
-        """Rows of large values that were made lately."""
+        """Rows of large values that were created recently."""
         self._in_doubt: list[str] = []
-        """Objects of batches that failed: they are removed unless the batch was made after all."""
+        """Objects of failed batches. They are removed unless the batch was stored after all."""
 
     # --- reading
 
@@ -341,7 +355,7 @@ class ObjectKeys:
         return await self._ask(ObjectIndex.last_key, start, end)
 
     async def _ask(self, function: Callable[[ObjectIndex, *Ts], T], *args: *Ts) -> T:
-        """Ask the index. A reader brings it up to date first; no other one makes it anew meanwhile."""
+        """Query the index. A reader updates it first, and no other caller may rebuild it during the query."""
         if self._epoch:
             return await self._threads.read(function, *args)
         async with self._turn:
@@ -351,7 +365,7 @@ class ObjectKeys:
             return await self._threads.read(function, *args)
 
     async def _whole(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[bytes | None]:
-        """Return the values of rows as they are stored."""
+        """Return the values of stored rows."""
         found: list[bytes | None] = []
         for first in range(0, len(rows), AHEAD):
             runs = _runs(rows[first : first + AHEAD])
@@ -360,7 +374,7 @@ class ObjectKeys:
         return found
 
     async def _values(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[bytes | None]:
-        """Return the values of one row, or of several that lie one after the other in one object."""
+        """Return the values of one row, or of several that are consecutive in one object."""
         spans = [span for _, stored in rows if stored is not None and (span := span_of(stored))]
         if not spans:
             return [None if stored is None else stored[1:] for _, stored in rows]
@@ -368,7 +382,7 @@ class ObjectKeys:
         found = await self._place.read_values(name, spans)
         if found is not None:
             return list(found)
-        # Either it was dropped since the index was asked, or it is lost.
+        # Either it was removed after the index was queried, or it is lost.
         self._fresh_until = 0.0
         now = await self._ask(ObjectIndex.get_many, [key for key, _ in rows])
         if any(each is not None and each == stored for each, (_, stored) in zip(now, rows, strict=True)):
@@ -425,10 +439,10 @@ class ObjectKeys:
         return self._as_state(stored)
 
     async def _catch_up(self, ahead: int = 1) -> None:
-        """Bring the index to the end of the log, first by so many entries at once. Raises StoreError.
-
-        Beside a writer, what a snapshot has replaced vanishes between two requests. The beat names the
-        snapshot before that, so an error is one only when the beat still names the same snapshot.
+        """Update the index to the end of the log, and read up to `ahead` entries at once. Raises StoreError.
+        While a writer is active, objects that a snapshot has replaced disappear between two requests. The
+        heartbeat names that snapshot before, so an error is only final if the heartbeat still names the same
+        snapshot.
         """
         while True:
             beat = await self._engine.beat_of(self._node) or Beat()
@@ -475,7 +489,7 @@ class ObjectKeys:
             if not missing and not any(found[count:]):
                 return
             if await self._place.read(names[count]) is not None:
-                continue  # it came while the others were read
+                continue  # it was created while the others were read
             beat = await self._engine.beat_of(self._node) or Beat()
             if forgive is None or not missing or beat.snapshot > self._state.slot + 1:
                 raise self._gap()
@@ -484,7 +498,7 @@ class ObjectKeys:
                 await self._apply_to_index(LogEntry(self._state.batch_epoch, self._state.batch), b"")
 
     async def _following(self, ahead: int) -> list[str]:
-        """Return the names that the next entries have, if there are any."""
+        """Return the names of the next entries, if there are any."""
         slot, epoch = self._state.slot, self._state.epoch
         if self._place.is_conditional:
             return [self._slot(each) for each in range(slot + 1, slot + 1 + ahead)]
@@ -497,13 +511,11 @@ class ObjectKeys:
             at = before
         if at != (slot, epoch):
             raise StoreError(f"the entry {self._slot(*at)} is missing, and later ones exist")
-        # A listing may lack what was made just now.
+        # A listing may lack very new objects.
         return chain[:ahead] or [self._slot(slot + 1, epoch, epoch)]
 
     async def _entries(self, prefix: str) -> AsyncIterator[tuple[int, int, int]]:
-        """Yield what the names of entries say where there are no conditions: slot, epoch, the epoch
-        before.
-        """
+        """Yield slot, epoch and previous epoch from the names of entries in a place without conditions."""
         async for names in self._place.names(prefix):
             for name in names:
                 slot, epoch, before = map(int, name.rpartition("/")[2].split("-"))
@@ -519,7 +531,7 @@ class ObjectKeys:
             return LogEntry(self._state.batch_epoch, self._state.batch)
 
     async def _missing(self) -> range:
-        """Return the slots up to the next entry that is there."""
+        """Return the slots up to the next existing entry."""
         behind: list[int] = []
         async for names in self._place.names(f"{self._base}log/"):
             numbers = (int(_NUMBER.split(name.rpartition("/")[2])[0]) for name in names)
@@ -527,7 +539,9 @@ class ObjectKeys:
         return range(self._state.slot + 1, min(behind, default=0))
 
     async def _fits(self) -> bool:
-        """Return whether the index was made from this log: its last entry is there, or a snapshot of it."""
+        """Return whether the index belongs to this log, because the log has its last entry or a snapshot of
+        it.
+        """
         name = self._slot(self._state.slot)
         if not self._place.is_conditional:
             async for parts in self._entries(f"{name}-{self._state.epoch:06d}-"):
@@ -536,7 +550,7 @@ class ObjectKeys:
         return data is not None and zlib.crc32(data) == self._state.checksum
 
     async def _last_snapshot(self, slot: int = 0) -> SnapshotEnd | None:
-        """Return the last snapshot that is listed, or that of `slot`, which is known to have been made."""
+        """Return the last listed snapshot, or that of `slot`, which is known to exist."""
         async for names in self._place.names(f"{self._base}snapshot/"):
             slots = [int(name.split("/")[-2]) for name in names if name.endswith("/end")]
             slot = max((slot, *slots))
@@ -545,7 +559,7 @@ class ObjectKeys:
         return None if data is None else unpacked(data, SnapshotEnd, name)
 
     async def _rebuild(self, end: SnapshotEnd | None) -> None:
-        """Make the index anew from a snapshot."""
+        """Rebuild the index from a snapshot."""
         await self._threads.read(ObjectIndex.clear)
         self._state = LogState()
         if end is None:
@@ -561,7 +575,7 @@ class ObjectKeys:
         self._state, self._snapshot_slot, self._is_suspect = end.state, end.state.slot, False
 
     async def _apply_to_index(self, entry: LogEntry, data: bytes) -> list[str]:
-        """Returns the names of the values that nothing names any more."""
+        """Apply an entry to the index, and return the names of the values that no row refers to any more."""
         old, is_beginning = self._state, bool(entry.writer)
         state = LogState(
             old.slot + 1,
@@ -585,7 +599,7 @@ class ObjectKeys:
             self._state, dropped = await self._threads.read(ObjectIndex.apply, changes, state, is_beginning)
         except StoreError:
             self._spans.clear()
-            self._is_open, self._is_suspect = False, True  # made anew by the next `enter`
+            self._is_open, self._is_suspect = False, True  # rebuilt by the next `enter`
             await self._threads.read(ObjectIndex.close)
             raise
         return dropped
@@ -626,7 +640,7 @@ class ObjectKeys:
             raise FencedError(f"another writer has made entry {self._state.slot + 1} of node {self._node}")
         try:
             dropped = [*await self._apply_to_index(entry, data), *unnamed]
-        finally:  # not before: a sweep looks for names here and then in the index
+        finally:  # not earlier, because a sweep searches names here and then in the index
             for key in staged.keys() | withdrawn:
                 del self._staged[key]
         if dropped:
@@ -654,7 +668,7 @@ class ObjectKeys:
     def _split(
         self, given: Mapping[bytes, bytes | None], number: str
     ) -> tuple[dict[bytes, bytes | None], list[Object]]:
-        """Return the rows as the log has them, and the objects that they name."""
+        """Return the rows for the log, and the objects that they refer to."""
         rows: dict[bytes, bytes | None] = {}
         objects: list[tuple[str, list[bytes]]] = []
         is_apart, stem, size = self._engine.is_apart, b"", 0
@@ -711,10 +725,10 @@ class ObjectKeys:
         await STORE.run(self._index.close)
         self._engine.indexes.discard(self._index.path)
 
-    # --- looking after the objects
+    # --- maintenance of the objects
 
     async def _make_snapshot(self) -> None:
-        """Write the live keys as they are now, and remove what they replace."""
+        """Write a snapshot of the live keys, and remove the objects that it replaces."""
         try:
             await self.compact()
         except StoreError as error:
@@ -729,14 +743,14 @@ class ObjectKeys:
         self._snapshot_slot = state.slot
         async with self._turn:
             if self._epoch:
-                await self._beat()  # whoever reads the log has to know before it is removed
+                await self._beat()  # readers of the log must know this before it is removed
         await self._remove_before(state.slot, frozenset(beginnings))
 
     async def copy_to(
         self, place: ObjectPlace, without: Collection[bytes] = ()
     ) -> tuple[LogState, list[int]]:
-        """Write a snapshot of the keys into a place, `without` those that have one of these fields. Values in
-        objects of their own are not copied.
+        """Write a snapshot of the keys to a place, except those that contain one of the fields in `without`.
+        Values in separate objects are not copied.
         """
         async with self._turn:
             state = self._state
@@ -756,18 +770,19 @@ class ObjectKeys:
         return state, beginnings
 
     async def stems_of(self, names: Collection[str]) -> set[bytes]:
-        """Return the last but one fields of the keys whose values are in these objects."""
+        """Return the second to last fields of the keys whose values are in these objects."""
         return await self._threads.read(ObjectIndex.stems_of, names) if names else set()
 
     async def value_names(self) -> list[str]:
-        """Return the names of all objects that have values, as the index knows them."""
+        """Return the names of all objects with values in the index."""
         return await self._threads.read(ObjectIndex.names)
 
     async def _remove_before(self, slot: int, kept: frozenset[int]) -> None:
         for kind in ("log/", "snapshot/"):
             async for names in self._place.names(f"{self._base}{kind}"):
                 numbers = [int(_NUMBER.split(name.removeprefix(f"{self._base}{kind}"))[0]) for name in names]
-                # The entry of the snapshot itself stays: it says whether an index was made from this log.
+                # The entry of the snapshot itself stays, because it shows whether an index belongs to this
+                # log.
                 gone = [
                     name
                     for name, number in zip(names, numbers, strict=True)
@@ -776,14 +791,14 @@ class ObjectKeys:
                 await self._remove(gone)
 
     async def _sweep(self) -> None:
-        """Remove values of earlier epochs that nothing names: their batches never came to be."""
+        """Remove unused values of earlier epochs, whose batches were never stored."""
         async for names in self._place.names(f"{self._base}values/"):
             await self._remove_unnamed([name for name in names if -1 < epoch_of(name) < self._epoch])
 
     async def _remove_unnamed(self, names: Sequence[str]) -> None:
         own = [each.rpartition("/")[2] for each in names]
-        # A batch is about to name what is staged, in an earlier epoch too. The index is asked after that:
-        # what is no longer staged is in it.
+        # A batch is about to refer to staged objects, in an earlier epoch too. The index is queried
+        # afterwards, because objects that are no longer staged are in it.
         kept = self._being_staged | {name_of(row) for row in self._staged.values()}
         is_named = await self._threads.read(ObjectIndex.are_named, own)
         gone = zip(names, own, is_named, strict=True)
@@ -800,12 +815,12 @@ class ObjectKeys:
             _log.warning("objects that nothing names are not removed this time: %s", error)
 
     async def _remove(self, names: Sequence[str]) -> None:
-        with contextlib.suppress(StoreError):  # what stays is removed by a later sweep
+        with contextlib.suppress(StoreError):  # a later sweep removes the rest
             await self._place.remove(names)
 
     def _slot(self, *parts: int) -> str:
-        """Return the name of an entry: its slot; where there are no conditions its epoch and that before,
-        too.
+        """Return the name of an entry: its slot and, in a place without conditions, its epoch and the
+        previous one.
         """
         if self._place.is_conditional:
             return f"{self._base}log/{parts[0]:016d}"
@@ -819,7 +834,7 @@ class ObjectKeys:
 
 
 def checked_values(values: Sequence[bytes], spans: Sequence[Span], name: str) -> list[bytes]:
-    """Return the values that were read of these spans. Raises StoreCorruptError."""
+    """Return the values that were read from these spans. Raises StoreCorruptError."""
     for value, span in zip(values, spans, strict=True):
         if zlib.crc32(value) != span.checksum:
             raise StoreCorruptError(f"the object {name} is damaged")
@@ -827,7 +842,7 @@ def checked_values(values: Sequence[bytes], spans: Sequence[Span], name: str) ->
 
 
 def _runs(rows: Sequence[tuple[bytes, bytes | None]]) -> list[list[tuple[bytes, bytes | None]]]:
-    """Return the rows in their order, together where their values lie one after the other in one object."""
+    """Group the rows in order. Rows whose values are consecutive in one object form one group."""
     runs: list[list[tuple[bytes, bytes | None]]] = []
     follows: tuple[str, int] | None = None
     for key, stored in rows:
@@ -841,7 +856,7 @@ def _runs(rows: Sequence[tuple[bytes, bytes | None]]) -> list[list[tuple[bytes, 
 
 
 def epoch_of(name: str) -> int:
-    """Return the epoch in which a value was made, or -1 of a file that is none."""
+    """Return the epoch in which a value was created, or -1 if the file is not a value."""
     number = name.rpartition(".")[2].partition("-")[0]
     return int(number) if number.isdigit() else -1
 
@@ -855,12 +870,12 @@ def _stem(name: str) -> str:
 
 
 def summed(data: bytes) -> bytes:
-    """Return the content of an object: a checksum, then the data."""
+    """Return the content of an object, which is a checksum followed by the data."""
     return zlib.crc32(data).to_bytes(4, "big") + data
 
 
 def checked(data: bytes, name: str) -> bytes:
-    """Raises StoreCorruptError."""
+    """Return the data of an object. Raises StoreCorruptError."""
     if zlib.crc32(data[4:]) != int.from_bytes(data[:4], "big"):
         raise StoreCorruptError(f"the object {name} is damaged")
     return data[4:]

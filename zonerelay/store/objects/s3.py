@@ -1,8 +1,8 @@
-"""Keeps objects in a bucket, by PUT with If-None-Match, or without it for one relay alone.
+"""Stores objects in a bucket, using PUT with If-None-Match, or without it for a single relay.
 
-The client never sends a change twice. A PUT without an answer may land later; the log decides what becomes of
-it (`objects`). A versioned bucket keeps a version and a marker for each object that is removed, until a
-lifecycle rule expires them.
+The client never sends a change twice. A PUT without a response may arrive later, and the log resolves that
+(`objects`). A versioned bucket keeps a version and a delete marker for each removed object until a lifecycle
+rule expires them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class S3Engine(ObjectEngine):
         self.check = place.check
 
     async def wait(self, seconds: float) -> None:
-        """Wait until it is time to look at the other partitions: an alert has come, or so many seconds are
-        over.
+        """Wait until the other partitions should be checked: an alert has arrived, or `seconds` have
+        passed.
         """
         await (self._alerts.wait(seconds) if self._alerts else asyncio.sleep(seconds))
 
@@ -61,9 +61,7 @@ class S3Engine(ObjectEngine):
 
 
 def _free_directory(indexes: Path) -> tuple[Path, int]:
-    """Return a directory that this process has locked. An index that is there already saves reading
-    the log.
-    """
+    """Return a directory that this process has locked. If it has an index, the log need not be read."""
     try:
         for number in range(MAX_NODES):
             path = indexes / f"{number}"
@@ -79,7 +77,7 @@ def _free_directory(indexes: Path) -> tuple[Path, int]:
 
 
 class BucketPlace:
-    """The objects with one prefix in a bucket. Opened at the first request."""
+    """The objects with one prefix in a bucket. The bucket is opened at the first request."""
 
     def __init__(self, settings: S3Settings, read_secret_key: ReadSecret) -> None:
         self.is_conditional = settings.shared
@@ -95,11 +93,11 @@ class BucketPlace:
                 self._is_open = True
         return self.bucket
 
-    # --- what a queue needs of a service
+    # --- the requirements of a queue
 
     async def check(self) -> None:
-        """Try what the queue needs. Raises StoreOpenError when the bucket is not fit for it, and StoreError
-        when it cannot be written, read, listed or emptied.
+        """Test the operations that the queue needs. Raises StoreOpenError if the bucket is unsuitable, and
+        StoreError if objects cannot be written, read, listed or removed.
         """
         if await self.read("format") is not None:
             raise StoreOpenError(
@@ -127,7 +125,7 @@ class BucketPlace:
         except ConflictError:
             raise _unfit("refuses a PUT with If-None-Match: * where no object is") from None
         except RefusedError as error:
-            await bucket.put(key, b"12")  # which says so when nothing may be written at all
+            await bucket.put(key, b"12")  # raises if nothing may be written at all
             raise _unfit(f"does not know a PUT with If-None-Match: * ({error})") from error
         try:
             await bucket.put(key, b"3", new=True)
@@ -208,7 +206,9 @@ def _unfit(what: str) -> StoreOpenError:
 
 
 async def _all(act: Callable[..., Awaitable[object]], wanted: Sequence[tuple[object, ...]]) -> None:
-    """Act on all, some at a time. Raises the first error when none is under way any more."""
+    """Call `act` with all arguments, several at a time. Raises the first error after all of these calls have
+    ended.
+    """
     for first in range(0, len(wanted), AHEAD):
         some = wanted[first : first + AHEAD]
         for each in await asyncio.gather(*(act(*one) for one in some), return_exceptions=True):

@@ -1,4 +1,4 @@
-"""Speaking with PostgreSQL: connections, steps of table versions, and limits that relays share there.
+"""The access to PostgreSQL: connections, migrations of tables, and limits that relays share.
 
 The queue is in `store/keys/postgres`. Importing the package imports no driver.
 """

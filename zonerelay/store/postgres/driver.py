@@ -1,19 +1,21 @@
-"""Talking to PostgreSQL. The only module that knows asyncpg, which it imports when a connection is made.
+"""Wraps the PostgreSQL driver. This is the only module that uses asyncpg, which it imports for the first
+connection.
 
-A `Link` is one connection that does one thing at a time; a later caller waits. Failures are StoreErrors:
+A `Link` is one connection that executes one statement at a time; other callers wait. Failures are
+StoreErrors:
 
-- `ConnectionLostError`: the connection is gone or does not answer; it is unknown whether the statement was
-  carried out.
+- `ConnectionLostError`: the connection was lost or does not respond. It is unknown whether the statement was
+  executed.
 - `SickError`: the statement itself is refused (a duplicate, an impossible value) and always will be.
-- `ClashError`: another transaction was in the way; the same again may work at once.
+- `ClashError`: another transaction conflicted; the same statement may succeed at once.
 - `BusyError`: another transaction has held a lock for longer than the statement may wait.
-- StoreFullError, and StoreError for everything else that the server says.
+- StoreFullError, and StoreError for all other errors of the server.
 
-A commit whose wait for a standby was cut short ends with a warning and no error (`pg_cancel_backend`, a
-shutdown): it counts as lost, too, and so does everything behind it on that connection.
+A commit whose wait for a standby was interrupted (`pg_cancel_backend`, a shutdown) ends with a warning and no
+error. It counts as lost, and so do all later statements on that connection.
 
-No text here holds a password, and of the server's own text only the message, never the DETAIL, which quotes
-rows.
+No text here contains a password. Of the server's error only the message is used, never the DETAIL, which
+quotes rows.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10.0
 COMMAND_TIMEOUT = 30.0
-"""Seconds after which a server that does not answer counts as lost."""
+"""Seconds after which a server that does not respond counts as lost."""
 CLOSE_TIMEOUT = 3.0
 MAX_LINKS = 4
 MOST_PATIENCE = 60.0
@@ -58,20 +60,21 @@ _POOL = (
 )
 _CONNECTION_CLASSES = ("08", "57P")
 _SICK_CLASSES = ("22", "23", "54", "53200")
-"""What one job may have caused: its data, a constraint, a limit of PostgreSQL (a row that is too long for an
-index), memory. The jobs of the batch are then written one by one."""
+"""Errors that one job may have caused: its data, a constraint, a limit of PostgreSQL (a row that is too long
+for an index), memory. The jobs of the batch are then written one by one.
+"""
 _CLASH = ("40001", "40P01")
 _BUSY = ("55P03",)
 _FULL = ("53100",)
 _STANDBY_SOURCE = "syncrep.c"
-"""Where the server's warnings about synchronous standbys come from. Their texts are in its language."""
+"""The source file of the server's warnings about synchronous standbys. Their texts are localized."""
 
 # Any: only the author of a statement knows the types of its columns.
 Columns = Sequence[Any]
 
 
 class Fetch(Protocol):
-    """Carries out one statement."""
+    """A function that executes one statement."""
 
     async def __call__(
         self, statement: str, *values: object, timeout: float | None = None
@@ -79,7 +82,7 @@ class Fetch(Protocol):
 
 
 class ConnectionLostError(StoreLostError):
-    """The database did not answer; whether it did what it was asked is not known."""
+    """The database did not respond. It is unknown whether it has executed the statement."""
 
 
 class SickError(StoreError):
@@ -87,20 +90,20 @@ class SickError(StoreError):
 
 
 class ClashError(StoreError):
-    """Another transaction was in the way."""
+    """Another transaction conflicted with this one."""
 
 
 class DamagedFilesError(StoreCorruptError):
-    """Files of the database itself are damaged, or the server has met a bug of its own (class XX)."""
+    """Files of the database itself are damaged, or the server has found a bug of its own (class XX)."""
 
 
 class BusyError(StoreError):
-    """A lock was not to be had in the time given."""
+    """A lock could not be acquired in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The address of the database, the log-in and the lease. `read_password` is called at each connection."""
+    """The address of the database, the login and the lease. `read_password` is called for each connection."""
 
     url: str
     read_password: ReadSecret
@@ -113,10 +116,13 @@ class Access:
         return f"Access({self.url!r}, schema={self.schema!r})"
 
     def settings(self, *, reads: bool = False) -> dict[str, str]:
-        """Returns the settings of every session. Statistics of a queue are always old: a plan must never walk
-        the whole table. What the session says itself (`synchronous_commit`, see `_SETTINGS`), no reload of
-        the server changes. A relay that stops in the middle of a transaction holds its locks on what others
-        are to take over: the server ends it. One that only `reads` may wait for whom it reads to.
+        """Return the settings of every session.
+
+        The statistics of a queue are always outdated, and a plan must never scan the whole table. A reload of
+        the server does not change options that the session has set itself (`synchronous_commit`, see
+        `_SETTINGS`). A relay that stops within a transaction keeps locks on rows that others must take over,
+        so the server ends its session. A session that only `reads` may take longer, because it may wait for
+        its reader.
         """
         patience = READ_PATIENCE if reads else min(self.lease, MOST_PATIENCE)
         return {
@@ -125,7 +131,8 @@ class Access:
             "jit": "off",
             **({} if self.accepts_loss else {"synchronous_commit": "at least on"}),
             "idle_in_transaction_session_timeout": f"{patience:.0f}s",
-            # A relay whose machine has died must not keep its number for the two hours of TCP's default.
+            # If the machine of a relay has died, the relay's number must not stay in use for two hours, TCP's
+            # default.
             "tcp_keepalives_idle": "10",
             "tcp_keepalives_interval": "5",
             "tcp_keepalives_count": "3",
@@ -138,8 +145,9 @@ SELECT set_config(name, value, false) FROM (VALUES
     ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3')
 ) AS s (name, value) WHERE current_setting(name, true) IS NOT NULL
 """
-"""For a session of our own alone, which the server ends when the machine has died and not before. Statistics
-of a queue are always old: a plan must never walk the whole table."""
+"""For a session that is not pooled. The server ends it if the machine has died, and not before. The
+statistics of a queue are always outdated, and a plan must never scan the whole table.
+"""
 
 _SETTINGS = """
 SELECT pg_backend_pid(), set_config(
@@ -152,8 +160,8 @@ SELECT pg_backend_pid(), set_config(
 
 
 class Link:
-    """One connection. `pid` is the server's process behind it; `is_pooled`: that changes, and nothing may be
-    left in its session.
+    """One connection. `pid` is its process on the server. With `is_pooled` that process changes, and nothing
+    may be left in its session.
     """
 
     def __init__(self, connection: asyncpg.Connection, driver: ModuleType) -> None:
@@ -167,13 +175,13 @@ class Link:
 
     @classmethod
     async def open(cls, access: Access, *, reads: bool = False) -> Link:
-        """Connects. A caller that is cancelled leaves no half-made connection behind. Raises StoreError."""
+        """Connect. If the caller is cancelled, no incomplete connection remains. Raises StoreError."""
         return await _kept(cls._open(access, reads=reads))
 
     @classmethod
     async def plain(cls, access: Access, *, timeout: float = COMMAND_TIMEOUT) -> Link:
-        """Connect, also through a pooler for transactions: the session stays as it is, and no statement is
-        prepared by name in it. Raises StoreError.
+        """Connect, even through a pooler for transactions: the session is not changed, and no statement is
+        prepared by name. Raises StoreError.
         """
         return await _kept(cls._plain(access, timeout))
 
@@ -188,7 +196,7 @@ class Link:
         except BaseException:
             link.cut()
             raise
-        # A pooler makes a number up.
+        # A pooler invents the process number.
         link.is_pooled = pid != link.pid
         if link.is_pooled:
             return link
@@ -219,7 +227,7 @@ class Link:
         return link
 
     async def _set(self, settings: Mapping[str, str]) -> None:
-        # Not while connecting: a pooler refuses what it does not know there, or leaves it out without a word.
+        # Not while connecting, because a pooler refuses unknown settings there, or silently drops them.
         try:
             rows = await self.fetch(_SETTINGS, list(settings), list(settings.values()))
         except BaseException:
@@ -233,7 +241,7 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def transaction(self, *, one_moment: bool = False) -> AsyncIterator[Fetch]:
-        """Runs a transaction, which is committed when the block ends well. `one_moment`: every statement sees
+        """Run a transaction, which is committed if the block succeeds. With `one_moment` every statement sees
         the same state.
         """
         async with self._lock:
@@ -253,7 +261,9 @@ class Link:
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
-        """End the connection when the transaction was cut off at its beginning or end: it may be open."""
+        """Close the connection if the transaction was interrupted at its beginning or end, because it may
+        still be open.
+        """
         try:
             yield
         except BaseException:
@@ -265,7 +275,7 @@ class Link:
     ) -> Sequence[Columns]:
         try:
             with translated(self._driver):
-                # A Record is a sequence; asyncpg says so in C only.
+                # A Record is a sequence, but asyncpg only declares that in C.
                 rows = cast(
                     "Sequence[Columns]", await self._connection.fetch(statement, *values, timeout=timeout)
                 )
@@ -275,7 +285,7 @@ class Link:
         return rows
 
     def _hear_log(self, _connection: object, message: asyncpg.PostgresLogMessage) -> None:
-        """Called a turn of the loop before the caller of the statement goes on."""
+        """Record a warning. Called in a loop iteration before the caller of the statement continues."""
         if getattr(message, "server_source_filename", None) == _STANDBY_SOURCE:
             self._doubt = str(message)
 
@@ -284,12 +294,12 @@ class Link:
             raise ConnectionLostError(f"a commit did not wait for its standby: {self._doubt}")
 
     async def listen(self, channel: str, hear: Callable[[str], None]) -> None:
-        """`hear(payload)` is called on the event loop."""
+        """Listen to a channel. `hear(payload)` is called on the event loop."""
         with translated(self._driver):
             await self._connection.add_listener(channel, lambda _c, _pid, _channel, text: hear(text))
 
     def on_end(self, tell: Callable[[], None]) -> None:
-        """Calls `tell` when the connection has ended, for any reason."""
+        """Call `tell` when the connection has ended for any reason."""
         self._connection.add_termination_listener(lambda _connection: tell())
 
     @property
@@ -297,22 +307,22 @@ class Link:
         return self._connection.is_closed()
 
     async def close(self) -> None:
-        """Says good-bye if the server still listens. Raises nothing."""
+        """Close the connection, with a message to the server if it still responds. Raises nothing."""
         try:
             with translated(self._driver):
                 await self._connection.close(timeout=CLOSE_TIMEOUT)
         except StoreError:
             self._connection.terminate()
-        await asyncio.sleep(0)  # the loop lets go of the socket one turn later
+        await asyncio.sleep(0)  # the event loop releases the socket in its next iteration
 
     def cut(self) -> None:
-        """End it at once; what was under way fails."""
+        """Close the connection immediately. Active statements fail."""
         self._connection.terminate()
 
 
 class Links:
-    """A few connections for reads and claims, opened as they are needed. A broken one is replaced at its next
-    use.
+    """A small pool of connections for reads and claims, which are opened when needed. A broken one is
+    replaced at its next use.
     """
 
     def __init__(self, access: Access) -> None:
@@ -323,9 +333,7 @@ class Links:
 
     @contextlib.asynccontextmanager
     async def use(self) -> AsyncIterator[Link]:
-        """Lends a connection to the block alone. Raises ConnectionLostError when there is no way to the
-        database.
-        """
+        """Yield a connection for the block. Raises ConnectionLostError if the database is unreachable."""
         async with self._places:
             link = await self._take()
             self._busy.add(link)
@@ -347,7 +355,7 @@ class Links:
         return await Link.open(self._access)
 
     def cut(self) -> None:
-        """End all of them at once: what is under way fails."""
+        """Close all connections immediately. Active statements fail."""
         for link in (*self._idle, *self._busy):
             link.cut()
         self._idle.clear()
@@ -374,7 +382,7 @@ def _discard(task: asyncio.Task[Link]) -> None:
 
 
 def load_driver() -> ModuleType:
-    """Raises StoreOpenError with the command that installs it."""
+    """Import the driver. Raises StoreOpenError with the command that installs it."""
     try:
         import asyncpg  # noqa: PLC0415 - the driver is an extra
     except ImportError as error:
@@ -384,7 +392,7 @@ def load_driver() -> ModuleType:
 
 @contextlib.contextmanager
 def translated(driver: ModuleType, password: str = "") -> Iterator[None]:
-    """Every failure becomes a StoreError; cancellation goes through."""
+    """Convert every failure to a StoreError, except cancellation."""
     try:
         yield
     except StoreError:

@@ -1,9 +1,9 @@
-"""Stores the limits that all relays on a PostgreSQL spool share: the books of zones, a row each.
+"""Stores the limits that all relays on a PostgreSQL spool share, one row for each zone.
 
-One statement replaces a row and names the version that was read, so no lock outlives a statement and a
-relay that stops delays no other. The server's clock counts. The limits have one connection of their own,
-which also hears the news of other relays (NOTIFY). Through a pooler it hears none, because LISTEN belongs to
-a session: relays then find out at their next exchange.
+One statement replaces a row if it still has the version that was read. So no lock outlives a statement, and a
+stopped relay delays no other. All times use the server's clock. The limits have a separate connection, which
+also receives the notifications of other relays (NOTIFY). Through a pooler there are none, because LISTEN
+belongs to a session. Relays then see changes at their next exchange.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import KEEP_IDLE, Access, Columns, Link
 
 PATIENCE = 5.0
-"""Seconds for one statement."""
+"""The timeout of one statement in seconds."""
 
 _TABLE = """
 CREATE TABLE {s}.limit_book (zone text COLLATE "C" PRIMARY KEY, version bigint NOT NULL, book bytea NOT NULL)
@@ -40,7 +40,7 @@ SELECT (SELECT count(*) FROM done),
 
 
 class PostgresShelf:
-    """Limits in PostgreSQL: `BookStore` over one database."""
+    """Limits in PostgreSQL: a `BookStore` in one database."""
 
     name = "the spool's database"
 
@@ -97,7 +97,7 @@ class PostgresShelf:
         try:
             return await link.fetch(statement, *values, timeout=PATIENCE)
         except StoreError as error:
-            # What is under way on it is not known: connect anew.
+            # The fate of active statements is unknown, so connect again.
             link.cut()
             self._broken.set()
             raise AuthorityError(str(error)) from error

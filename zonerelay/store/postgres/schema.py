@@ -1,8 +1,8 @@
-"""Brings tables to a version by numbered steps, one process at a time.
+"""Upgrades tables to a version in numbered steps, one process at a time.
 
-Versions may be mixed while a fleet is upgraded one by one. Each step says the `oldest` version that can work
-on with what it makes, and an older one refuses it. A step waits for a table no longer than `LOCK_PATIENCE` at
-a time: a statement that waits for one makes all others wait behind it.
+Versions may be mixed during a rolling upgrade. Each step records the `oldest` version that can work with its
+result, and an older one refuses the tables. A step waits for a locked table at most `LOCK_PATIENCE` seconds
+at a time, because all other statements would wait behind it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from zonerelay.store.postgres.driver import BusyError, Fetch, Link
 
 LOCK_PATIENCE = 2.0
 TRIES = 10
-"""With a pause between that is as long as the wait."""
+"""The number of attempts. The pause between two of them is as long as the wait for the lock."""
 
 
 class Migration(NamedTuple):
-    """A migration. `oldest`: the version that a relay must know to work with what this step makes."""
+    """One step. `oldest` is the lowest version that a relay must know to work with its result."""
 
     statements: str
     oldest: int
 
 
 def check_version(what: str, version: int, *, oldest: int, known: int) -> None:
-    """Raises StoreOpenError when this relay knows no version that can work with these tables."""
+    """Raise StoreOpenError if this relay knows no version that can work with these tables."""
     if oldest > known:
         raise StoreOpenError(
             f"{what} has version {version}, which relays must know at least version {oldest} for, and this"
@@ -36,10 +36,11 @@ def check_version(what: str, version: int, *, oldest: int, known: int) -> None:
 
 
 async def run_alone(link: Link, lock: str, work: Callable[[Fetch], Awaitable[None]], busy: str) -> None:
-    """Does `work` in one transaction under the advisory lock of that name, so one relay at a time does it.
+    """Call `work` in one transaction under the advisory lock `lock`, so that only one relay at a time does
+    it.
 
-    Waits for a locked table no longer than `LOCK_PATIENCE` seconds at a time. Raises StoreOpenError with the
-    text `busy` after `TRIES`.
+    Waits for a locked table at most `LOCK_PATIENCE` seconds at a time. Raises StoreOpenError with the text
+    `busy` after `TRIES` attempts.
     """
     for left in reversed(range(TRIES)):
         try:

@@ -1,4 +1,5 @@
-"""Speaking with Redis and Valkey: connections, what a server promises, and limits that relays share there.
+"""The access to Redis and Valkey: connections, checks of the server's durability, and limits that relays
+share.
 
 The queue is in `store/keys/redis`. Importing the package imports no driver.
 """

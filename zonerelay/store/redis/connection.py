@@ -1,15 +1,14 @@
-"""One connection to a Redis server that any number of callers share. The only module that knows redis-py.
+"""Implements a pipelined connection to a Redis server for any number of callers. This is the only module that
+uses redis-py.
 
-A wire sends commands as they come, without waiting for answers, which come back in the same order. While
-`IN_FLIGHT` batches are under way, further commands gather for the next batch, so that concurrent sessions
-share round trips.
+A wire sends commands without waiting for replies, which arrive in the same order. While `IN_FLIGHT` batches
+are active, further commands are gathered for the next batch, so concurrent sessions share round trips.
 
-A wire sends its `confirm` commands behind every batch, and the batch has failed when an answer is not good
-enough.
+A wire sends its `confirm` commands after every batch, and the batch fails if their replies are insufficient.
 
-Failure: when the connection ends, an answer takes longer than `timeout`, or the server says that it is not to
-be used, every call fails with StoreError and `on_broken` is called once; a wire is never repaired but
-replaced. Whether a command without an answer was carried out is not known.
+On failure: if the connection ends, a reply takes longer than `timeout`, or the server reports that it must
+not be used, every call fails with StoreError, and `on_broken` is called once. A wire is never repaired but
+replaced. It is unknown whether a command without a reply was executed.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Command = tuple[Argument, ...]
 _Call = tuple[Command, "asyncio.Future[Reply]"]
 
 IN_FLIGHT = 2
-"""Batches: one that the server works on, one that it finds when it is done."""
+"""The number of batches: one that the server executes, and one that is ready for it."""
 RULE = "docs/store/redis.md has the ACL rule of a user for the relay"
 _UNUSABLE = {
     "NOPERM": f"the server's user lacks a right ({RULE})",
@@ -59,18 +58,18 @@ _UNUSABLE = {
     "MOVED": "another node of the Cluster has the slot of the prefix: name that one in [redis] url",
     "CROSSSLOT": "a Cluster needs a part in braces in [redis] prefix, such as {zonerelay}:",
 }
-"""Answers after which a connection is given up: a new one is checked from the beginning."""
+"""Replies after which a connection is closed. A new one is checked from the beginning."""
 
 TURNS = 3
-"""Turns of the event loop in which asyncio closes the socket of a TLS connection that was given up."""
+"""The number of loop iterations in which asyncio closes the socket of an aborted TLS connection."""
 GOODBYE = 0.5
-"""Seconds."""
+"""In seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """A command such as WAIT and the least that it must answer, number by number. `failure`: what it means
-    that the answer is less.
+    """A command such as WAIT, and the smallest acceptable reply, number by number. `failure` describes a
+    lower reply.
     """
 
     command: Command
@@ -87,7 +86,9 @@ class Confirmation:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server that the settings name, and what reads the password, which they only point at."""
+    """The server that the settings name, and a function that reads its password, which the settings only
+    refer to.
+    """
 
     settings: RedisSettings
     read_password: ReadSecret = str
@@ -126,7 +127,7 @@ class _Batch:
 
 
 class Wire:
-    """Opened by `open_wire`."""
+    """A connection that any number of callers share. `open_wire` opens it."""
 
     def __init__(
         self,
@@ -151,9 +152,7 @@ class Wire:
         self._tasks = (self._loop.create_task(self._send()), self._loop.create_task(self._receive()))
 
     def call(self, *command: Argument) -> asyncio.Future[Reply]:
-        """Sends a command and raises nothing. The future raises StoreError only, and needs no caller that
-        awaits it.
-        """
+        """Send a command without raising. The future raises only StoreError and need not be awaited."""
         future: asyncio.Future[Reply] = self._loop.create_future()
         if self._broken is not None:
             refuse(future, self._broken)
@@ -174,7 +173,7 @@ class Wire:
             await self._to_send.wait()
             self._to_send.clear()
             if len(self._sent) >= IN_FLIGHT:
-                continue  # until an answer has come
+                continue  # until a reply has arrived
             queue, self._queue = self._queue, []
             if not queue:
                 continue
@@ -219,7 +218,7 @@ class Wire:
 
     async def _read(self) -> Reply | StoreError:
         try:
-            # Decoding is off for the connection: bytes, numbers and lists of them.
+            # Decoding is disabled for the connection: replies are bytes, numbers and lists of them.
             reply: Reply = await self._connection.read_response()
         except ResponseError as error:
             return _judged(error)
@@ -234,7 +233,9 @@ class Wire:
 
     @property
     def is_over(self) -> bool:
-        """Ignore that the server ends an idle connection (`timeout`): no caller waits for an answer."""
+        """Whether the wire is unusable. It is not reported when the server closes an idle connection
+        (`timeout`), because no caller waits for a reply.
+        """
         reader = self._connection._reader
         return self._broken is not None or reader is None or reader.at_eof()
 
@@ -258,9 +259,9 @@ class Wire:
 
 
 def _judged(error: ResponseError) -> StoreError:
-    """Returns the error for the caller, or raises it when the connection must not be used any longer."""
+    """Return the error for the caller, or raise it if the connection must not be used any longer."""
     text = str(error)
-    # redis-py takes the code off the text where it has an exception for it.
+    # redis-py removes the code from the text if it has an exception for it.
     code = error.status_code or text.partition(" ")[0]
     if (meaning := _UNUSABLE.get(code)) is not None:
         raise StoreError(f"{meaning}: {text}")
@@ -271,13 +272,14 @@ def _judged(error: ResponseError) -> StoreError:
 
 def _lost(reason: object) -> StoreError:
     if isinstance(reason, BaseException) and isinstance(reason.__context__, OSError):
-        reason = reason.__context__.strerror or reason  # redis-py adds what belongs to itself
+        reason = reason.__context__.strerror or reason  # redis-py adds its own text
     return StoreLostError(f"{Unhealthy.SERVER_DOWN}: {reason}")
 
 
 async def _hang_up(connection: driver.AbstractConnection, writer: asyncio.StreamWriter | None) -> None:
-    """Closes a connection. TLS waits for the server's goodbye, at most `GOODBYE` seconds. redis-py forgets
-    the writer when a read is cancelled and when the time is up, and TLS goes on waiting: the caller keeps it.
+    """Close a connection. TLS waits for the server's close message, at most `GOODBYE` seconds. redis-py drops
+    the writer if a read is cancelled or times out, while TLS continues to wait, so the caller keeps the
+    writer.
     """
     try:
         async with asyncio.timeout(GOODBYE):
@@ -288,19 +290,19 @@ async def _hang_up(connection: driver.AbstractConnection, writer: asyncio.Stream
         if writer is not None:
             writer.transport.abort()
     finally:
-        # asyncio lets go of the socket in a later turn: after an abort, and when a handshake was cancelled.
+        # asyncio releases the socket in a later iteration, after an abort and after a cancelled handshake.
         for _ in range(TURNS):
             await asyncio.sleep(0)
 
 
 @contextlib.asynccontextmanager
 async def _connected(server: Server) -> AsyncIterator[driver.AbstractConnection]:
-    """Yield a new connection, which ends when the block fails. Raises StoreError."""
+    """Yield a new connection, which is closed if the block fails. Raises StoreError."""
     connection, writer = await server.connection(), None
     disconnect = connection.disconnect
 
     async def noted(*args: Any, **given: Any) -> None:  # Any: redis-py's own parameters
-        """Keeps the writer that redis-py forgets when it gives up a connection that it has just made."""
+        """Keep the writer, which redis-py drops if it closes a connection that it has just opened."""
         nonlocal writer
         writer = connection._writer or writer
         await disconnect(*args, **given)
@@ -322,13 +324,13 @@ async def _connected(server: Server) -> AsyncIterator[driver.AbstractConnection]
 
 
 async def open_wire(server: Server, on_broken: Callable[[str], None]) -> Wire:
-    """Raises StoreError."""
+    """Open a wire. Raises StoreError."""
     async with _connected(server) as connection:
         return Wire(connection, timeout=server.settings.timeout, on_broken=on_broken)
 
 
 class Script:
-    """A script of a connection that loads it, which is called by its SHA-1."""
+    """A script that is loaded on each connection and called by its SHA-1."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -339,13 +341,15 @@ class Script:
 
     @staticmethod
     async def load(wire: Wire, scripts: Iterable[Script]) -> None:
-        """The server may have been started again since the last connection. Raises StoreError."""
+        """Load the scripts, because the server may have been restarted since the last connection. Raises
+        StoreError.
+        """
         await asyncio.gather(*(wire.call("SCRIPT LOAD", script.text) for script in scripts))
 
 
 class Connection:
-    """A wire that is made at its first use and replaced when it broke. Any number of callers. `prepare`
-    checks each new one and loads what is run on it.
+    """A wire that is opened at its first use and replaced after it broke. It may have any number of callers.
+    `prepare` checks each new wire and loads its scripts.
     """
 
     def __init__(self, server: Server, prepare: Callable[[Wire], Awaitable[None]]) -> None:
@@ -375,7 +379,7 @@ class Connection:
         return wire
 
     async def give_up(self) -> None:
-        """Let the next caller have a new wire, which is checked. What is under way fails."""
+        """Close the wire, so that the next caller gets a new one, which is checked. Active calls fail."""
         async with self._turn:
             await self._hang_up()
 
@@ -390,14 +394,14 @@ class Connection:
 
 
 class Channel:
-    """A connection of its own that hears what is published."""
+    """A separate connection that receives published messages."""
 
     def __init__(self, connection: driver.AbstractConnection) -> None:
         self._connection = connection
         self._writer = connection._writer
 
     async def next(self) -> bytes:
-        """Waits for the next message. Raises StoreError when the connection has ended."""
+        """Wait for the next message. Raises StoreError if the connection has ended."""
         try:
             while True:
                 heard = await self._connection.read_response()
@@ -412,15 +416,15 @@ class Channel:
 
 
 async def open_channel(server: Server, name: bytes) -> Channel:
-    """Raises StoreError."""
+    """Subscribe to a channel. Raises StoreError."""
     async with _connected(server) as connection:
         await connection.send_command("SUBSCRIBE", name)
-        await connection.read_response()  # an error when it is connected and not allowed to listen
+        await connection.read_response()  # raises if listening is not permitted
         return Channel(connection)
 
 
 def pairs(reply: list[Reply]) -> list[tuple[bytes, bytes]]:
-    """Returns a flat list of names and values in pairs."""
+    """Split a flat list of names and values into pairs."""
     return [
         (name, value)
         for name, value in zip(reply[::2], reply[1::2], strict=True)

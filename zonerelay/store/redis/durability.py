@@ -1,9 +1,10 @@
-"""Asks whether the server keeps what it has acknowledged, which a 250 needs.
+"""Checks whether the server keeps what it has acknowledged, which a 250 requires.
 
-Required are the append-only file, synced before each answer and while it is being rewritten; no eviction;
-and a primary. The version must be 7.0 or newer (Valkey: any), because of script flags that let mail leave
-when the server's memory is full. A server that forbids CONFIG counts as one that does not promise. The
-relay asks at every connection and with every beat, because settings may be changed while it runs.
+The requirements are the append-only file, synced before each reply and while it is being rewritten; no
+eviction; and a primary. The version must be 7.0 or newer (Valkey: any), because of script flags that allow
+outcomes to be stored when the server's memory is full. A server that forbids CONFIG counts as unsuitable. The
+relay checks this at every connection and with every renewal of the lease, because settings may be changed
+while it runs.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _WAITAOF_SINCE = (7, 2)
 
 
 class ServerFacts(NamedTuple):
-    """What a server says about itself. `flaws`: why it cannot keep the promise; `version` of the protocol;
-    `primary`: of which server it is a replica.
+    """The properties that a server reports. `flaws` are the reasons why it is not durable, `version` is that
+    of the protocol, and `primary` is the server that it replicates.
     """
 
     name: str
@@ -48,12 +49,12 @@ class ServerFacts(NamedTuple):
 
     @property
     def free_memory(self) -> int | None:
-        """Bytes below `maxmemory`; `None` when there is no such limit."""
+        """The free bytes below `maxmemory`, or `None` if there is no limit."""
         return self.max_memory - self.used_memory if self.max_memory else None
 
 
 def check(facts: ServerFacts, settings: RedisSettings) -> None:
-    """Raises StoreOpenError for a server that the queue must not be kept on."""
+    """Raise StoreOpenError if the server must not store the queue."""
     if facts.is_sentinel:
         raise StoreOpenError(
             "[redis] url: this is a Sentinel, which keeps no data: name the primary that it watches, or an"
@@ -76,7 +77,7 @@ def check(facts: ServerFacts, settings: RedisSettings) -> None:
 
 
 def confirmations(facts: ServerFacts, settings: RedisSettings) -> tuple[Confirmation, ...]:
-    """Returns what is asked behind each batch."""
+    """Return the commands that are sent after each batch."""
     seconds = settings.timeout / 2
     asked = []
     if facts.can_wait_for_log:
@@ -89,7 +90,7 @@ def confirmations(facts: ServerFacts, settings: RedisSettings) -> tuple[Confirma
 
 
 async def ask(wire: Wire) -> ServerFacts:
-    """Raises StoreError."""
+    """Query the properties of the server. Raises StoreError."""
     info = _lines(await wire.call("INFO"))
     settings: dict[str, str] = {}
     try:
@@ -108,7 +109,7 @@ async def ask(wire: Wire) -> ServerFacts:
         info.get("redis_mode") == "sentinel",
         info.get("cluster_enabled") == "1",
         flaws,
-        # With "no" Redis 8 never confirms WAITAOF, and the operator has accepted that in words.
+        # With "no" Redis 8 never confirms WAITAOF, and the operator has accepted that in the configuration.
         info.get("aof_enabled") == "1" and settings.get("appendfsync") != "no",
         int(info.get("used_memory", "0")),
         int(info.get("maxmemory", "0")),

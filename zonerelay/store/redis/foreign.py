@@ -1,7 +1,7 @@
-"""Finds the queue of python-slimta under the relay's own prefix, which the relay does not read.
+"""Finds the queue of python-slimta under the relay's own prefix. The relay does not read that queue.
 
-Policy: it is said at the start, and keeps no mail out. So many keys of a server are looked at that a start is
-not delayed.
+Policy: the queue is reported at the start and does not prevent mail. The number of keys that are examined is
+limited, so that the start is not delayed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 async def tell_foreign_queue(server: Server) -> None:
-    """Raises nothing: the engine tells of a server that fails."""
+    """Report a queue of python-slimta. Raises nothing, because the engine reports a failing server."""
     url, prefix = server.settings.url, server.settings.prefix
     with contextlib.suppress(StoreError):
         wire = await open_wire(server, lambda _reason: None)

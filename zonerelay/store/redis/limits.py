@@ -1,8 +1,8 @@
-"""Stores the limits that all relays on a Redis spool share: the books of zones, each under a key of its own.
+"""Stores the limits that all relays on a Redis spool share, one key for each zone.
 
-The limits have two connections beside the spool's, one for the books and one for news, so that no limit waits
-behind a body. The server's clock counts. A key expires by itself when nothing in it binds a relay any
-longer.
+The limits have two separate connections, one for reads and writes and one for notifications, so that no limit
+waits behind a body. All times use the server's clock. A key expires when its content no longer affects any
+relay.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ return 1
 
 
 class RedisShelf:
-    """Limits in Redis: `BookStore` over one server."""
+    """Limits in Redis: a `BookStore` on one server."""
 
     name = "the spool's Redis server"
 
@@ -95,7 +95,9 @@ class RedisShelf:
             await channel.close()
 
     async def _ask(self, script: Script, zone: str, *values: Argument) -> Reply:
-        """The wire is replaced when the server has ended it, without a report that limits are lost."""
+        """Run a script on the current wire. A wire that the server has closed is replaced, without a report
+        that limits are lost.
+        """
         if self._channel is None:
             raise AuthorityError("not connected")
         try:
@@ -114,5 +116,5 @@ class RedisShelf:
 
 
 async def _load(wire: Wire) -> None:
-    """The spool's own connections ask what the server promises."""
+    """Load the scripts. The spool's own connections check the durability of the server."""
     await Script.load(wire, (_READ, _REPLACE))
