@@ -88,7 +88,7 @@ def spools_beyond(spool: SpoolSettings, workers: int) -> list[int]:
 
 
 def _shelves_beyond(spool: SpoolSettings, workers: int) -> set[int]:
-    """Return the workers that have a shelf. A shelf is a file, or several with suffixes, as the platform's
+    """Return the workers from `workers` on that have a shelf. A shelf is a file, or several with suffixes, as the platform's
     database module creates them.
     """
     shelf = spool.shelve

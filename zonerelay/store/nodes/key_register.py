@@ -95,7 +95,7 @@ class NodeRegister:
         """Do nothing, because the partition holds its keys."""
 
     async def forget(self, now: float, most: int) -> None:
-        """Do nothing, because reservations expire without help."""
+        """Do nothing, because the engine removes expired reservations."""
 
     async def is_published(self) -> bool:
         """Return true, because nothing needs to be published."""
