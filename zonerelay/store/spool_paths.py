@@ -88,8 +88,8 @@ def spools_beyond(spool: SpoolSettings, workers: int) -> list[int]:
 
 
 def _shelves_beyond(spool: SpoolSettings, workers: int) -> set[int]:
-    """Return the workers from `workers` on that have a shelf. A shelf is a file, or several with suffixes, as the platform's
-    database module creates them.
+    """Return the workers from `workers` on that have a shelf. A shelf is a file, or several with suffixes, as
+    the platform's database module creates them.
     """
     shelf = spool.shelve
     if shelf is None or spool.backend is not Backend.MEMORY or not shelf.parent.is_dir():
