@@ -1,29 +1,28 @@
-"""The verbs of operators on the queue: list, show, trace, retry, hold, release, reroute, bounce, drop, undo.
+"""The commands of operators on the queue: list, show, trace, retry, hold, release, reroute, bounce, drop,
+undo.
 
-Policy: deliveries on their way at this moment are left alone and counted as `busy`. Every change is durable
-when its verb returns, in batches of `BATCH`, so a verb over a huge queue neither blocks the loop nor holds
-it in memory; when it fails or is cancelled half-way, the finished batches stay done.
+Policy: deliveries that are being attempted are left alone and counted as `busy`. Every change is durable when
+its method returns. Changes are made in batches of `BATCH`, so a change of a huge queue neither blocks the
+event loop nor holds the queue in memory. If a change fails or is cancelled, the finished batches remain.
 
-- retry: deferred deliveries become due now, also those that their senders hold back (RFC 4865), and the
-  suspension of their destinations is lifted; held ones stay held.
-- hold: nothing is attempted until release; survives restarts; held deliveries do not expire.
-- release: held deliveries become due now; those that their senders hold back, at the time of their release.
-- reroute: deliveries go to another zone's queue and are due there as after a release; held ones stay held.
+- retry: deferred deliveries become due now, including those that their senders delay (RFC 4865), and the
+  suspension of their destinations is lifted. Held deliveries stay held.
+- hold: nothing is attempted until release. A hold survives restarts, and held deliveries do not expire.
+- release: held deliveries become due now, or at their release time if their senders delay them.
+- reroute: deliveries move to another zone's queue and are due there as after a release. Held ones stay held.
 - bounce: deliveries leave with a failure report to the sender, as if the peer had refused them.
 - drop: deliveries leave without a report.
-- undo: what an act changed, and nothing has changed since, is as it was before (`journal`).
+- undo: restore what an act changed, unless something has changed it since (`journal`).
 
-With an `act`, the journal has each delivery before the store changes it.
+With an `act`, the journal stores each delivery before the store changes it.
 
-The queue that each delivery of a `queue reroute` goes to. Pure.
+`Rerouting` chooses the queue to which `queue reroute` moves each delivery. Pure. Targets are zones of the
+configuration, so a next hop is used with its own TLS settings, login and sources, and no login is offered to
+another next hop. TLS is not weakened: mail stays if its zone requires more TLS than the target, unless the
+routes themselves choose the target. A row of the outbox stays in its zone.
 
-Targets are zones of the configuration, so a next hop comes with its own TLS, log-in and sources: no log-in is
-offered to another next hop than its own. TLS is not weakened: mail of a zone that demands more of it than the
-target stays, unless the routes themselves choose the target. A row of the outbox stays in its zone.
-
-Counts deliveries by one of their properties and by age, as Postfix's qshape does. Pure.
-
-Memory is bounded: at most `MAX_KEYS` keys are counted, and deliveries with any other are `other`.
+`Summary` counts deliveries by one of their properties and by age, like Postfix's qshape. Pure. Memory is
+bounded: at most `MAX_KEYS` keys are counted, and deliveries with any other key are counted as `other`.
 """
 
 from __future__ import annotations
@@ -68,10 +67,9 @@ from zonerelay.routing.zones.zones import DEFAULT_ZONE, Zones
 from zonerelay.store.contract import EveryNth, MessageNotFoundError, Store, StoreCorruptError, Unhealthy
 from zonerelay.telemetry.events.events import Events
 
-# Shows the history of one message, in order of time. Pure.
-#
-# A spool holds the state of a delivery, not its history: the acceptance, the last attempt and the next one
-# are known here; everything else is in the log under the same message id.
+# The trace of a message in order of time. Pure.
+# A spool stores the state of a delivery, not its history. Only the acceptance, the last attempt and the next
+# one are known here. Everything else is in the log under the same message id.
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that happened or will; `recipient` `""` concerns the whole message."""
+    """One past or future event of a message. If `recipient` is `""`, it concerns the whole message."""
 
     at: float
     event: str
@@ -93,7 +91,7 @@ class Step:
 
 
 def steps(shown: Shown) -> tuple[Step, ...]:
-    """The steps of a message in order of time; what happens next comes last."""
+    """Return the steps of a message in order of time. The next step comes last."""
     envelope = shown.message.envelope
     trace = list(shown.message.trace) or [f"protocol={envelope.origin.protocol}"]
     found = [Step(envelope.created, "accepted", text=note) for note in trace]
@@ -128,7 +126,7 @@ def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterator[S
 
 MAX_KEYS = 10_000
 BOUNDS = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
-"""Minutes; the last column is for what is older than all of them."""
+"""Minutes. The last column counts deliveries that are older than all bounds."""
 UNKNOWN = "(not known)"
 NO_ATTEMPT = "(no attempt yet)"
 
@@ -154,12 +152,14 @@ NEED_MESSAGE = frozenset({"sender", "user"})
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """`ages[n]` counts those of at most `BOUNDS[n]` minutes that are older than the bound before."""
+    """The result of a summary. `ages[n]` counts deliveries of at most `BOUNDS[n]` minutes that are older than
+    the previous bound.
+    """
 
     counts: dict[str, list[int]]
     other: list[int]
     every: int
-    """One delivery in so many was looked at, and counts for so many."""
+    """One delivery in `every` was counted, and stands for that many."""
 
 
 class Summary:
@@ -182,16 +182,16 @@ _DEMAND = {TlsMode.NONE: 0, TlsMode.OPPORTUNISTIC: 1, TlsMode.REQUIRED: 2, TlsMo
 
 
 class RerouteError(Exception):
-    """There is no such target. The text is for an operator."""
+    """The target does not exist. The message is for an operator."""
 
 
 class Rerouting:
-    """One act's. `left` counts, by reason, the deliveries that stay where they are."""
+    """The rerouting of one act. `left` counts, by reason, the deliveries that stay where they are."""
 
     def __init__(
         self, zones: Zones, *, to_zone: str = "", next_hop: str = "", ask_again: bool = False
     ) -> None:
-        """Raises RerouteError."""
+        """Check the target. Raise RerouteError unless exactly one target is given and the zone exists."""
         if sum(map(bool, (to_zone, next_hop, ask_again))) != 1:
             raise RerouteError("reroute to where? Give one of a zone, a next hop, or that the routes choose")
         self._zones = zones
@@ -208,7 +208,7 @@ class Rerouting:
 
     @property
     def note(self) -> str:
-        """In words: the aim, and why some stay."""
+        """A description of the target, and of why some deliveries stay."""
         left = [f"{count:,} stay where they are: {why}" for why, count in self.left.most_common()]
         return "; ".join((f"to {self.aim}", *left))
 
@@ -233,7 +233,7 @@ class Rerouting:
 
 
 def _zone_of(zones: Zones, next_hop: str) -> str:
-    """The one zone that has this next hop."""
+    """Return the only zone with this next hop. Raise RerouteError if none or several have it."""
     try:
         wanted = parse_next_hop(next_hop)
     except ValueError as error:
@@ -241,7 +241,7 @@ def _zone_of(zones: Zones, next_hop: str) -> str:
     found = []
     for name in zones.names:
         hops = split_next_hops(zones.get(name).next_hop)
-        # Several in a list are alternatives: mail would go to another one when the first does not answer.
+        # Hosts in a list are alternatives: mail would go to another host when the first does not answer.
         if len(hops) == 1 and parse_next_hop(hops[0]) == wanted:
             found.append(name)
     if len(found) > 1:
@@ -259,16 +259,16 @@ __all__ = ["BOUNDS", "MAX_KEYS", "SAMPLE", "Operations", "QueueFilter", "Result"
 BATCH = 1000
 SHOWN = 100
 SOON = 0.25
-"""Deliveries in a batch that is to be shown, and the seconds that are spent on it: lines should come soon."""
+"""Limits of a batch that is shown, in deliveries and in seconds, so that the first lines appear soon."""
 NEVER = float("inf")
 SUMMED = 250
-"""Deliveries that a summary counts, or a release changes, without a pause of the event loop."""
+"""Deliveries that a summary counts, or a release changes, without yielding to the event loop."""
 SAMPLE = 10_000
 """Deliveries from which a summary is estimated."""
 AGAIN = 0.5
 """Seconds after which deliveries are released that another change had withdrawn."""
 TOGETHER = 100
-"""Messages that are bounced at the same time, so that one write holds many."""
+"""Messages that are bounced concurrently, so that one write holds many of them."""
 
 ALL = QueueFilter()
 Selected = tuple[Delivery, Message | None, DeliveryState]
@@ -278,14 +278,16 @@ _Change = Callable[[Delivery], Delivery]
 _Work = Callable[[Sequence[Delivery]], Awaitable[int]]
 _Step = tuple[Delivery, Delivery]
 RACES = 5
-"""How often deliveries that change while an act is noted are looked at again."""
+"""How often deliveries are retried that change while an act is being noted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`changed` can be less than `matched - busy`: some already were as wanted, or left meanwhile.
+    """The counts of a change. `changed` can be less than `matched - busy`, because some deliveries already
+    were as wanted, or left the queue.
 
-    Of an undo, `gone` have left the queue and `altered` were changed since by something else.
+    For an undo, `gone` deliveries have left the queue, and `altered` ones were changed by something else
+    since.
     """
 
     matched: int = 0
@@ -305,7 +307,7 @@ class Result:
 
 
 class VerbProgress(Protocol):
-    """How many deliveries have been looked at, of how many there were at the start."""
+    """The progress of a command: the deliveries checked so far, and the total at the start."""
 
     done: int
     total: int
@@ -315,7 +317,7 @@ LEFT_OUT = "what cannot be read, for the spool is damaged (zonerelay status says
 
 
 class Operations:
-    """One per worker. Methods raise StoreError when the store cannot do it."""
+    """The commands on the queue of one worker. Methods raise StoreError when the store fails."""
 
     def __init__(
         self,
@@ -329,8 +331,8 @@ class Operations:
         orders_in_force: Callable[[], Collection[str]] = tuple,
         waited_for: WaitedFor = lambda delivery, message, hosts: None,
     ) -> None:
-        """`orders_in_force` returns the ids of operators' orders that may hold mail; `waited_for` is that of
-        `Orders`.
+        """Create the commands. `orders_in_force` returns the ids of active suspensions and hold rules.
+        `waited_for` is `Orders.waited_for`.
         """
         self._waited_for = waited_for
         self._journal = journal
@@ -341,10 +343,10 @@ class Operations:
         self._clock = clock
         self._orders_in_force = orders_in_force
 
-    # Looking
+    # Reading commands
 
     def left_out(self) -> tuple[str, ...]:
-        """Says in words what the answers of a damaged store lack."""
+        """Return a message about what the replies of a damaged store omit."""
         return (LEFT_OUT,) if self._store.unhealthy() is Unhealthy.DAMAGED else ()
 
     async def select(
@@ -355,8 +357,9 @@ class Operations:
         *,
         after: DeliveryKey | None = None,
     ) -> AsyncGenerator[Selected, None]:
-        """Matching deliveries, zone by zone, oldest message first; the message is `None` if unreadable.
-        `after`: only those behind this one, which was the last of a former page and may be gone.
+        """Yield matching deliveries zone by zone, the oldest message first. The message is None if it is
+        unreadable. With `after`, only deliveries behind that key are yielded. It was the last key of the
+        previous page, and its delivery may have left.
         """
         left = sys.maxsize if limit is None else limit
         async with aclosing(
@@ -379,8 +382,8 @@ class Operations:
         return total
 
     async def show(self, message_id: MessageId) -> Shown:
-        """One message with its open deliveries. Raises MessageNotFoundError."""
-        # The deliveries first: a shared store waits for its server when a message is read, and not here.
+        """Return a message with its open deliveries. Raise MessageNotFoundError."""
+        # Read the deliveries first: reading a message from a shared store may wait for its server.
         found = await self._store.deliveries_of(message_id)
         deliveries = [each for each in found if each.queue.kind is not Kind.BIN]
         if found and not deliveries:
@@ -393,14 +396,14 @@ class Operations:
         )
 
     async def trace(self, message_id: MessageId) -> tuple[Step, ...]:
-        """The known history of a message, and its next attempts. Raises MessageNotFoundError."""
+        """Return the known history of a message and its next attempts. Raise MessageNotFoundError."""
         return steps(await self.show(message_id))
 
     async def summary(
         self, wanted: QueueFilter, by: str, *, exact: bool, progress: VerbProgress | None = None
     ) -> Tally:
-        """Counts the matches by one property. Without `exact` a large queue is estimated from one delivery in
-        several, so that the answer comes within about a second.
+        """Count the matches by one property. Without `exact` the counts for a large queue are estimated from
+        a sample, so that the reply comes within about a second.
         """
         every = 1 if exact else max(1, self._total(wanted.zone) // SAMPLE)
         summary = Summary(every, self._clock.now())
@@ -415,11 +418,11 @@ class Operations:
         return summary.tally
 
     def _site(self, delivery: Delivery, _message: Message | None) -> str:
-        """The hosts that the zone has found for the domain."""
+        """Return the hosts that the zone has found for the domain."""
         found = self._scheduler.destination_of(delivery.zone, delivery.domain)
         return UNKNOWN if found is None else found.partition(" ")[2]
 
-    # Changing
+    # Changing commands
 
     async def retry(
         self,
@@ -429,7 +432,7 @@ class Operations:
         at: float = 0.0,
         act: Act | None = None,
     ) -> Result:
-        """`at` (Unix seconds) is when they are due, 0 now."""
+        """Make deliveries due at `at` (Unix seconds), or now if it is 0."""
         after = None if at else self._resume
         return await self._change(
             "retry", wanted, lambda each: _retried(each, at), progress, act, after=after
@@ -441,7 +444,8 @@ class Operations:
         orders = self._orders_in_force()
 
         def held(delivery: Delivery) -> Delivery:
-            # What an order holds is the operator's from now on, or the order's end would release it.
+            # What an order holds now belongs to the operator; otherwise the end of the order would release
+            # it.
             by_order = delivery.act in orders
             return replace(delivery, held=True, act="" if by_order else delivery.act)
 
@@ -479,8 +483,8 @@ class Operations:
         purge: bool = False,
         act: Act | None = None,
     ) -> Result:
-        """Move mail into the bin, where an undo of the act finds it. Nothing is kept without an act, with
-        `purge`, and of rows of the outbox.
+        """Move mail into the bin, where an undo of the act finds it. Mail is deleted at once without an act,
+        with `purge`, and for rows of the outbox.
         """
         until = self._clock.now() + KEPT
 
@@ -506,7 +510,7 @@ class Operations:
         *,
         act: Act | None = None,
     ) -> Result:
-        # One line for the report: it ends up in a status field.
+        # A single line, because the text becomes a status field of the report.
         reply = Reply(554, "7.0", " ".join(reason.split()) or "returned by the operator")
         outcome = Outcome(Verdict.BOUNCED, reply, Scope.LOCAL, local=True, counts=False)
 
@@ -516,7 +520,9 @@ class Operations:
         return await self._over("bounce", wanted, bounce, progress, act)
 
     async def undo(self, undone: Act, act: Act, progress: VerbProgress | None = None) -> Result:
-        """Restores what `undone` changed. Also a second time, after a crash: nothing is restored twice."""
+        """Restore what `undone` changed. It can be repeated after a crash, because nothing is
+        restored twice.
+        """
         result = Result()
         try:
             async with aclosing(self._journal.entries(undone.id)) as pieces:
@@ -529,7 +535,7 @@ class Operations:
         return result
 
     async def release_orders(self, over: Sequence[Order]) -> int:
-        """Releases what these orders have held, and nothing else; returns how many deliveries."""
+        """Release what these orders have held, and nothing else. Return the number of deliveries."""
         ids = {order.id for order in over}
         counts = self._store.counts().values()
         if self._store.is_counted() and not any(each.held for each in counts):
@@ -542,18 +548,18 @@ class Operations:
 
         result = await self._correct(QueueFilter(state=DeliveryState.HELD), released)
         count = result.changed
-        while result.busy:  # another change has its hands on some
+        while result.busy:  # another change has withdrawn some of them
             await asyncio.sleep(AGAIN)
             result = await self._correct(QueueFilter(state=DeliveryState.HELD), released)
             count += result.changed
         return count
 
     async def correct(self, change: Callable[[Delivery], Delivery]) -> int:
-        """Apply a change to the deliveries that it alters, and are not held; returns how many those were."""
+        """Apply a change to the deliveries that it alters, except held ones. Return their number."""
         return (await self._correct(ALL, lambda each: each if each.held else change(each))).changed
 
     async def ask_names_again(self, after: float) -> None:
-        """Make mail due that waits because of an outage of the name servers, in `after` seconds."""
+        """Make mail that waits because of a DNS outage due in `after` seconds."""
         due = self._clock.now() + after
 
         def sooner(delivery: Delivery) -> Delivery:
@@ -601,8 +607,8 @@ class Operations:
         return await self._over(verb, wanted, update, progress, act)
 
     async def _update(self, deliveries: Sequence[Delivery], change: _Change, act: Act | None) -> int:
-        """Notes what the change makes of these, then lets the store do exactly that. A delivery that is not
-        as it was noted, because it has changed meanwhile, is noted and changed once more.
+        """Note in the journal what the change will do, then make the store do exactly that. A delivery that
+        has changed in between is noted and changed again.
         """
         changed: set[DeliveryKey] = set()
         left = {each.key: each for each in deliveries}
@@ -647,7 +653,7 @@ class Operations:
         await self._look_elsewhere(missing, states)
         undone = [entry for entry in entries if entry.key in restored]
         self._wake(entry.before.queue for entry in undone if entry.before.queue != entry.after.queue)
-        # Noted when it is done: a crash in between leaves less to undo of this undo, never more.
+        # Noted after the change: a crash in between leaves less of this undo to be undone, never more.
         await self._journal.note(
             act.id,
             [Entry(e.key._replace(queue=e.before.queue), e.after, restored[e.key]) for e in undone],
@@ -664,8 +670,8 @@ class Operations:
         )
 
     async def _look_elsewhere(self, missing: Sequence[Entry], states: dict[DeliveryKey, State]) -> None:
-        """Finds out which of the missing were moved to another queue since, or put back by an undo that a
-        crash has cut off: these have not left.
+        """Find the missing deliveries that were moved to another queue since, or restored by an undo that a
+        crash interrupted. They have not left the queue.
         """
         origins = {entry.key[1:]: entry.key for entry in missing}
         queues = [queue for queue, counts in self._store.counts().items() if counts.total] if missing else []
@@ -686,7 +692,7 @@ class Operations:
         progress: VerbProgress | None,
         act: Act | None,
     ) -> Result:
-        """Withdraws, works on and gives back the matching deliveries, batch by batch."""
+        """Withdraw the matching deliveries, apply `work` to them and give them back, batch by batch."""
         result = Result()
         try:
             async with aclosing(self._matching(wanted, progress)) as batches:
@@ -716,7 +722,7 @@ class Operations:
         groups = [list(group) for _, group in groupby(keys, key=lambda key: key.message_id)]
         for start in range(0, len(groups), TOGETHER):
             some = groups[start : start + TOGETHER]
-            # The settler keeps an outcome until it is stored; an operator is told now that it cannot be.
+            # The settler keeps an outcome until it can be stored. An operator gets an error now instead.
             await self._store.probe()
             bounced += sum(await asyncio.gather(*(self._bounce_message(group, outcome) for group in some)))
         return bounced
@@ -727,8 +733,8 @@ class Operations:
         if message is None:
             return 0
         chosen = set(keys)
-        # As they are now: the list may be older than the last attempt. Other nodes' mail is not among them:
-        # the report would be stored here, and the outcome nowhere.
+        # Read the current state, because the list may be older than the last attempt. Mail of other nodes is
+        # excluded: the report would be stored here, and the outcome nowhere.
         deliveries = [d for d in await self._store.own_deliveries_of(message_id) if d.key in chosen]
         if deliveries:
             await self._settler.settle(message, deliveries, [outcome] * len(deliveries))
@@ -738,7 +744,7 @@ class Operations:
         for zone, domain in {(key.queue.zone, domain_of(key.recipient)) for key in keys}:
             self._scheduler.resume_domain(zone, domain)
 
-    # Reading
+    # Reading the store
 
     def _state(
         self, delivery: Delivery, message: Message | None, active: set[DeliveryKey], now: float
@@ -748,7 +754,7 @@ class Operations:
         return self._suspended(delivery, message, delivery.state(now))
 
     def _suspended(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryState:
-        """Return the state with the orders of operators taken into account."""
+        """Return the state, taking active suspensions and hold rules into account."""
         if state not in _WAITING or not self._orders_in_force():
             return state
         hosts = (self._scheduler.destination_of(delivery.zone, delivery.domain) or "").partition(" ")[2]
@@ -765,8 +771,8 @@ class Operations:
         every: int = 1,
         after: DeliveryKey | None = None,
     ) -> AsyncGenerator[list[tuple[Delivery, DeliveryState]], None]:
-        """Matches in batches of at most `most`, which take no longer `within` that many seconds. A batch is
-        complete before anything is done to it. Of `every` so many deliveries one is looked at.
+        """Yield matches in batches of at most `most`, each of which takes at most `within` seconds. A batch
+        is complete before anything is done to it. One delivery in `every` is checked.
         """
         matcher = Matcher(wanted, self._clock.now())
         batch: list[tuple[Delivery, DeliveryState]] = []
@@ -833,7 +839,7 @@ class Operations:
         )
 
     async def _messages_of(self, deliveries: Iterable[Delivery]) -> dict[MessageId, Message]:
-        """Reads each message once, which may have a thousand deliveries."""
+        """Read each message only once, because a message may have a thousand deliveries."""
         ids = list(dict.fromkeys(each.message_id for each in deliveries))
         return await self._store.read_messages(ids) if ids else {}
 
@@ -845,7 +851,9 @@ class Operations:
 
 
 def _counting(wanted: Callable[[str], bool], progress: VerbProgress) -> Callable[[str], bool]:
-    """Also asked in the store's thread, one delivery after the other."""
+    """Count the recipients that are checked. The result is also called in the store's thread, one delivery at
+    a time.
+    """
 
     def counted(recipient: str) -> bool:
         progress.done += 1
@@ -855,7 +863,7 @@ def _counting(wanted: Callable[[str], bool], progress: VerbProgress) -> Callable
 
 
 def _stepped(steps: Mapping[DeliveryKey, _Step], current: Delivery) -> Delivery:
-    """The delivery after its step, if it is as it was before."""
+    """Return the delivery after its step if it has not changed; otherwise return it unchanged."""
     old, new = steps[current.key]
     return new if current == old else current
 
@@ -882,6 +890,6 @@ def _moved(delivery: Delivery, queue: QueueName, now: float) -> Delivery:
 
 
 def described(wanted: QueueFilter) -> str:
-    """The filter as one line of the log, which shows later what was done."""
+    """Return the filter as one line for the log, which later shows what was done."""
     given = ((field.name, getattr(wanted, field.name)) for field in fields(wanted))
     return " ".join(f"{name}={value}" for name, value in given if value is not None)

@@ -1,7 +1,6 @@
-"""What becomes of a delivery after its attempt: `settler` decides by `disposition` and `retry` and writes.
+"""Settles deliveries after an attempt: `settler` decides by `disposition` and `retry`, and writes the result.
 
-`outcome_log` holds the writes until the store has them; `bounces` makes the reports to senders.
+`outcome_log` keeps the writes until the store has accepted them. `bounces` makes the reports to senders.
 
-Code outside takes `settler`, `retry` for the policy that it decides by, and `bounces` for a message of the
-relay's own.
+Code outside imports `settler`, `retry` for its retry policy, and `bounces` for messages of the relay itself.
 """

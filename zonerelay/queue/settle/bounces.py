@@ -1,10 +1,10 @@
-"""Makes the delivery status notification for a sender, ready to be stored with the outcomes it reports.
+"""Creates the delivery status notification for a sender, to be stored with the outcomes that it reports.
 
-A report goes from the null sender to the original one (RFC 3464 2, RFC 5321 4.5.5) and is an ordinary message
-afterwards: routed, queued and retried like any other. It returns the original's header, or all of it when a
-failure is reported, the sender asked for that (RET=FULL) and it is no larger than `bounce.return_size`
-(RFC 3461 6.2). When the original cannot be read, the report is made without it. `ReportError` means that
-no report can be made at all.
+A report goes from the null sender to the original sender (RFC 3464 2, RFC 5321 4.5.5). Afterwards it is an
+ordinary message, which is routed, queued and retried like any other. It returns the header of the original
+message. It returns the whole message if it reports a failure, the sender requested that (RET=FULL) and the
+message is no larger than `bounce.return_size` (RFC 3461 6.2). If the original cannot be read, the report is
+made without it. `ReportError` means that no report can be made at all.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from zonerelay.store.contract import CHUNK_SIZE, QueueStore, StoreError, Submit
 from zonerelay.telemetry.events.events import Events
 
 PROTOCOL = "internal"
-"""`Origin.protocol` of messages of our own making."""
+"""`Origin.protocol` of messages that the relay creates itself."""
 
 _END_OF_HEADER = b"\r\n\r\n"
 
 
 class ReportError(Exception):
-    """The report could not be made; what it reports must not be forgotten."""
+    """The report could not be made. The outcomes that it reports must not be forgotten."""
 
 
 class DsnMaker:
-    """The DSN maker of a settler."""
+    """Creates the delivery status notifications of a settler."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class DsnMaker:
         self._ids = ids
         self._choose_zone = choose_zone
         self.bounce = bounce
-        self.zone_sizes: Mapping[str, int] = {}  # the largest message of zones that limit it
+        self.zone_sizes: Mapping[str, int] = {}  # the maximum message size of each zone that has one
         self._hostname = hostname
         self._events = events
         self._clock = clock
@@ -67,12 +67,12 @@ class DsnMaker:
         *,
         retry_until: float | None = None,
     ) -> Submit:
-        """One report for all these recipients. Raises ReportError."""
+        """Return one report about all these recipients. Raise ReportError."""
         require_tls = message.envelope.require_tls
-        # RFC 8689 5: the report of such a message has the same wish, and the header alone.
+        # RFC 8689 5: the report about such a message also requires TLS, and returns only the header.
         wants_whole = kind is DsnKind.FAILED and message.envelope.ret is Ret.FULL and not require_tls
         if wants_whole and message.eight_bit:
-            # Where no host took 8-bit content, none may take the report with it in it.
+            # If no host accepted 8-bit content, none may accept the report that contains it.
             wants_whole = not any(report.outcome.reply.detail == "6.3" for report in reports)
         header, whole = await self._original(message, whole=wants_whole)
         now = self._clock.now()
@@ -94,7 +94,7 @@ class DsnMaker:
 
         try:
             submit = made(whole)
-            # Its zone would return it, and no report is made about a report.
+            # The zone would return a report that is too large, and no report is made about a report.
             submit = made(b"") if whole and self._is_too_large(submit) else submit
             return replace(submit, about=tuple(report.delivery.key for report in reports))
         except Exception as error:
@@ -121,7 +121,7 @@ class DsnMaker:
         return own_mail(envelope, text, self._choose_zone)
 
     async def _original(self, message: Message, *, whole: bool) -> tuple[bytes, bytes]:
-        """Return the header, and the message if it is wanted `whole` and can be returned."""
+        """Return the header, and the message if `whole` is set and it can be returned."""
         whole = whole and message.size <= self.bounce.return_size
         head = bytearray()
         try:
@@ -140,7 +140,7 @@ class DsnMaker:
         return self._header_of(text), text if whole and can_return_whole(text) else b""
 
     def _header_of(self, head: bytes) -> bytes:
-        """Whole lines up to the end of the header or the size limit."""
+        """Return whole lines up to the end of the header or the size limit."""
         end = head.find(_END_OF_HEADER)
         header = head[: end + 2] if end >= 0 else head
         if len(header) <= self.bounce.return_size:
@@ -149,7 +149,7 @@ class DsnMaker:
 
 
 def own_mail(envelope: Envelope, octets: bytes, choose_zone: ChooseZone) -> Submit:
-    """Return a message of the relay's own, in the zones that the routes choose for it."""
+    """Return a message that the relay sends itself, in the zones that the routes choose for it."""
     headers = parse_header(octets.partition(_END_OF_HEADER)[0] + b"\r\n").fields
     zone_of = choose_zone(envelope, headers=headers, size=len(octets))
     choices = [(each.address, zone_of(each.address)) for each in envelope.recipients]

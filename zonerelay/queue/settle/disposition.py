@@ -1,27 +1,28 @@
-"""The disposition of a delivery: its new durable state after an outcome, and the report it owes. No I/O.
+"""The disposition of a delivery: its new durable state after an outcome, and the report that it owes. No I/O.
 
 Policy, in this order:
 
-- delivered: the delivery leaves; with a report when the sender asked for one (NOTIFY=SUCCESS) and the peer,
-  having no DSN, cannot give it.
-- in doubt (the connection was lost after the final dot): as the zone says. `retry`: like any deferral;
-  `hold`: stays until an operator releases it; `bounce`: like a refusal.
-- bounced: leaves with a failure report.
-- deferred: the retry policy names the next attempt; when there is none (too old, too many attempts) the
-  delivery expires, which is a failure. Our own trouble (`Scope.LOCAL`) uses up no attempt and is tried again
-  after a quarter of the age, between `LOCAL_FIRST` (a store that is back after a moment should not cost new
-  mail a minute) and `LOCAL_DELAY`; an outcome that does not count (no peer was asked) likewise, between
-  `LOCAL_DELAY` and `UNCOUNTED_LONGEST`; a suspended destination's mail when the suspension ends.
-- a delivery deferred for the first time after `bounce.delay_warning` owes one delay report.
+- delivered: the delivery leaves. A report is owed if the sender requested one (NOTIFY=SUCCESS) and the peer
+  cannot send it because it does not support DSN.
+- in doubt (the connection was lost after the final dot): the setting of the zone applies. `retry` treats it
+  as a deferral, `hold` keeps it until an operator releases it, and `bounce` treats it as a refusal.
+- bounced: the delivery leaves with a failure report.
+- deferred: the retry policy determines the next attempt. If there is none (too old, too many attempts), the
+  delivery expires, which is a failure. An error of the relay itself (`Scope.LOCAL`) does not count as an
+  attempt; the delivery is tried again after a quarter of its age, but at least `LOCAL_FIRST` (if the store
+  recovers quickly, new mail should not wait a minute) and at most `LOCAL_DELAY`. An outcome that does not
+  count because no peer was contacted is handled in the same way, between `LOCAL_DELAY` and
+  `UNCOUNTED_LONGEST`. Mail of a suspended destination is tried again when the suspension ends.
+- a delivery that is deferred for the first time after `bounce.delay_warning` owes one delay report.
 
-A failure report is owed when the sender is not null (RFC 5321 4.5.5), `[bounce]` is on, and NOTIFY says
-FAILURE or nothing (RFC 3461 4.1); a delay report likewise with DELAY; a report of success only when NOTIFY
-says SUCCESS (RFC 3461 5.2.2 b). A row of the outbox is its own report: none is made. Nor is one made about
-mail that was taken from a stranger, whose sender may be a third person. Ages count from a delivery's
-`created`: for mail that its sender held back (RFC 4865) that is its release.
+A failure report is owed if the sender is not null (RFC 5321 4.5.5), `[bounce]` is enabled, and NOTIFY is
+FAILURE or missing (RFC 3461 4.1). The same holds for a delay report with DELAY. A success report is owed only
+if NOTIFY is SUCCESS (RFC 3461 5.2.2 b). No report is made for a row of the outbox, which records its own
+result, nor for mail accepted from an unauthenticated client, whose sender address may be forged. The age of a
+delivery is counted from its `created`, which for mail that its sender delays (RFC 4865) is the release time.
 
-A message that cannot be read has no sender to tell, so its deliveries never leave: they are put off by
-`UNREADABLE_DELAY`, however old they are.
+If a message cannot be read, its sender is unknown and cannot be notified. So its deliveries never leave; they
+are deferred by `UNREADABLE_DELAY`, however old they are.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ UNREADABLE_DELAY = 15 * 60.0
 _TOO_CLOSE = 1.0
 
 STRANGER = "stranger"
-"""Why no report is made about mail of a client that may not relay."""
+"""The reason why no report is made about mail of a client that is not allowed to relay."""
 
 TROUBLE = Outcome(
     Verdict.DEFERRED,
@@ -66,10 +67,11 @@ UNREADABLE = Outcome(
 
 @dataclass(frozen=True, slots=True)
 class Disposition:
-    """A disposition. `delivery` as it was, `outcome` as it is recorded (an expiry was a deferral before).
+    """A decision about one delivery. `delivery` is its old state, and `outcome` the outcome that is recorded
+    (an expiry was a deferral before).
 
-    `report` is what is owed to the sender; `silence` says why a failure, or a success that the sender
-    asked to hear of, is not reported.
+    `report` is the report that is owed to the sender. `silence` is the reason why a failure, or a success
+    that the sender asked to be reported, is not reported.
     """
 
     delivery: Delivery
@@ -81,7 +83,7 @@ class Disposition:
 
 
 class DispositionPolicy:
-    """Decides one recipient at a time, by the retry and bounce settings."""
+    """Decides about one recipient at a time, by the retry and bounce settings."""
 
     def __init__(self, retry: RetryPolicy, bounce: BounceSettings) -> None:
         self._retry = retry
@@ -99,8 +101,8 @@ class DispositionPolicy:
         until: float | None = None,
         paused: float = 0.0,
     ) -> Disposition:
-        """`until`: when to look again at a delivery that was deferred without an attempt. `paused`: for how
-        many seconds its age has not counted.
+        """Decide about a delivery. `until` is the time of the next check of a delivery that was deferred
+        without an attempt. `paused` is the number of seconds that do not count towards its age.
         """
         if message is None:
             return put_off(delivery, outcome, now)
@@ -120,15 +122,19 @@ class DispositionPolicy:
         return self._deferred(message.envelope, delivery, outcome, next_attempt, now, paused=paused)
 
     def needs_message(self, delivery: Delivery, now: float) -> bool:
-        """A deferral without an attempt may expire the delivery or owe a warning, so the sender matters."""
+        """Return whether a deferral without an attempt may expire the delivery or owe a warning, which
+        depends on the sender.
+        """
         age = now - delivery.created
-        # Which life is the message's own is known only once its sender is.
+        # Which maximum age applies is known only when the sender is known.
         return age >= self._retry.shortest_lifetime(delivery.zone) - _TOO_CLOSE or (
             not delivery.warned and self._is_late(delivery, now)
         )
 
     def is_old(self, delivery: Delivery, now: float) -> bool:
-        """Such mail is looked at from time to time, wherever it waits: it may expire, or owe a warning."""
+        """Return whether a delivery may expire or owe a warning, so that it must be checked from time to time
+        wherever it waits.
+        """
         expires = delivery.created + self._retry.shortest_lifetime(delivery.zone)
         return self._is_late(delivery, now) or expires - now <= _TOO_CLOSE
 
@@ -205,18 +211,22 @@ class DispositionPolicy:
 
 
 def asks_for_success(delivery: Delivery, outcome: Outcome) -> bool:
-    """The sender wants to hear that it was delivered, and the peer that took it will not tell."""
+    """Return whether the sender requested a success report that the peer will not send."""
     return not outcome.dsn_passed and bool(delivery.notify & Notify.SUCCESS)
 
 
 def deferred(delivery: Delivery, outcome: Outcome, until: float, now: float) -> Disposition:
-    """Defers without an attempt. The caller knows that neither expiry nor warning is due."""
+    """Defer a delivery without an attempt. The caller has checked that neither expiry nor a
+    warning is due.
+    """
     change = Postpone(delivery.deferred(until, outcome.attempt(now), counts=False))
     return Disposition(delivery, outcome, change, until)
 
 
 def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
-    """Keeps a delivery for a while, whatever its age: the relay or its spool must be repaired first."""
+    """Keep a delivery for a while, whatever its age, because the relay or its spool must be
+    repaired first.
+    """
     if outcome.verdict is Verdict.DELIVERED:
         return Disposition(delivery, outcome, Finish(delivery))
     outcome = replace(outcome, verdict=Verdict.DEFERRED)
@@ -224,10 +234,10 @@ def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
 
 
 def unreported(disposition: Disposition, now: float) -> Disposition:
-    """Return the disposition without its report, which cannot be made: a failure stays, a warning is owed
-    next time.
+    """Return the disposition without its report, which could not be made. A failed delivery stays in the
+    queue, and a warning is owed next time.
 
-    A success leaves without its report: keeping it would deliver the message again.
+    A success leaves without its report: keeping the delivery would send the message again.
     """
     change = disposition.change
     if isinstance(change, Finish):
@@ -242,7 +252,9 @@ def _held(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
 
 
 def _expired(delivery: Delivery, outcome: Outcome) -> Outcome:
-    """Return the expiry of a delivery: it gives the peer's last reason, not that we did not ask again."""
+    """Return the expiry of a delivery, with the last reply of a peer instead of the reason why none was
+    contacted.
+    """
     last = delivery.last
     if outcome.counts or last is None:
         return replace(outcome, verdict=Verdict.EXPIRED)
@@ -258,7 +270,7 @@ def _expired(delivery: Delivery, outcome: Outcome) -> Outcome:
 
 
 def local_delay(age: float) -> float:
-    """Return seconds until a delivery that failed for the relay's own trouble is tried again."""
+    """Return the seconds until a delivery is tried again that failed because of an error in the relay."""
     return min(max(age / 4, LOCAL_FIRST), LOCAL_DELAY)
 
 

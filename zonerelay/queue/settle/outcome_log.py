@@ -1,15 +1,15 @@
-"""The outcome log: changes on their way into the store. A write that is put here is tried until it succeeds.
+"""The outcome log: changes on their way into the store. A write is retried until it succeeds.
 
-What becomes known in one round of the event loop is written in one `settle`; what may be written lazily
-(outcomes of delivered mail) waits up to `GATHERING` for company first. Promises:
+Changes of one iteration of the event loop are written with one `settle`. Lazy changes (outcomes of delivered
+mail) first wait up to `GATHERING` for others. Promises:
 
 - The changes of an `AtomicWrite` are written together (an outcome and the bounce that reports it).
 - Its `then` is called once, after its changes are durable.
-- While the store refuses, writes are kept in order and tried again with back-off; a sick write (the store
-  works, this one fails) is tried again by itself and holds up no other.
-- At most `MAX_UNSETTLED` deliveries are to be on their way: a caller with more waits in `room`. There is no
-  room while the store refuses, or has not answered for `SILENT`: mail whose outcome cannot be recorded would
-  be sent again by the other workers that share the store.
+- While the store fails, writes are kept in order and retried with back-off. A write that fails although the
+  store works is retried alone and does not delay the others.
+- At most `MAX_UNSETTLED` deliveries should be on their way: a caller with more waits in `room`. Callers also
+  wait while the store fails, or has not responded for `SILENT` seconds, because mail whose outcome cannot be
+  recorded would be sent again by the other workers that share the store.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ from zonerelay.telemetry.events.events import Events
 
 MAX_UNSETTLED = 1000
 MAX_CHANGES = 250
-"""In one write, of more than one entry: putting it together takes some milliseconds of the event loop."""
+"""The limit of changes in one write of several entries. Preparing the write takes some milliseconds of the
+event loop.
+"""
 GATHERING = 0.01
 """Seconds that lazy writes wait for others: one write for dozens of messages instead of one for each."""
 COMPANY = 64
-"""Changes that need not wait for more."""
+"""The number of changes that are written without waiting for more."""
 SILENT = 1.0
-"""Seconds without an answer of the store after which nothing new is sent."""
+"""Seconds without a response of the store after which no new mail is sent."""
 RETRY_FIRST = 0.5
 RETRY_LONGEST = 30.0
 
 
 @dataclass(slots=True, eq=False)
 class AtomicWrite:
-    """Changes that belong together. `lazy`: they may wait for company (no caller waits for them). `submits`
-    says how many of lazy ones are no changes of deliveries.
+    """Changes that are written together. A `lazy` write may wait for others, because no caller waits for it.
+    Of a lazy write, `submits` changes are not changes of deliveries.
     """
 
     changes: Sequence[Change]
@@ -52,7 +54,7 @@ class AtomicWrite:
         return [change.delivery.key for change in self.changes if not isinstance(change, Submit)]
 
     def count(self) -> int:
-        """Deliveries changed."""
+        """Return the number of deliveries that are changed."""
         if self.lazy:
             return len(self.changes) - self.submits
         return sum(1 for change in self.changes if not isinstance(change, Submit))
@@ -79,19 +81,19 @@ class OutcomeLog:
         self._room = asyncio.Event()
         self._room.set()
         self.room = self._room.wait
-        """Waits until another outcome may be produced: few are under way, and the store takes them."""
+        """Waits until another outcome may be produced: few are being written, and the store accepts them."""
 
     def reserve(self, count: int) -> None:
-        """Counts deliveries whose entry is still being made; a negative number, those that are settled."""
+        """Count deliveries whose entry is still being made. A negative number counts settled ones."""
         self._unsettled += count
         self._update_room()
 
     def keys(self) -> set[DeliveryKey]:
-        """Return deliveries with an outcome that is not durable yet."""
+        """Return the deliveries with an outcome that is not durable yet."""
         return {key for entry in self._entries for key in entry.delivery_keys()}
 
     def put(self, entry: AtomicWrite) -> None:
-        """Write it soon."""
+        """Write an entry soon."""
         self._entries.add(entry)
         self._gathered.append(entry)
         self._gathered_changes += len(entry.changes)
@@ -101,13 +103,13 @@ class OutcomeLog:
             self._timer = asyncio.get_running_loop().call_later(GATHERING, self._flush)
 
     async def drain(self, timeout: float | None) -> bool:
-        """Wait until everything is durable; false when the time is over first."""
+        """Wait until everything is durable. Return false if the timeout expires first."""
         if self._gathered:
             self._flush()
         return await self._tasks.wait(timeout)
 
     async def close(self) -> None:
-        """Give up on what is left: those deliveries will be attempted again."""
+        """Cancel what is left. Those deliveries will be attempted again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -121,7 +123,7 @@ class OutcomeLog:
         if not entries:
             return
         if self._refusing:
-            # The loop that tries the failed ones again takes these too.
+            # The task that retries failed writes takes these too.
             self._failed += entries
             return
         self._tasks.start(self._write(entries))
@@ -152,14 +154,16 @@ class OutcomeLog:
         return True
 
     async def _announce(self, written: deque[AtomicWrite]) -> None:
-        """A line in the log for each of hundreds of deliveries takes its time."""
+        """Call `then` of the entries that were written. Hundreds of log lines take time, so this is done in
+        slices.
+        """
         try:
             while written:
                 if written[0].then is not None:
                     await self._slices.next()
                 self._settled(written.popleft())
         finally:
-            while written:  # cancelled: what is durable is told of all the same
+            while written:  # cancelled, but durable outcomes are still reported
                 self._settled(written.popleft())
 
     def _is_late(self, write: int) -> None:
@@ -176,7 +180,7 @@ class OutcomeLog:
         except Exception as error:  # noqa: BLE001 - the write is done; its announcement must not stop others
             self._events.trouble("queue.settled", error)
 
-    # Trying again
+    # Retrying
 
     def _keep(self, entries: list[AtomicWrite]) -> None:
         trying = bool(self._failed)
@@ -199,8 +203,9 @@ class OutcomeLog:
         self._update_room()
 
     async def _store_works(self) -> bool:
-        """That it has failed, a store may notice only now, and be good for a while once it is repaired: where
-        LevelDB has too little room to move its tables, for those parts of a second.
+        """Return whether the store works. It may notice a past failure only when it is used, and work for a
+        while after a repair; LevelDB does so for fractions of a second when it lacks the space to compact its
+        tables.
         """
         await self._store.usable()
         if await self._probed():
@@ -217,9 +222,11 @@ class OutcomeLog:
         return True
 
     async def _try_each(self) -> bool:
-        """Return whether any of the failed writes was written. A part with a sick one is tried one by one.
+        """Retry the failed writes and return whether any succeeded. If a part fails, its entries are written
+        one by one.
 
-        A store that was just repaired may be good for some milliseconds: nothing waits for company here.
+        A store that was just repaired may work for only some milliseconds, so nothing waits for other writes
+        here.
         """
         progress = False
         for part in _parts(list(self._failed)):
@@ -247,7 +254,7 @@ class OutcomeLog:
 
 
 def _parts(entries: list[AtomicWrite]) -> list[list[AtomicWrite]]:
-    """Return entries in parts of at most about `MAX_CHANGES` changes."""
+    """Return the entries in parts of at most about `MAX_CHANGES` changes."""
     if sum(len(entry.changes) for entry in entries) <= MAX_CHANGES:
         return [entries]
     parts: list[list[AtomicWrite]] = [[]]

@@ -1,31 +1,31 @@
-"""The retry policy: when a deferred delivery is tried again, and when it expires.
+"""The retry policy: when a deferred delivery is attempted again, and when it expires.
 
-Policy. `attempts` is the number of finished attempts, the one that just failed included; attempt 1 is
-made at acceptance. The times below are since acceptance, for attempts that take no time, jitter 0:
+Policy: `attempts` is the number of finished attempts, including the one that just failed. Attempt 1 is made
+at acceptance. The times below are since acceptance, for attempts that take no time and a jitter of 0:
 
     attempt           1    2      3       4        5         6          7 …
     schedule          0    1 m    6 m     21 m     51 m      1 h 51 m   3 h 51 m, 7 h 51 m, then every 4 h
     exponential       0    60 s   360 s   1860 s   9360 s    46860 s    none: 6 attempts in all
     quadratic         0    1 m    5 m     14 m     30 m      55 m       91 m, 140 m, 204 m, 285 m, none
 
-`exponential` waits 12·5ⁿ seconds after attempt n ≤ 5, so its sixth failed attempt, 13 h 1 m after
-acceptance, is the last; `quadratic` waits n² minutes and its tenth failed attempt, after 4 h 45 m, is.
+`exponential` waits 12·5ⁿ seconds after attempt n ≤ 5, so its sixth failed attempt, 13 h 1 m after acceptance,
+is the last. `quadratic` waits n² minutes, and its tenth failed attempt, after 4 h 45 m, is the last.
 
-`max_attempts` lowers these ends (for `quadratic` it also raises it; 0 means the policy's own). Jitter moves
-every delay of these three by up to the given fraction either way; a `backoff` function's answer is taken as
-it is, and only `max_age` and `max_attempts` bound it.
+`max_attempts` lowers these limits; for `quadratic` it can also raise the limit, and 0 means the limit of the
+policy itself. Jitter changes every delay of these three policies by up to the given fraction in either
+direction. The result of a `backoff` function is used as it is; only `max_age` and `max_attempts` limit it.
 
-Age: a retry that would fall after `max_age` is brought forward to the moment of `max_age`, so the last
-attempt of a message happens exactly then and its sender hears no later. A delivery that is deferred at or
-after that age expires. So a delivery found overdue after a long standstill is attempted once more, never
-expired unseen, unless its destination is suspended. Messages from the null sender live `bounce.max_age`.
+Age: a retry that would be later than `max_age` is made exactly at `max_age`, so the last attempt of a message
+happens then and its sender is notified without further delay. A delivery that is deferred at or after that
+age expires. So a delivery that is overdue after a long downtime is attempted once more and never expires
+unattempted, unless its destination is suspended. Messages from the null sender expire after `bounce.max_age`.
 
-Zones may have a schedule (which takes the place of the policy and of `backoff`), a `max_age` and a number of
-attempts of their own; what one leaves out is as [retry] says. A zone's `max_age` shortens the life of reports
-in it, it never prolongs it. What ends in a zone that a reload has taken away goes by the default zone's.
+Zones may have their own schedule (which replaces the policy and `backoff`), `max_age` and number of attempts.
+Values that a zone omits come from [retry]. A zone's `max_age` shortens the life of reports in it but never
+prolongs it. Mail in a zone that a reload has removed expires by the values of the default zone.
 
-Failure: a `backoff` function that raises, hangs or answers nonsense costs no mail: the delay is
-`FALLBACK_DELAY`, and a `trouble` event tells the operator.
+Failure: a `backoff` function that raises, hangs or returns an invalid value loses no mail. The delay is
+`FALLBACK_DELAY`, and a `trouble` event is reported to the operator.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ from zonerelay.model.message_id import is_row
 from zonerelay.telemetry.events.events import Events
 
 Backoff = Callable[[Envelope, int], float | None]
-"""`backoff(envelope, attempts)` → seconds until the next attempt, `None`: no further attempt."""
+"""`backoff(envelope, attempts)` returns the seconds until the next attempt, or None for no
+further attempt.
+"""
 
 EXPONENTIAL_ATTEMPTS = 6
 QUADRATIC_ATTEMPTS = 10
@@ -67,30 +69,33 @@ BACKOFF_TIMEOUT = 5.0
 _Job = tuple[Envelope, int, "Future[float | None]"]
 
 _TOO_CLOSE = 1.0
-"""A last attempt this near to the previous one is the same attempt (and absorbs rounded stored times)."""
+"""A last attempt this close to the previous one is skipped, which also absorbs the rounding of
+stored times.
+"""
 
 
 class RetryPolicy(Protocol):
-    """The policy as the settler sees it."""
+    """The retry policy as used by the settler."""
 
     def lifetime(self, envelope: Envelope, zone: str) -> float:
-        """Return seconds after acceptance at which a message expires in a zone."""
+        """Return the age in seconds at which a message expires in a zone."""
 
     def shortest_lifetime(self, zone: str) -> float:
-        """No message in the zone expires sooner."""
+        """Return the age in seconds before which no message in the zone expires."""
 
     async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
-        """Unix time of the next attempt, `None` when there is to be none.
+        """Return the Unix time of the next attempt, or None if there is none.
 
-        `delivery.attempts` counts the attempt that was just deferred. Raises only CancelledError.
+        `delivery.attempts` includes the attempt that was just deferred. Only CancelledError is raised.
         """
 
 
 class IsolatedBackoff:
-    """Runs an operator's back-off function in a thread of its own: a slow one does not stop the event loop.
+    """Runs an operator's back-off function in its own thread, so that a slow function does not block the
+    event loop.
 
-    `delay` returns within `BACKOFF_TIMEOUT` and raises only CancelledError. While a call hangs the function
-    is not called again, so one thread is lost at most; every delivery gets the fallback delay.
+    `delay` returns within `BACKOFF_TIMEOUT` and raises only CancelledError. While a call hangs, the function
+    is not called again and every delivery gets the fallback delay, so at most one thread is lost.
     """
 
     def __init__(
@@ -109,7 +114,7 @@ class IsolatedBackoff:
             return self._fallback
         answer: Future[float | None] = Future()
         if self._thread is None:
-            # A daemon: a function that hangs for ever must not keep the process from leaving.
+            # A daemon thread: a function that hangs for ever must not keep the process from exiting.
             self._thread = threading.Thread(target=self._run, name="backoff", daemon=True)
             self._thread.start()
         self._jobs.put((envelope, attempts, answer))
@@ -126,7 +131,7 @@ class IsolatedBackoff:
     def _run(self) -> None:
         while True:
             envelope, attempts, answer = self._jobs.get()
-            # When the loop is closed no caller waits any more.
+            # No caller waits any more after the loop is closed.
             with contextlib.suppress(RuntimeError):
                 try:
                     answer.set_result(checked_delay(self._function(envelope, attempts)))
@@ -135,14 +140,16 @@ class IsolatedBackoff:
 
 
 def _harmless(error: BaseException) -> Exception:
-    """SystemExit in a stranger's function is not ours to obey, and futures refuse StopIteration."""
+    """Return an error that can be set on a future. SystemExit of an operator's function must not end the
+    relay, and futures refuse StopIteration.
+    """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 class ZoneRetryPolicy:
-    """The policy of one zone: a back-off, bounded by attempts and by age."""
+    """The retry policy of one zone: a back-off, limited by attempts and by age."""
 
     def __init__(
         self, settings: RetrySettings, bounce_max_age: float, backoff: IsolatedBackoff | Backoff
@@ -173,7 +180,7 @@ class ZoneRetryPolicy:
 
 
 class RetryPolicies:
-    """The built-in policies: that of [retry], and of zones that have their own."""
+    """The built-in retry policies: that of [retry], and those of zones with their own."""
 
     def __init__(
         self, otherwise: ZoneRetryPolicy, zones: dict[str, ZoneRetryPolicy], random: _random.Random
@@ -201,8 +208,9 @@ class RetryPolicies:
 
 
 class OutboxRetries:
-    """Rows of the outbox: n² minutes after the n-th failed attempt, exactly, and so often as [outbox] says;
-    the failure of the last attempt ends it. Everything else, and how old mail may get, is as the policy says.
+    """The retry policy for rows of the outbox: n² minutes after the n-th failed attempt, without jitter, up
+    to the number of attempts in [outbox]. The failure of the last attempt is final. Other mail, and the
+    maximum age, follow the policy `otherwise`.
     """
 
     def __init__(self, otherwise: RetryPolicy, max_attempts: int) -> None:
@@ -228,7 +236,7 @@ def build(
     events: Events,
     outbox: OutboxSettings | None = None,
 ) -> RetryPolicy:
-    """Return the configured policies. Raises ValueError with a message when `backoff` cannot be loaded."""
+    """Return the configured policies. Raise ValueError with a message if `backoff` cannot be loaded."""
     backoff: IsolatedBackoff | Backoff
     if settings.backoff:
         backoff = IsolatedBackoff(load_backoff(settings.backoff), FALLBACK_DELAY, events)
@@ -243,7 +251,7 @@ def build(
 def _of_zone(
     zone: ZoneSettings, general: RetrySettings, bounce: BounceSettings, backoff: IsolatedBackoff | Backoff
 ) -> ZoneRetryPolicy | None:
-    """`None` where the zone says nothing of its own."""
+    """Return the policy of a zone, or None if the zone has no retry settings of its own."""
     if not (zone.schedule or zone.max_age or zone.max_attempts):
         return None
     settings = replace(
@@ -275,7 +283,7 @@ def _max_attempts(settings: RetrySettings) -> int | None:
 
 
 def scheduled(delays: tuple[float, ...]) -> Backoff:
-    """Return the n-th delay after the n-th attempt; the last one repeats."""
+    """Return a back-off with the n-th delay after the n-th attempt. The last delay repeats."""
 
     def backoff(envelope: Envelope, attempts: int) -> float:
         del envelope
@@ -285,19 +293,21 @@ def scheduled(delays: tuple[float, ...]) -> Backoff:
 
 
 def exponential(envelope: Envelope, attempts: int) -> float | None:
-    """python-slimta's documented example: 12·5ⁿ seconds while n ≤ 5."""
+    """Return 12·5ⁿ seconds while n ≤ 5, as in the example of python-slimta's documentation."""
     del envelope
     return 12.0 * 5.0**attempts if attempts < EXPONENTIAL_ATTEMPTS else None
 
 
 def quadratic(envelope: Envelope, attempts: int) -> float:
-    """n² minutes; the number of attempts is bounded by the caller."""
+    """Return n² minutes in seconds. The caller limits the number of attempts."""
     del envelope
     return 60.0 * attempts * attempts
 
 
 def load_backoff(spec: str) -> Backoff:
-    """Return the function that `module:function` names; ValueError says in words why there is none."""
+    """Return the function that `module:function` names. Raise ValueError with a message if it cannot be
+    loaded.
+    """
     module_name, colon, name = spec.partition(":")
     if not (module_name and colon and name):
         raise ValueError(f'write it as "module:function", not {spec!r}')
@@ -315,7 +325,7 @@ def load_backoff(spec: str) -> Backoff:
 
 
 def checked_delay(answer: object) -> float | None:
-    """`answer` when it is `None` or a usable number of seconds; ValueError otherwise."""
+    """Return `answer` if it is None or a usable number of seconds. Raise ValueError otherwise."""
     if answer is None:
         return None
     if isinstance(answer, bool) or not isinstance(answer, int | float):

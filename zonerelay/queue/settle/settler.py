@@ -1,14 +1,14 @@
 """The settler turns outcomes into changes of the store, and makes the reports that senders are owed.
 
-It owns a delivery from the moment its outcome is known until that is durable. Promises:
+It owns a delivery from the moment its outcome is known until the outcome is durable. Promises:
 
-- One atomic write holds the outcomes of a message's attempt and the report about them (DESIGN rule 2).
-- `post` never waits and cannot be cancelled half-way: the caller's task may end, the outcome is recorded.
-- A report that cannot be made keeps its deliveries in the queue; an error here never removes mail.
-- A `delivered` event is emitted at once, for it is a fact about the peer, recorded by us or not; every other
-  event tells a decision of the relay and follows the write that holds it.
+- One atomic write holds the outcomes of an attempt and the report about them (DESIGN rule 2).
+- `post` never waits and cannot be cancelled half-way. The outcome is recorded even if the caller's task ends.
+- A report that cannot be made keeps its deliveries in the queue. An error here never removes mail.
+- A `delivered` event is emitted at once, because delivery is a fact whether or not the relay records it.
+  Every other event describes a decision of the relay and follows the write that holds it.
 
-Callers wait in `room` before they start another attempt: see `outcome_log.py`.
+Callers wait in `room` before they start another attempt (see `outcome_log.py`).
 """
 
 from __future__ import annotations
@@ -48,25 +48,27 @@ from zonerelay.store.contract import Change, Finish, Postpone, QueueStore, Submi
 from zonerelay.telemetry.events.events import Events
 
 Postponed = Callable[[QueueName, float], None]
-"""`postponed(queue, when)`: a deferral is durable; the earliest of its deliveries is due at `when`."""
+"""`postponed(queue, when)` reports that a deferral is durable. The earliest of its deliveries is due at
+`when`.
+"""
 
 Paused = Callable[[Delivery, Message | None, str], float]
 
 Keep = Callable[[Message, Sequence[Delivery], str], Sequence[Delivery]]
 
 RefusedStranger = Callable[[Mailbox, Reply, float], None]
-"""`refused_stranger(recipient, reply, now)`; `now` is monotonic."""
+"""`refused_stranger(recipient, reply, now)`, where `now` is monotonic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlerCallbacks:
-    """What the settler asks of other parts, and reports to them."""
+    """Callbacks by which the settler queries and notifies other parts."""
 
     postponed: Postponed = lambda queue, when: None
     teller: Callable[[], Teller | None] = lambda: None
     """Return the part that reports outcomes to others, in the same write."""
     paused: Paused = lambda delivery, message, destination: 0.0
-    """Return the seconds for which a delivery's clock stood still because mail was suspended."""
+    """Return the seconds that do not count towards a delivery's age because mail was suspended."""
     keep: Keep = lambda message, deliveries, destination: deliveries
     """Hold the deliveries that are suspended, and return the others."""
     refused_stranger: RefusedStranger = lambda recipient, reply, now: None
@@ -74,7 +76,7 @@ class SettlerCallbacks:
 
 
 AT_ONCE = 20
-"""Messages that are read, and perhaps reported, at the same time for deliveries without an attempt."""
+"""Messages that are read, and perhaps reported, concurrently for deliveries without an attempt."""
 
 
 TOGETHER = 100
@@ -83,7 +85,7 @@ TOGETHER = 100
 
 @dataclass(slots=True, eq=False)
 class _Parcel:
-    """Deliveries of one message with one outcome each, on their way to a write."""
+    """Deliveries of one message with one outcome each, waiting to be written."""
 
     message: Message | None
     deliveries: Sequence[Delivery]
@@ -99,9 +101,9 @@ _Dsn = tuple[DsnKind, Submit]
 
 @dataclass(slots=True, eq=False)
 class Unattempted:
-    """Deliveries with an outcome but no attempt, in message order: what waits for a suspended or an
-    unroutable destination. There may be thousands, which are worked through a few at a time; the first `done`
-    have been handed on. `until`: when to look again at the next one.
+    """Deliveries with an outcome but no attempt, in message order: mail for a suspended or unroutable
+    destination. There may be thousands. They are processed a few at a time, and the first `done` have been
+    passed on. `until` returns when the next one is to be checked again.
     """
 
     all: Sequence[Delivery]
@@ -112,11 +114,13 @@ class Unattempted:
 
     @property
     def deliveries(self) -> Iterator[Delivery]:
-        """Those that are left."""
+        """The deliveries that are left."""
         return islice(self.all, self.done, None)
 
     def parts(self, needs_message: Callable[[Delivery], bool]) -> Iterator[tuple[Sequence[Delivery], bool]]:
-        """In order: about `TOGETHER` of which no message has to be read (true), or those of one message."""
+        """Yield the deliveries in order: about `TOGETHER` of which no message has to be read (true), or those
+        of one message (false).
+        """
         together: list[Delivery] = []
         for _, group in groupby(self.all, key=attrgetter("message_id")):
             some = list(group)
@@ -133,7 +137,7 @@ class Unattempted:
 
 
 class Settler:
-    """One per worker. `zones` says what an in-doubt outcome means in each."""
+    """The settler of one worker. `zones` determines how each zone handles an in-doubt outcome."""
 
     def __init__(
         self,
@@ -172,7 +176,7 @@ class Settler:
         self._in_work: set[_Parcel | Unattempted] = set()
 
     def configure(self, *, zones: Sequence[ZoneSettings], retry: RetryPolicy, bounce: BounceSettings) -> None:
-        """Judge by these settings from now on."""
+        """Apply these settings from now on."""
         self._in_doubt = {zone.name: zone.in_doubt for zone in zones}
         self._default_in_doubt = self._in_doubt.get("default", InDoubt.RETRY)
         self._policy = DispositionPolicy(retry, bounce)
@@ -184,20 +188,22 @@ class Settler:
     # For the scheduler and for operators
 
     def first_expiry(self, created: float, zone: str) -> float:
-        """The Unix time before which no delivery of a zone expires that is no older."""
+        """Return the Unix time before which no delivery of a zone expires that was created at `created` or
+        later.
+        """
         return created + self._policy.shortest_lifetime(zone)
 
     def is_old(self, delivery: Delivery) -> bool:
-        """As `DispositionPolicy.is_old`."""
+        """Return `DispositionPolicy.is_old` for a delivery at the current time."""
         return self._policy.is_old(delivery, self._clock.now())
 
     def unsettled_keys(self) -> set[DeliveryKey]:
-        """Deliveries with an outcome that is not durable yet."""
+        """Return the deliveries with an outcome that is not durable yet."""
         working = {delivery.key for parcel in self._in_work for delivery in parcel.deliveries}
         return working | self.outcome_log.keys()
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """Wait until every outcome is durable; false when the time is over first."""
+        """Wait until every outcome is durable. Return false if the timeout expires first."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         done = await self._tasks.wait(timeout)
@@ -205,7 +211,7 @@ class Settler:
         return await self.outcome_log.drain(left) and done
 
     async def close(self) -> None:
-        """Give up on what is left; those deliveries are attempted again after a restart."""
+        """Cancel the remaining work. Those deliveries are attempted again after a restart."""
         await self._tasks.cancel()
         await self.outcome_log.close()
 
@@ -220,7 +226,7 @@ class Settler:
         destination: str,
         seconds: float | None = None,
     ) -> None:
-        """The outcomes of one attempt, in order. `message` is `None` when it cannot be read."""
+        """Record the outcomes of one attempt, in order. `message` is None if it cannot be read."""
         delivered = [
             (delivery, outcome, None)
             for delivery, outcome in zip(deliveries, outcomes, strict=True)
@@ -253,16 +259,16 @@ class Settler:
         destination: str,
         until: Callable[[], float] | None = None,
     ) -> None:
-        """One outcome for deliveries (in message order) that no peer was asked about.
+        """Record one outcome for deliveries, in message order, about which no peer was contacted.
 
-        `until`: when to look again at each, for those of a suspended destination.
+        For a suspended destination, `until` returns when each delivery is to be checked again.
         """
         work = Unattempted(list(deliveries), outcome, destination, until)
         self.outcome_log.reserve(len(work.all))
         self._start(work, self._settle_unattempted(work))
 
     def write(self, changes: Sequence[Change], then: Callable[[], None] | None) -> None:
-        """Changes that are no outcomes: one atomic write, which is tried until it succeeds."""
+        """Write changes that are not outcomes in one atomic write, which is retried until it succeeds."""
         submits = sum(1 for change in changes if isinstance(change, Submit))
         self.outcome_log.reserve(len(changes) - submits)
         self.outcome_log.put(AtomicWrite(changes, then, lazy=True, submits=submits))
@@ -270,7 +276,9 @@ class Settler:
     async def settle(
         self, message: Message, deliveries: Sequence[Delivery], outcomes: Sequence[Outcome]
     ) -> None:
-        """Like `post`, and returns when everything is durable: operators wait for it."""
+        """Record outcomes as `post` does, and return when everything is durable, because operators wait for
+        it.
+        """
         self.outcome_log.reserve(len(deliveries))
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         parcel = _Parcel(message, deliveries, outcomes, "", durable=durable)
@@ -280,8 +288,8 @@ class Settler:
     def hold(
         self, deliveries: Sequence[Delivery], order: str, then: Callable[[], None], *, reserved: bool
     ) -> None:
-        """Holds deliveries under the id of an order; calls `then` when that is durable. `reserved`: they are
-        counted as on their way already.
+        """Hold deliveries under the id of an order, and call `then` when that is durable. `reserved` says
+        that they are already counted as unsettled.
         """
         changes = [Postpone(replace(delivery, held=True, act=order)) for delivery in deliveries]
 
@@ -332,7 +340,7 @@ class Settler:
         try:
             parcel.message = await self._read(message_id)
             if parcel.message is not None:
-                # What an operator has suspended must not expire or bounce for its destination.
+                # Mail that an operator has suspended must not expire or bounce because of its destination.
                 left = self._callbacks.keep(parcel.message, parcel.deliveries, parcel.destination)
                 parcel.outcomes, parcel.deliveries = parcel.outcomes[: len(left)], left
             if parcel.deliveries:
@@ -386,7 +394,7 @@ class Settler:
     async def _reported(
         self, message: Message | None, dispositions: list[Disposition]
     ) -> tuple[list[Disposition], list[_Dsn]]:
-        """One report of each kind that is owed; consequences change when it cannot be made."""
+        """Make one report of each kind that is owed. The dispositions change if a report cannot be made."""
         reports: list[_Dsn] = []
         for kind in DsnKind:
             owed = [c for c in dispositions if c.report is kind]
@@ -407,7 +415,7 @@ class Settler:
         await self._slices.next()
         return kind, await self._dsn_maker.report(kind, message, lines, retry_until=retry_until)
 
-    # Writing and telling
+    # Writing and reporting
 
     def _told(
         self,
@@ -417,7 +425,7 @@ class Settler:
         destination: str,
         seconds: float | None,
     ) -> list[Submit]:
-        """What others are told. A bug in there must not cost the outcome."""
+        """Return the messages that report outcomes to others. An error there must not lose the outcome."""
         try:
             return teller.outcomes(message, told, destination=destination, seconds=seconds)
         except Exception as error:  # noqa: BLE001 - see above
@@ -485,7 +493,7 @@ class Settler:
 
 
 def _is_news(c: Disposition) -> bool:
-    """Return false when a delivery is put off once more, without an attempt, for the reason that it has."""
+    """Return false if a delivery is deferred again without an attempt, for the same reason as before."""
     outcome, last = c.outcome, c.delivery.last
     is_put_off = (
         outcome.verdict is Verdict.DEFERRED and not outcome.counts and outcome.scope is not Scope.LOCAL
