@@ -1,6 +1,7 @@
-"""What waits for one destination and what is known of it: its order, suspension, probation and look-ups.
+"""The state of one destination: the order of its mail, its suspension, its standing, its rates and its
+look-ups.
 
 Every module is pure: it reads no clock and awaits nothing.
 
-No module is for code outside queue/.
+Code outside queue/ imports none of these modules.
 """

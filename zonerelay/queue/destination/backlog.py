@@ -1,14 +1,14 @@
-"""What waits in memory for one destination, and in which order it leaves. Pure.
+"""The mail that waits in memory for one destination, and the order in which it leaves. Pure.
 
-A `Line` has a `Backlog` for each priority, and each backlog two `MessageRow`s: fresh mail, and mail that was
-put off or is backlog (`zone/window.py`). The rows take precedence alternately, the oldest message first in
-each. So a single message passes a hundred thousand that have come due together, or a list of a million, and
-these get half of what their destination takes all the same.
+A `Line` has a `Backlog` for each priority, and each backlog has two `MessageRow`s: fresh mail, and mail that
+was deferred or is backlog (`zone/window.py`). The rows take turns, and each sends its oldest message first.
+So a single message overtakes a hundred thousand that have become due together, or a list of a million, and
+these still get half of what their destination accepts.
 
-Among priorities (`Precedence`) urgent mail goes first, and no mail waits for ever, by stride scheduling
+Between priorities (`Precedence`) urgent mail goes first, but no mail waits for ever, by stride scheduling
 (Waldspurger and Weihl 1995): while all priorities have mail, of 31 picks 25 are high, 5 normal and 1 bulk. A
-priority that had no mail for a while saves nothing up, and one that gets mail is picked at once or after the
-present one. So a long bulk queue hardly delays urgent mail, and bulk mail moves on, slowly, under a flood of
+priority without mail accumulates no credit, and one that gets mail is picked at once or after the present
+one. So a long bulk queue hardly delays urgent mail, and bulk mail still progresses slowly during a flood of
 urgent mail.
 """
 
@@ -28,7 +28,7 @@ STRIDE = {Priority.HIGH: 1, Priority.NORMAL: 5, Priority.BULK: 25}
 
 
 class Precedence:
-    """The order of priorities at one place: a line, the round robin of a zone, its claims."""
+    """The order of priorities at one place: in a line, in the round robin of a zone, or in its claims."""
 
     __slots__ = ("_at", "_now")
 
@@ -37,9 +37,9 @@ class Precedence:
         self._now = 0
 
     def pick(self, waiting: Iterable[Priority]) -> Priority:
-        """Picks one of the priorities that wait; there must be one."""
+        """Pick one of the priorities that wait. There must be at least one."""
         now, places = self._now, self._at
-        # The stride breaks ties: what is urgent goes first.
+        # The stride breaks ties: urgent mail goes first.
         at, stride, chosen = min((max(places.get(each, 0), now), STRIDE[each], each) for each in waiting)
         self._now = at
         places[chosen] = at + stride
@@ -47,16 +47,18 @@ class Precedence:
 
 
 class MessageRow:
-    """Deliveries by message, the oldest message first. Never asked for one when it is empty (`bool`).
+    """Deliveries grouped by message, the oldest message first. Callers check that it is not empty (`bool`)
+    before they take one.
 
-    `apart`: each domain of a message by itself.
+    With `apart`, each domain of a message is a group of its own.
     """
 
     __slots__ = ("_apart", "_groups", "_order")
 
     def __init__(self, *, apart: bool = False) -> None:
         self._apart = apart
-        # By recipient where a message has several: an operator may withdraw thousands, one after the other.
+        # A group of several is keyed by recipient, because an operator may withdraw thousands, one after the
+        # other.
         self._groups: dict[str, Delivery | dict[str, Delivery]] = {}
         self._order: list[str] = []
 
@@ -76,7 +78,9 @@ class MessageRow:
             self._groups[name] = both
 
     def take(self, limit: int, domains: int = 1) -> list[Delivery]:
-        """Up to `limit` deliveries of the oldest message; where domains are apart, in up to so many."""
+        """Remove and return up to `limit` deliveries of the oldest message. If domains are apart, they have
+        at most `domains` domains.
+        """
         taken = self._take_group(limit)
         while self._apart and domains > 1 and len(taken) < limit and self._next() == taken[0].message_id:
             taken += self._take_group(limit - len(taken))
@@ -84,7 +88,7 @@ class MessageRow:
         return taken
 
     def _take_group(self, limit: int) -> list[Delivery]:
-        # Withdrawing leaves names behind in the heap: finding them there would cost a scan.
+        # Withdrawing leaves names in the heap, because removing them there would need a scan.
         while (name := self._order[0]) not in self._groups:
             heapq.heappop(self._order)
         group = self._groups[name]
@@ -98,7 +102,7 @@ class MessageRow:
         return taken
 
     def remove(self, key: DeliveryKey) -> Delivery | None:
-        """Forget one delivery; `None` when it was not here."""
+        """Forget a delivery and return it, or return None if it is not here."""
         name = self._group_of(key) if self._apart else key.message_id
         group = self._groups.get(name)
         if isinstance(group, dict):
@@ -118,11 +122,13 @@ class MessageRow:
 
     @staticmethod
     def _group_of(one: Delivery | DeliveryKey) -> str:
-        """Where domains are apart. Names sort as the messages do, for ids have one length."""
+        """Return the name of the group if domains are apart. Names sort as messages do, because ids have a
+        fixed length.
+        """
         return f"{one.message_id} {domain_of(one.recipient)}"
 
     def _next(self) -> str:
-        """Return the message of the next group; "" if there is none."""
+        """Return the message of the next group, or "" if there is none."""
         while self._order and self._order[0] not in self._groups:
             heapq.heappop(self._order)
         return self._order[0].partition(" ")[0] if self._order else ""
@@ -133,11 +139,11 @@ def _all(group: Delivery | dict[str, Delivery]) -> list[Delivery]:
 
 
 class Backlog:
-    """The deliveries of one priority in a line, in message order (`order.py`). `domains` are the line's.
+    """The deliveries of one priority in a line, in message order. `domains` are those of the line.
 
-    `passed_over` are the domains that claims skip because this backlog is long enough; the store
-    holds more for them. `is_new`: what came last was new (`window.py`), so what the store holds behind it
-    is, too. `apart`: what is taken together has one domain.
+    `passed_over` are the domains that claims skip because this backlog is long enough. The store holds more
+    for them. `is_new` says that the last delivery added was new (`zone/window.py`), so what the store holds
+    after it is new, too. With `apart`, the deliveries that are taken together have one domain.
     """
 
     __slots__ = (
@@ -146,7 +152,8 @@ class Backlog:
 
     def __init__(self, domains: Collection[str], *, apart: bool = False) -> None:
         self._apart = apart
-        # Only while they are needed: there are many destinations, and at most of them nothing waits in one.
+        # Created only while they are needed, because at most of the many destinations nothing waits in one of
+        # them.
         self._fresh: MessageRow | None = None
         self._again: MessageRow | None = None
         self._again_is_next = False
@@ -157,11 +164,11 @@ class Backlog:
 
     @property
     def has_fresh(self) -> bool:
-        """Mail waits that is tried for the first time, and is no backlog."""
+        """Whether mail waits that is tried for the first time and is not backlog."""
         return bool(self._fresh)
 
     def add(self, delivery: Delivery, since: MessageId | None = None) -> None:
-        """`since`: what is older is backlog (`window.py`)."""
+        """Add a delivery. Messages older than `since` are backlog (`zone/window.py`)."""
         if delivery.next_attempt > 0 or (since is not None and delivery.message_id < since):
             if self._again is None:
                 self._again = MessageRow(apart=self._apart)
@@ -174,8 +181,9 @@ class Backlog:
         self.waiting += 1
 
     def take(self, limit: int, domains: int = 1) -> tuple[Delivery, ...]:
-        """Up to `limit` deliveries of the oldest message, alternately of fresh and of other mail. One must
-        wait. `domains`: how many of a message go together although they are apart.
+        """Remove and return up to `limit` deliveries of the oldest message, alternately of fresh and of other
+        mail. At least one must wait. `domains` is how many domains of a message go together although they are
+        apart.
         """
         is_again = bool(self._again) and (self._again_is_next or not self._fresh)
         self._again_is_next = not is_again
@@ -187,8 +195,8 @@ class Backlog:
         return tuple(taken)
 
     def sort(self, since: MessageId, *, is_earlier: bool = False) -> int:
-        """What is older than this message is backlog now; how many are new. `is_earlier`: than the last
-        one, so that what was backlog may be new.
+        """Turn mail older than this message into backlog, and return how many deliveries are new.
+        `is_earlier` says that the message is older than at the last call, so that backlog may become new.
         """
         again = list(self._again or ()) if is_earlier else []
         if is_earlier:
@@ -202,7 +210,7 @@ class Backlog:
         return sum(each.next_attempt <= 0 and each.message_id >= since for each in sorted_anew)
 
     def remove(self, key: DeliveryKey) -> Delivery | None:
-        """Forget one delivery; `None` when it is not waiting here."""
+        """Forget a delivery and return it, or return None if it is not waiting here."""
         for row in self._rows():
             delivery = row.remove(key)
             if delivery is not None:
@@ -212,7 +220,7 @@ class Backlog:
         return None
 
     def drain(self) -> list[Delivery]:
-        """Return everything that waits, oldest message first; it is empty afterwards."""
+        """Remove and return everything that waits, the oldest message first."""
         deliveries = list(self)
         self._fresh = self._again = None
         self.waiting = 0
@@ -235,13 +243,15 @@ class Backlog:
 
 
 class Line:
-    """What waits to go one way, and the domains it belongs to. `apart`: as in `Backlog`."""
+    """The deliveries that wait for the same route, and their domains. `apart` has the same meaning as in
+    `Backlog`.
+    """
 
     __slots__ = ("_apart", "_backlogs", "_precedence", "domains", "waiting")
 
     def __init__(self, *, apart: bool = False) -> None:
         self._apart = apart
-        # No set: the garbage collector looks at every one of those, and at no dict of words.
+        # Not a set: the garbage collector inspects every set, but no dict that contains only strings.
         self.domains: dict[str, None] = {}
         self.waiting = 0
         self._backlogs: dict[Priority, Backlog] = {}
@@ -255,7 +265,7 @@ class Line:
 
     @property
     def backlogs(self) -> Mapping[Priority, Backlog]:
-        """Those that there are; some may be empty."""
+        """The backlogs by priority. Some may be empty."""
         return self._backlogs
 
     def add(self, delivery: Delivery, priority: Priority, since: MessageId | None = None) -> None:
@@ -263,11 +273,11 @@ class Line:
         self.waiting += 1
 
     def take(self, limit: int, domains: int = 1) -> tuple[Priority, tuple[Delivery, ...]]:
-        """Up to `limit` deliveries of the oldest message of the priority that goes next. One must wait.
-        `domains`: as in `Backlog.take`.
+        """Remove and return up to `limit` deliveries of the oldest message of the priority that goes next. At
+        least one must wait. `domains` has the same meaning as in `Backlog.take`.
         """
         backlogs = self._backlogs
-        if len(backlogs) == 1:  # as nearly everywhere
+        if len(backlogs) == 1:  # the usual case
             ((priority, backlog),) = backlogs.items()
         else:
             if self._precedence is None:
@@ -279,7 +289,7 @@ class Line:
         return priority, deliveries
 
     def remove(self, key: DeliveryKey, priority: Priority) -> Delivery | None:
-        """Forget one delivery; `None` when it is not waiting here."""
+        """Forget a delivery and return it, or return None if it is not waiting here."""
         backlog = self._backlogs.get(priority)
         delivery = None if backlog is None else backlog.remove(key)
         if delivery is not None:
@@ -287,14 +297,14 @@ class Line:
         return delivery
 
     def drain(self, priority: Priority) -> list[Delivery]:
-        """Return all of one priority, oldest message first."""
+        """Remove and return all deliveries of one priority, the oldest message first."""
         deliveries = self.backlog(priority).drain()
         self.waiting -= len(deliveries)
         return deliveries
 
     @property
     def has_fresh(self) -> bool:
-        """Mail waits that is tried for the first time, and is no backlog."""
+        """Whether mail waits that is tried for the first time and is not backlog."""
         return any(backlog.has_fresh for backlog in self._backlogs.values())
 
     @property
@@ -303,7 +313,7 @@ class Line:
 
     @property
     def urgency(self) -> Priority:
-        """The highest priority that waits; something must."""
+        """The highest priority of the waiting mail. Some mail must wait."""
         if len(self._backlogs) == 1:
             (priority,) = self._backlogs
             return priority

@@ -1,16 +1,14 @@
-"""Destinations: lines with a route, their hosts, and one batch for one of them. Pure.
+"""Destinations (lines with a route), their hosts, their batches, and the look-ups of routes. Pure.
 
-Nothing here awaits, and `now` is a parameter. An `Unrouted` line waits for a look-up of its domain; a
-`Destination` has a route, counts its active transactions and knows whether it is suspended.
-`selection/round_robin.py` chooses between destinations and applies their limits; `Site` counts the
-transactions at the hosts that several lines share.
+Nothing here awaits, and `now` is a parameter. An `Unrouted` line waits for a look-up of its domain. A
+`Destination` has a route, counts its active transactions and knows whether it is suspended. `selection.py`
+chooses between destinations and applies their limits. `Site` counts the transactions at the hosts that
+several lines share.
 
-The look-ups of routes: which domains are asked for next. Pure.
-
-A bounded number of look-ups is under way. Domains of urgent mail come first; those of fresh mail and those of
-mail that has been put off alternate (`order.py`), so that a list for ten thousand domains does not stand
-before the mail of others. A domain that waits already when fresh or urgent mail comes for it is put there as
-well.
+`LookUps` chooses the domains to look up next. The number of concurrent look-ups is bounded. Domains of urgent
+mail come first. Domains of fresh mail and those of deferred mail alternate (`order.py`), so that a list for
+ten thousand domains does not delay the mail of others. If fresh or urgent mail arrives for a domain that
+waits already, the domain is also queued with the fresh or urgent ones.
 """
 
 from __future__ import annotations
@@ -33,17 +31,20 @@ from zonerelay.routing.destinations.route import DestinationKey, DestinationLimi
 from zonerelay.smtp.client.reputation import class_of
 
 ROUTE_MIN_USE = 30.0
-"""Seconds that a route is used at least, so that a zero TTL does not look up again for every delivery."""
+"""The minimum time in seconds for which a route is used, so that a TTL of zero does not cause a look-up for
+every delivery.
+"""
 
 MINUTE = 60.0
 LONG = 3.0
-"""Seconds. Most servers take less for a message. With 15, those that take five or ten were as quick as those
-that take a tenth of one, and where connections were short held nearly all that were kept free for these.
+"""Seconds after which an answer is slow. Most servers need less for a message. With 15, servers that need
+five or ten seconds counted as being as quick as those that need a tenth of one, and held nearly all
+connections reserved for the quick ones.
 """
 
 
 class Standing(enum.Enum):
-    """How a destination has answered lately: what it may have of the zone's connections (`probation.py`)."""
+    """How a destination has answered lately, which limits its part of the zone's connections."""
 
     QUICK = enum.auto()
     NEW = enum.auto()
@@ -60,18 +61,19 @@ class Unrouted(Line):
         super().__init__()
         self.domains[domain] = None
         self.sought = False
-        """A look-up is wanted or under way; the others say where it waits (`route_lookups.py`)."""
+        """Whether a look-up is wanted or in progress. The other flags say where the line waits."""
         self.sought_fresh = False
         self.is_hurried = False
         self.is_looked_up = False
 
 
 class Site:
-    """The hosts that one or several lines of a zone go to.
+    """The hosts that one or several lines of a zone send to.
 
-    Several have the same hosts and other terms (another TLS demand, other limits). A line's limit counts the
-    transactions of all lines there whose limit is no larger: lines with equal limits share it, a line never
-    exceeds its own, and all together never the largest. `blocked` are lines that found no room.
+    Several lines can have the same hosts but other terms (another TLS requirement, other limits). The limit
+    of a line counts the transactions of all lines at the site whose limit is no larger. So lines with equal
+    limits share the limit, a line never exceeds its own, and all together never exceed the largest. `blocked`
+    are lines that found no free connection.
     """
 
     __slots__ = ("_counts", "blocked", "key", "lines")
@@ -80,16 +82,16 @@ class Site:
         self.key = key
         self.lines: dict[Destination, None] = {}
         self.blocked: dict[Destination, None] = {}
-        # How many are active of lines with at most this limit. Kept: a provider's hosts may have hundreds of
-        # lines, and each asks whenever one transaction ends.
+        # How many transactions are active of lines with at most this limit. Cached, because a provider's
+        # hosts may have hundreds of lines, and each is checked whenever a transaction ends.
         self._counts: list[tuple[int, int]] | None = None
 
     def changed(self) -> None:
-        """Another line, another limit, or another number of active transactions."""
+        """Note that a line, a limit or the number of active transactions has changed."""
         self._counts = None
 
     def has_room(self, destination: Destination, now: float) -> bool:
-        """Another transaction of the line may start."""
+        """Return whether another transaction of the line may start."""
         limit = destination.limits.max_connections
         if destination.active >= destination.suspension.limit(limit, now):
             return False
@@ -109,7 +111,7 @@ class Site:
 
 
 class Destination(Line):
-    """A line with a route: what limits, rates and suspension apply to."""
+    """A line with a route. Limits, rates and suspension apply to it."""
 
     __slots__ = (
         "active", "before", "begun", "counted", "is_queued", "is_slow", "key", "label", "limits",
@@ -123,17 +125,19 @@ class Destination(Line):
         self.label = self.key.partition(" ")[2] or route.name
         self.active = 0
         self.begun = self.before = 0
-        """Transactions that have begun in the minute until `minute_ends`, and in the one before it."""
+        """Transactions that have begun in the minute until `minute_ends`, and in the minute before it."""
         self.minute_ends = 0.0
         self.is_queued = False
         self.stands_as: Priority | None = None
-        """In which of the zone's rings (`round_robin.py`)."""
+        """The priority of the zone's queue in which it waits (`selection.py`)."""
         self.counted: tuple[Standing, ...] = ()
-        """Transactions that were started while little good was known of it (`probation.py`)."""
+        """Transactions that were started while the destination was not known to be quick."""
         self.is_slow = False
-        """The last attempt took long, whatever came of it."""
+        """Whether the last attempt took long, whatever its outcome was."""
         self.most_domains = 1
-        """In a batch, where domains are apart: more when the hosts announce it (RFC 9422)."""
+        """The number of domains in a batch if domains are apart. It is more than 1 if the hosts announce it
+        (RFC 9422).
+        """
         self.suspension = Suspension(settings)
         self.usable_until = 0.0
 
@@ -144,17 +148,17 @@ class Destination(Line):
         return Standing.FAILING if self.is_slow or self.suspension.is_troubled else Standing.NEW
 
     def renew(self, route: Route, zone: ZoneSettings, rates: Rates, now: float) -> None:
-        """Go by this route from now on."""
+        """Use this route from now on."""
         self.route = route
         until = max(route.expires, now + ROUTE_MIN_USE)
-        # One domain's look-up must not prolong another's route: that one may demand TLS by tomorrow.
+        # The look-up of one domain must not prolong the route of another, which may require TLS by tomorrow.
         self.usable_until = min(until, self.usable_until) if self.domains else until
         self.limits: DestinationLimits = route.limits_in(zone)
         self.site.changed()
         self.pace: Pace | None = rates.pace(route.site, self.key, self.limits.max_rate)
 
     def begins(self, tick: float) -> None:
-        """Counts a transaction."""
+        """Count a transaction that begins."""
         self.active += 1
         if tick >= self.minute_ends:
             self.before = self.begun if tick < self.minute_ends + MINUTE else 0
@@ -163,12 +167,14 @@ class Destination(Line):
         self.begun += 1
 
     def per_minute(self, tick: float) -> int:
-        """Transactions in the last sixty seconds, as if those of the minute before had come evenly."""
+        """Return the transactions of the last sixty seconds, assuming that those of the minute before were
+        evenly spaced.
+        """
         left = (self.minute_ends - tick) / MINUTE
         return round(self.begun + self.before * left if left > 0 else self.begun * max(1 + left, 0.0))
 
     def status(self, tick: float) -> DestinationStatus:
-        """`tick` is a monotonic clock's reading."""
+        """Return the status. `tick` is a reading of a monotonic clock."""
         suspension = self.suspension
         pacers = self.pace.pacers if self.waiting and self.pace is not None else ()
         due = max((pacer.due for pacer in pacers), default=tick)
@@ -199,17 +205,21 @@ class Work:
     deliveries: tuple[Delivery, ...]
     epoch: int
     ticket: Ticket | None = None
-    """To its turns, where there is a rate."""
+    """The ticket to its turns, if there is a rate."""
     seconds: float = 0.0
-    """How long the attempt took, once it is over."""
+    """The duration of the attempt, once it is over."""
     number: int = 1
-    """In its visit (`round_robin.py`): the first may have to open a connection, which the others use."""
+    """Its number in the visit (`selection.py`). The first batch may have to open a connection, which the
+    others use.
+    """
     used: float = 0.0
-    """Seconds of its visit that were used before, without those of the first."""
+    """Seconds that earlier batches of the visit took, without the first."""
     more: bool = False
-    """The visit may go on after it."""
+    """Whether the visit may continue after it."""
     yields: bool = False
-    """The visit is over: the batch reached no peer, or another line waits for room at the hosts."""
+    """Whether the visit is over, because the batch reached no peer or another line waits for a connection at
+    the hosts.
+    """
 
     @property
     def message_id(self) -> MessageId:
@@ -218,8 +228,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class DestinationStatus:
-    """For `status`. `last` is the reason of the last failure to reach any host. `turn_in`: seconds until a
-    rate lets the next one go, where mail waits for that. `per_minute`: transactions of late.
+    """The status of a destination. `last` is the reason of the last failure to reach any host. `turn_in` is
+    the seconds until a rate allows the next transaction, if mail waits for it. `per_minute` counts recent
+    transactions.
     """
 
     key: DestinationKey
@@ -234,12 +245,12 @@ class DestinationStatus:
 
     @property
     def reply(self) -> str:
-        """The reason in words, `""` without one."""
+        """The reason as text, or `""` if there is none."""
         return str(self.last or "")
 
     @property
     def reply_class(self) -> str:
-        """What it means: to find out takes longer than all else here."""
+        """The reply class of the reason. Computing it takes longer than everything else here."""
         return "" if self.last is None else class_of(self.last, local=True)
 
 
@@ -257,12 +268,12 @@ class LookUps:
         self._waiting: FairQueue[Unrouted] = FairQueue()
         self._under_way = 0
         self._failed: OrderedDict[str, None] = OrderedDict()
-        """Domains whose last look-up brought no route."""
+        """Domains whose last look-up returned no route."""
         self._again: dict[Unrouted, None] = {}
         self._again_under_way: set[str] = set()
 
     def want(self, line: Unrouted) -> None:
-        """Mail has come for the domain of the line."""
+        """Queue the look-up for a line for which mail has arrived."""
         if line.is_looked_up:
             return
         if not self._failed.keys().isdisjoint(line.domains):
@@ -277,12 +288,12 @@ class LookUps:
         line.sought = True
 
     def sort(self) -> None:
-        """Sorts anew: fresh mail may be backlog now."""
+        """Sort the waiting lines again, because fresh mail may have become backlog."""
         for line in self._waiting.sort():
             line.sought_fresh = False
 
     def take(self) -> list[str]:
-        """Domains to ask for now; each must end in `ended`."""
+        """Return the domains to look up now. Each look-up must end in `ended`."""
         domains: list[str] = []
         while self._again and self._under_way < AT_ONCE and len(self._again_under_way) < AGAIN_AT_ONCE:
             line = next(iter(self._again))
@@ -291,7 +302,7 @@ class LookUps:
             self._again_under_way.update(line.domains)
         while self._waiting and self._under_way < AT_ONCE:
             line = self._waiting.pop()
-            if not line.is_looked_up:  # it may have stood in another place as well
+            if not line.is_looked_up:  # the line may have been queued twice
                 self._begin(line, domains)
         return domains
 
@@ -315,6 +326,6 @@ class LookUps:
         return bool(self._waiting or self._again)
 
     def clear(self) -> None:
-        """Forgets the domains that wait."""
+        """Forget the domains that wait."""
         self._waiting.clear()
         self._again.clear()

@@ -1,7 +1,7 @@
 """The order of lines that wait for the same thing: a connection, or a look-up of their route. Pure.
 
-Of lines with fresh mail `FRESH_WEIGHT` go for one of the others. So a sender with an ordinary amount of mail
-hardly notices that a long queue is worked off beside it, and that queue has all that is left.
+`FRESH_WEIGHT` lines with fresh mail go for each of the others. So a sender with an ordinary amount of mail
+hardly notices a long queue that is being sent at the same time, and the queue gets all remaining capacity.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from typing import Generic, TypeVar
 from zonerelay.queue.destination.backlog import Line
 
 FRESH_WEIGHT = 7
-"""Lines with fresh mail that go for one of the others. One for one was too few for mail that comes as fast as
-it can be sent: with a million queued it was delivered at a tenth of its rate until the backlog had gone.
+"""Lines with fresh mail that go for each of the others. A ratio of one to one was too low for mail that
+arrives as fast as it can be sent: with a million queued messages it was delivered at a tenth of its rate
+until the backlog was gone.
 """
 
 _Line = TypeVar("_Line", bound=Line)
 
 
 class _NewFirst(OrderedDict[_Line, bool]):
-    """Lines in the order in which they came, but a `new` line overtakes the others, every other time."""
+    """Lines in order of arrival, except that every other time a `new` line overtakes the others."""
 
-    # Not a deque: a line that leaves early is found at once. And a dict says without a call of Python whether
-    # it is empty, a dozen times per message.
+    # Not a deque, because a line that leaves early must be found quickly. And a dict can be checked for
+    # emptiness without a call of Python code, which happens a dozen times per message.
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class _NewFirst(OrderedDict[_Line, bool]):
             self._new[waiting] = True
 
     def take(self) -> _Line:
-        """Removes and returns the next line."""
+        """Remove and return the next line."""
         new = self._new
         if not new:
             return self.popitem(last=False)[0]
@@ -49,12 +50,12 @@ class _NewFirst(OrderedDict[_Line, bool]):
         return first
 
     def remove(self, waiting: _Line) -> bool:
-        """False when the line is not here."""
+        """Remove a line. Return false if it is not here."""
         self._new.pop(waiting, None)
         return self.pop(waiting, None) is not None
 
     def stale(self) -> list[_Line]:
-        """Lines whose mail is no longer fresh."""
+        """Return the lines whose mail is no longer fresh."""
         return [each for each in self if not each.has_fresh]
 
     def clear(self) -> None:
@@ -72,29 +73,31 @@ class FairQueue(Generic[_Line]):
         self._fresh: _NewFirst[_Line] = _NewFirst()
         self._other: _NewFirst[_Line] = _NewFirst()
         self._fresh_taken = 0
-        """Lines with fresh mail that went since one of the others did."""
+        """Lines with fresh mail that went since the last line without."""
 
     def __bool__(self) -> bool:
         return bool(self._fresh or self._other or self._first)
 
     def append(self, waiting: _Line, *, new: bool = False) -> None:
-        """`new`: nothing of it waited or was under way when its mail came; used for fresh mail alone."""
+        """Add a line. `new` says that no mail of it waited or was being sent when its mail arrived; it
+        matters only for fresh mail.
+        """
         if waiting.has_fresh:
             self._fresh.append(waiting, new=new)
         else:
             self._other.append(waiting)
 
     def put_first(self, waiting: _Line) -> None:
-        """Puts a line that has waited elsewhere before all others."""
+        """Put a line that has waited elsewhere before all others."""
         self._first[waiting] = None
 
     def hasten(self, waiting: _Line) -> None:
-        """Fresh mail may have come for a line that waits: it goes where the fresh ones are."""
+        """Move a waiting line to the lines with fresh mail if fresh mail has arrived for it."""
         if waiting.has_fresh and self._other.remove(waiting):
             self._fresh.append(waiting)
 
     def sort(self) -> list[_Line]:
-        """Moves lines whose mail is no longer fresh behind the others, and returns them."""
+        """Move lines whose mail is no longer fresh behind the others, and return them."""
         moved = self._fresh.stale()
         for each in moved:
             self._fresh.remove(each)
@@ -103,16 +106,18 @@ class FairQueue(Generic[_Line]):
 
     @property
     def has_fresh(self) -> bool:
-        """A line waits that may go as one with fresh mail."""
+        """Whether a line waits that may go as one with fresh mail."""
         return bool(self._fresh or self._first)
 
     @property
     def fresh_is_next(self) -> bool:
-        """A line with fresh mail waits and is the next to go."""
+        """Whether a line with fresh mail waits and is the next to go."""
         return bool(self._fresh) and self._fresh_taken < FRESH_WEIGHT
 
     def pop(self, *, fresh_only: bool = False) -> _Line:
-        """Removes and returns the next line. One must wait, and `has_fresh` if `fresh_only`."""
+        """Remove and return the next line. A line must wait, and `has_fresh` must be true for
+        `fresh_only`.
+        """
         if self._first:
             waiting = self._first.popitem(last=False)[0]
             self._fresh_taken = self._fresh_taken + 1 if waiting.has_fresh else 0
@@ -124,7 +129,7 @@ class FairQueue(Generic[_Line]):
         return self._fresh.take()
 
     def remove(self, waiting: _Line) -> None:
-        """The line leaves early."""
+        """Remove a line that leaves early."""
         self._first.pop(waiting, None)
         self._fresh.remove(waiting)
         self._other.remove(waiting)

@@ -50,7 +50,9 @@ KNOWN = 20_000
 
 
 class Probation:
-    """The probation of one zone, which may have `most` connections."""
+    """Limits the connections of unproven and slow destinations in one zone, which may have `most`
+    connections.
+    """
 
     def __init__(self, most: int) -> None:
         self.resize(most)
@@ -58,7 +60,7 @@ class Probation:
         self._wishing: dict[Destination, Standing] = {}
         self._rows: tuple[tuple[Standing, dict[Destination, None]], ...] = (
             (Standing.NEW, {}),  # with fresh mail
-            (Standing.NEW, {}),  # without
+            (Standing.NEW, {}),  # without fresh mail
             (Standing.FAILING, {}),
             (Standing.SLOW, {}),
         )
@@ -73,15 +75,15 @@ class Probation:
         self._three_quarters = max(1, most * 3 // 4)
 
     def __bool__(self) -> bool:
-        """A destination waits."""
+        """Return whether a destination waits."""
         return any(row for _, row in self._rows)
 
     def admits(self, destination: Destination) -> bool:
-        """Return whether it may start another transaction, as far as probation goes."""
+        """Return whether these limits allow a destination another transaction."""
         return destination in self._wishing or self._has_room(destination.standing)
 
     def is_full(self, destination: Destination) -> bool:
-        """Return whether it has the one connection that a destination may have before it answers."""
+        """Return whether a destination already has the one connection that is allowed before it answers."""
         return not destination.suspension.is_proven and destination.active > 0
 
     def _has_room(self, kind: Standing) -> bool:
@@ -102,7 +104,7 @@ class Probation:
         return bool(self._rows[0][1] or self._rows[1][1])
 
     def put_aside(self, destination: Destination) -> None:
-        """Keeps a destination that was not admitted."""
+        """Keep a destination that was not admitted."""
         kind = destination.standing
         if kind is Standing.NEW:
             row = self._rows[0 if destination.has_fresh else 1][1]
@@ -111,15 +113,15 @@ class Probation:
         row[destination] = None
 
     def sort(self) -> None:
-        """Sorts anew: fresh mail may be backlog now."""
+        """Sort the waiting destinations again, because fresh mail may have become backlog."""
         fresh, other = self._rows[0][1], self._rows[1][1]
         for destination in [each for each in fresh if not each.has_fresh]:
             del fresh[destination]
             other[destination] = None
 
     def next(self, may_go: Callable[[Destination], bool]) -> Destination | None:
-        """Return a destination that was put aside, would be admitted now, and may go; it is no
-        longer aside.
+        """Return a waiting destination that would be admitted now and may start, or None. It no longer waits
+        here.
         """
         for _ in self._rows:
             kind, row = self._rows[self._at]
@@ -130,14 +132,16 @@ class Probation:
         return None
 
     def wishes(self, destination: Destination) -> None:
-        """It was admitted, and waits until there is a connection for it; then it starts, or gives up."""
+        """Count a destination that was admitted and waits for a connection slot. It then starts, or
+        `gives_up` is called.
+        """
         kind = destination.standing
         if kind is not Standing.QUICK and destination not in self._wishing:
             self._wishing[destination] = kind
             self._active[kind] += 1
 
     def gives_up(self, destination: Destination) -> None:
-        """What it waited for is not needed any more."""
+        """Stop counting a destination that no longer needs the slot it waited for."""
         kind = self._wishing.pop(destination, None)
         if kind is not None:
             self._active[kind] -= 1
@@ -150,12 +154,12 @@ class Probation:
             self._active[kind] += 1
 
     def ended(self, destination: Destination) -> None:
-        """One of its transactions, whichever."""
+        """Note that one of the transactions of a destination has ended."""
         while len(destination.counted) > destination.active:
             self._uncount(destination)
 
     def quick(self, destination: Destination) -> bool:
-        """It has answered in time: it counts no longer. True when it had been put aside."""
+        """Stop counting a destination that has answered in time. Return true if it was waiting here."""
         self.gives_up(destination)
         while destination.counted:
             self._uncount(destination)
@@ -165,10 +169,10 @@ class Probation:
         self._active[destination.counted[-1]] -= 1
         destination.counted = destination.counted[:-1]
 
-    # What outlives the destinations
+    # The memory of past standings
 
     def remember(self, destination: Destination) -> None:
-        """Keeps what is known of a destination that is about to be forgotten."""
+        """Remember the standing of a destination that is about to be forgotten."""
         kind = destination.standing
         if kind is Standing.QUICK or kind is Standing.SLOW:
             self._past[destination.key] = destination.is_slow
@@ -176,7 +180,7 @@ class Probation:
                 self._past.popitem(last=False)
 
     def recall(self, destination: Destination) -> None:
-        """Gives a destination that is back what was known of it."""
+        """Restore the remembered standing of a destination that is used again."""
         is_slow = self._past.pop(destination.key, None)
         if is_slow is not None:
             destination.suspension.is_proven, destination.is_slow = True, is_slow
@@ -187,16 +191,16 @@ class Probation:
 
 
 class Probes:
-    """Which destinations that have failed may wait for the probe that ends their suspension, in one zone."""
+    """Limits the failed destinations of one zone that may wait for the probe that ends their suspension."""
 
     def __init__(self, window: int) -> None:
-        # Each may hold a sixty-fourth of a window that is half full (`window.py`).
+        # Each may hold a sixty-fourth of a window that is half full (`zone/window.py`).
         self._most = max(1, window // 256)
         self._waiting: set[Destination] = set()
-        """Begun since the window was half full; some may have had their probe."""
+        """Destinations that began to wait since the window was half full. Some may have had their probe."""
 
     def may_wait(self, destination: Destination, *, is_half_full: bool) -> bool:
-        """Its suspension, if it had one, is over, and something waits for it."""
+        """Return whether a destination may wait. Its suspension, if any, is over, and mail waits for it."""
         if not is_half_full or destination.is_queued or destination.active:
             return True
         if not destination.suspension.is_troubled:

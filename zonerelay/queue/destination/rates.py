@@ -1,23 +1,27 @@
-"""Rates: when the next transaction may begin, where the configuration bounds their number in a time. Pure.
+"""Rates: when the next transaction may begin if the configuration limits their number per time. Pure.
 
-All times are readings of a monotonic clock, handed in. Policy:
+All times are readings of a monotonic clock, passed as parameters. Policy:
 
-- Even spacing: the turns of a rate lie on a grid, one *interval* apart. A turn that is at most the *grace*
-  late keeps the grid, so that the delays of a busy machine cost no throughput; after a longer pause the grid
-  begins again, so nothing is saved up: after idle hours, and after a start of the process, one goes at once.
-- What counts is a MAIL command that is written, whatever is answered, because that is what the receiver sees.
-- The receiver's clock is not ours: of two commands the first may be held up on its way and arrive closer to
-  the second. The interval is therefore that of a time that is longer by `margin`: a quarter of it is the
-  grace, three quarters are for the network and the receiver. Promise: no `seconds` of the receiver's hold
-  more than `count`, while delays vary by less than ¾ margin; by less than ⅗ where turns are leased.
-- A site's lines may have different rates. A turn of a line counts for its own rate and for every faster one
-  there: a line never exceeds its own, all together never the fastest. A line without a rate counts nowhere.
-- Where several workers go by the same rates their turns are leased (`limits/worker/allowance.py`): a line has
-  `LeasedTurns`, those of its site and its zone in one, in the place of its pacers.
-- A batch *starts* when a turn is due and takes it when its connection stands. Starts have a grid of their
-  own, so that batches do not wait with an open connection for each other's turns; where connections are slow
-  to come, only as many start as will have their turns within `HORIZON`. One that ends without a turn gives
-  its start back.
+- Even spacing: the turns of a rate lie on a grid, one *interval* apart. A turn that is late by at most the
+  *grace* keeps the grid, so the delays of a busy machine cost no throughput. After a longer pause the grid
+  starts again, so no credit accumulates: after idle hours, and after a start of the process, one transaction
+  may begin at once.
+- The MAIL command is counted when it is written, whatever the reply is, because that is what the receiver
+  sees.
+- The receiver's clock differs from ours: of two commands the first may be delayed on the way and arrive
+  closer to the second. So the interval is computed for a time that is longer by `margin`. A quarter of the
+  margin is the grace; three quarters are for the network and the receiver. Promise: no period of `seconds` at
+  the receiver contains more than `count` transactions while delays vary by less than ¾ margin, or by less
+  than ⅗ if turns are leased.
+- The lines of a site may have different rates. A turn of a line counts for its own rate and for every faster
+  one at the site. So a line never exceeds its own rate, and all lines together never exceed the fastest. A
+  line without a rate is not counted.
+- If several workers share the rates, turns are leased (`limits/worker/allowance.py`). A line then has
+  `LeasedTurns`, which combine those of its site and its zone, instead of its pacers.
+- A batch *starts* when a turn is due, and takes the turn when its connection is established. Starts have
+  their own grid, so that batches do not wait with an open connection for each other's turns. If connections
+  are established slowly, only as many batches start as will have their turns within `HORIZON`. A batch that
+  ends without a turn gives its start back.
 """
 
 from __future__ import annotations
@@ -33,15 +37,15 @@ from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 HORIZON = 5.0
 
 MAX_BUSY = 1000
-"""Sites whose turns are remembered although nothing waits for them; with more, those that are over are
-forgotten.
+"""Sites whose turns are remembered although nothing waits for them. When there are more, those without
+pending turns are forgotten.
 """
 
 _NEVER = float("-inf")
 
 
 class Pacer:
-    """The turns at one rate. `last`: the time of a turn that was taken before the pacer was made."""
+    """The turns at one rate. `last` is the time of a turn that was taken before the pacer was created."""
 
     __slots__ = ("_grace", "_most_pending", "_rate", "interval", "last", "next_start", "next_turn", "pending")
 
@@ -52,7 +56,7 @@ class Pacer:
         self.configure(rate)
 
     def configure(self, rate: Rate) -> None:
-        """Go by this rate from now on."""
+        """Apply this rate from now on."""
         if rate == self._rate:
             return
         self._rate = rate
@@ -63,16 +67,16 @@ class Pacer:
 
     @property
     def due(self) -> float:
-        """When the next batch may start."""
+        """The time at which the next batch may start."""
         return max(self.next_start, self.next_turn)
 
     @property
     def is_crowded(self) -> bool:
-        """Enough have started for now: they must have their turns first."""
+        """Whether enough batches have started for now. They must take their turns first."""
         return self.pending >= self._most_pending
 
     def is_over(self, now: float) -> bool:
-        """Return whether nothing is lost by starting afresh."""
+        """Return whether nothing is lost by starting again without this state."""
         return not self.pending and self.due <= now
 
     def start(self, now: float) -> None:
@@ -80,12 +84,12 @@ class Pacer:
         self.next_start = self._after(self.next_start, now)
 
     def give_back(self) -> None:
-        """A start that led to nothing."""
+        """Give back a start that did not lead to a turn."""
         self.pending -= 1
         self.next_start -= self.interval
 
     def take(self, now: float) -> None:
-        """A turn; not before `next_turn`."""
+        """Take a turn, not before `next_turn`."""
         self.last = now
         self.next_turn = self._after(self.next_turn, now)
 
@@ -96,15 +100,16 @@ class Pacer:
 AnyPacer = Pacer | LeasedTurns
 
 Lessor = Callable[[str, str, Rate | None, Rate | None], LeasedTurns]
-"""`lessor(site, line, rate, zone_rate)`: the turns that several workers share."""
+"""`lessor(site, line, rate, zone_rate)` returns the turns that several workers share."""
 
 Changed = Callable[[SiteKey, bool], None]
-"""`changed(site, earlier)`: a batch has taken its first turn (`earlier` is false), or has ended without one:
-others may start earlier then."""
+"""`changed(site, earlier)` reports that a batch has taken its first turn (`earlier` is false), or has ended
+without one, so that others may start earlier.
+"""
 
 
 class SiteRates:
-    """The turns at one site, by rate, and the rate of each of its lines as it is now."""
+    """The turns at one site, by rate, and the present rate of each of its lines."""
 
     __slots__ = ("__weakref__", "_pacers", "_rate_of", "key")
 
@@ -134,7 +139,7 @@ class SiteRates:
 
 
 class Pace:
-    """One line's turns: those of its site and those of the zone."""
+    """The turns of one line: those of its site and those of the zone."""
 
     __slots__ = ("_line", "_rates", "leased", "site")
 
@@ -158,16 +163,16 @@ class Pace:
         return self.at_site if zone is None else (*self.at_site, zone)
 
     def is_due(self, now: float) -> bool:
-        """A batch may start, as far as the rates go."""
+        """Return whether the rates allow a batch to start."""
         return all(pacer.due <= now and not pacer.is_crowded for pacer in self.pacers)
 
     def expect(self, waiting: int) -> None:
-        """So many deliveries of the line wait for their start; known where turns are leased."""
+        """Note how many deliveries of the line wait for their start. Only leased turns use this."""
         if self.leased is not None:
             self.leased.expect((self.site.key, self._line), waiting)
 
     def start(self, now: float) -> Ticket:
-        """For a batch that starts now."""
+        """Return the ticket of a batch that starts now."""
         self._rates.remember(self.site, now)
         return Ticket(self, now)
 
@@ -176,7 +181,7 @@ class Pace:
 
 
 class Ticket:
-    """Follows one batch from its start to its turns; `end` is called when the batch is over."""
+    """Follows a batch from its start to its turns. `end` is called when the batch is over."""
 
     __slots__ = ("_pace", "_pending", "_started", "taken")
 
@@ -184,29 +189,30 @@ class Ticket:
         self._pace = pace
         self._started = now
         self.taken = False
-        # Kept: the configuration may change before it ends, and each pacer must be told of the end.
+        # Kept, because the configuration may change before the batch ends, and each pacer must be notified of
+        # the end.
         self._pending = pace.pacers
         for pacer in self._pending:
             pacer.start(now)
 
     @property
     def due(self) -> float:
-        """When the next turn may be taken."""
+        """The time at which the next turn may be taken."""
         return max((pacer.next_turn for pacer in self._pace.pacers), default=_NEVER)
 
     @property
     def leased(self) -> LeasedTurns | None:
-        """Where others decide about the turns as well, so that `due` may become earlier."""
+        """The leased turns if other workers share them, so that `due` may become earlier; otherwise None."""
         return self._pace.leased
 
     def arrived(self, now: float) -> None:
-        """The connection of the batch stands."""
+        """Note that the connection of the batch is established."""
         for pacer in self._pending:
             if isinstance(pacer, LeasedTurns):
                 pacer.arrived(now - self._started)
 
     def take(self, now: float) -> None:
-        """Not before `due`."""
+        """Take a turn, not before `due`."""
         for pacer in self._pace.pacers:
             pacer.take(now)
         if not self.taken:
@@ -216,7 +222,7 @@ class Ticket:
             self._pace.changed(earlier=False)
 
     def end(self) -> None:
-        """Safe to call again."""
+        """End the batch. It can be called more than once."""
         if not self.taken:
             self.taken = True
             for pacer in self._pending:
@@ -225,25 +231,25 @@ class Ticket:
 
 
 class Rates:
-    """The turns of one zone, of which `changed` is told. They outlive the zone's plan when settings are
-    replaced, or a reload would reset them.
+    """The turns of one zone. Changes are reported to `changed`. They outlive the zone's plan when settings
+    are replaced; otherwise a reload would reset them.
     """
 
     def __init__(self) -> None:
         self.changed: Changed = lambda site, earlier: None
         self.used = False
-        """Something has ever been limited."""
+        """Whether anything has ever been limited."""
         self.zone: Pacer | None = None
         self.lessor: Lessor | None = None
-        """Set where the turns are shared with other workers."""
+        """Set if the turns are shared with other workers."""
         self._zone_rate: Rate | None = None
-        # A site is remembered as long as anybody waits for it or it has turns to come.
+        # A site is remembered as long as mail waits for it or it has turns to come.
         self._sites: WeakValueDictionary[SiteKey, SiteRates] = WeakValueDictionary()
         self._busy: dict[SiteKey, SiteRates] = {}
         self._max_busy = MAX_BUSY
 
     def configure(self, rate: Rate | None) -> None:
-        """The zone's own rate."""
+        """Apply the rate of the zone itself."""
         self.used = self.used or rate is not None
         self._zone_rate = rate
         if rate is None or self.lessor is not None:
@@ -254,7 +260,7 @@ class Rates:
             self.zone.configure(rate)
 
     def pace(self, site: SiteKey, line: DestinationKey, rate: Rate | None) -> Pace | None:
-        """Of a line at a site; `None` when nothing limits it."""
+        """Return the pace of a line at a site, or None if nothing limits it."""
         known = self._sites.get(site)
         if rate is None and self._zone_rate is None:
             if known is not None:
@@ -268,7 +274,7 @@ class Rates:
         return Pace(self, known, line, leased)
 
     def remember(self, site: SiteRates, now: float) -> None:
-        """It is about to have turns."""
+        """Remember a site that is about to have turns."""
         self._busy[site.key] = site
         if len(self._busy) > self._max_busy:
             self._busy = {key: site for key, site in self._busy.items() if not site.is_over(now)}

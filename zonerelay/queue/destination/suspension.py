@@ -1,16 +1,16 @@
-"""The suspension of a destination: whether it may be connected to now. Pure: `now` is a parameter.
+"""The suspension of a destination: whether the relay may connect to it now. Pure: `now` is a parameter.
 
-    open ──a batch finds no host that talks──▶ suspended ──its time is over──▶ probing ──success──▶ open
-                                                   ▲                              │
-                                                   └────────── failure, twice as long ──┘
+    open ──a batch finds no host that replies──▶ suspended ──its time is over──▶ probing ──success──▶ open
+                                                    ▲                               │
+                                                    └────── failure, twice as long ─────┘
 
-A probe for which there is no room waits as long again.
+If there is no free connection for a probe, the suspension begins again with the same duration.
 
-A failure of a transaction that began before the present suspension says nothing new and changes
-nothing. A failure while other transactions are under way is not the destination's end either (a peer that
-answers 421 to the third connection): it lowers the ceiling to those others, and no more are opened. Do they
-fail as well, the last one suspends, as one failure, and nothing was learned about ceilings. Successes raise
-a ceiling again; where it was raised in vain, each time more of them.
+A failure of a transaction that began before the present suspension is no news and changes nothing. Nor does a
+failure while other transactions are active suspend the destination (a peer may reply 421 to the third
+connection). It lowers the connection limit to the number of those others, and no more connections are opened.
+If they fail as well, the last failure suspends the destination, as one failure, and the lowered limit is
+discarded. Successes raise a lowered limit again; each time it was raised in vain, more of them are needed.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import TLS_REQUIRED, Reply
 
 MOST_PATIENCE = 64
-"""How many times as many successes it takes to raise a ceiling that was raised in vain again and again: each
-try costs a message a deferral.
+"""How many times as many successes are needed to raise a limit that was raised in vain again and again,
+because each try defers a message.
 """
 
 
 PUT_OFF_RATE = 200.0
-"""Deliveries a second that are put off for one destination.
-Each costs a write and a line in the log: hundreds of thousands for a dead host would hold up other mail after
-every probe.
+"""Deliveries per second that are put off for one destination. Each costs a write and a log line, so hundreds
+of thousands for a dead host would delay other mail after every probe.
 """
 PUT_OFF_MOST = 1000
-"""Deliveries that are put off in one suspension; of the others only those whose age demands it."""
+"""Deliveries that are put off in one suspension. Of the others, only those that may expire or owe a warning
+are put off.
+"""
 
 
 class Transition(enum.Enum):
@@ -46,9 +47,10 @@ class Transition(enum.Enum):
 
 
 class Suspension(msgspec.Struct, eq=False, gc=False):
-    """The state of one destination.
+    """The suspension state of one destination.
 
-    It refers to nothing that refers to it, so the garbage collector need not look at thousands (`gc=False`).
+    It refers to nothing that refers to it, so the garbage collector need not inspect thousands of them
+    (`gc=False`).
     """
 
     _settings: RetrySettings
@@ -62,49 +64,55 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
     since: float = 0.0
     until: float = 0.0
     put_off: int = 0
-    """Deliveries, since the suspension began."""
+    """Deliveries put off since the suspension began."""
     epoch: int = 0
     is_proven: bool = False
-    """The last that was heard from a peer was an answer, about some mail."""
+    """Whether the last that the peer did was to reply about some mail."""
     reply: Reply | None = None
 
     def is_suspended(self, now: float) -> bool:
-        # Before `since` the clock was set back: the suspension would last as much longer.
+        # the clock was set back
         return self.since <= now < self.until and not self._is_over
 
     def end(self) -> None:
-        """Its time is over and something waits for the probe, also when the clock is set back then."""
+        """End the suspension: its time is over and mail waits for the probe. This holds even if the clock is
+        set back later.
+        """
         self._is_over = True
 
     @property
     def is_troubled(self) -> bool:
-        """Suspended, or waiting for the probe that ends it."""
+        """Whether the destination is suspended, or waits for the probe that ends the suspension."""
         return self._failures > 0
 
     def is_forgettable(self, now: float) -> bool:
-        """Nothing is lost by starting afresh: no trouble, or none for as long as a suspension can last."""
+        """Return whether nothing is lost by forgetting this state: there is no failure, or none for as long
+        as a suspension can last.
+        """
         return not self._failures or now >= self.until + self._longest()
 
     def limit(self, configured: int, now: float) -> int:
-        """How many transactions may be active now."""
+        """Return how many transactions may be active now."""
         if self._failures:
             return 0 if self.is_suspended(now) else 1
         return configured if self._ceiling is None else min(configured, self._ceiling)
 
     def duration(self) -> float:
-        """Of the present or the last suspension."""
+        """Return the duration in seconds of the present or the last suspension."""
         return min(self._settings.suspend_min * 2.0 ** min(self._failures - 1, 30), self._longest())
 
     def _longest(self) -> float:
         return max(self._settings.suspend_min, self._settings.suspend_max)
 
     def place(self) -> float:
-        """When to look again at one more that is put off: behind those before it, at `PUT_OFF_RATE`."""
+        """Return when to check one more delivery that is put off: behind the earlier ones, at
+        `PUT_OFF_RATE`.
+        """
         self._last_place = max(self._last_place, self.until) + 1 / PUT_OFF_RATE
         return self._last_place
 
     def failed(self, epoch: int, reply: Reply, others: int, now: float) -> Transition:
-        """A transaction reached no host while `others` are active."""
+        """Note that a transaction reached no host while `others` were active."""
         self.reply = reply
         if epoch != self.epoch:
             return Transition.NONE
@@ -119,7 +127,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         return Transition.SUSPENDED
 
     def succeeded(self, epoch: int) -> Transition:
-        """A peer talked to us, whatever it said about the mail."""
+        """Note that a peer replied, whatever it said about the mail."""
         if self._failures:
             # A connection from before the suspension proves nothing about new ones.
             self.is_proven = epoch == self.epoch
@@ -130,12 +138,16 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         return Transition.NONE
 
     def take_at_most(self, connections: int) -> None:
-        """The hosts have refused mail on a connection more, and took it on one of these."""
+        """Note that the hosts refused mail on one more connection than these, and accepted it on one of
+        these.
+        """
         if not self._failures and (self._ceiling is None or connections < self._ceiling):
             self._lower_ceiling(connections)
 
     def wait(self, now: float) -> None:
-        """There is no room for the probe: the suspension begins again."""
+        """Begin the suspension again, because it has just failed or there is no free connection for its
+        probe.
+        """
         self._is_over = False
         self.put_off = 0
         if now < self.since:
@@ -144,7 +156,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         self.until = now + self.duration()
 
     def resume(self) -> Transition:
-        """Open again: a probe got through, or an operator said so."""
+        """Lift the suspension, because a probe succeeded or an operator requested it."""
         if not self._failures:
             return Transition.NONE
         self._failures = 0
@@ -165,7 +177,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
 
 
 def suspended(reply: Reply | None) -> Reply:
-    """Return the reply for mail that is not tried because its hosts gave this one."""
+    """Return the reply for mail that is not attempted because its hosts gave `reply` before."""
     return Reply(451, "4.1", f"delivery temporarily suspended: {reply}")
 
 
@@ -177,7 +189,7 @@ def learn(
     others: int,
     now: float,
 ) -> Transition:
-    """What an attempt says about the hosts; no outcomes: it never reached out."""
+    """Update the suspension from the outcomes of an attempt. Without outcomes it contacted no peer."""
     if outcomes and outcomes[0].verdict is Verdict.DELIVERED:
         return suspension.succeeded(epoch)
     failure = _host_failure(outcomes)
@@ -186,21 +198,22 @@ def learn(
     if not any(_talked(outcome) for outcome in outcomes):
         return Transition.NONE
     transition = suspension.succeeded(epoch)
-    # It began to talk, and then we heard no more; or it said all that we asked, and a message wants more TLS.
+    # The peer stopped replying in the middle of the transaction. This does not count if it replied to
+    # everything and a message requires more TLS than it offers.
     if all(outcome.local and outcome.reply.detail != TLS_REQUIRED for outcome in outcomes):
         suspension.is_proven = False
     return transition
 
 
 def _talked(outcome: Outcome) -> bool:
-    """A peer had its say, whatever it said."""
+    """Return whether a peer replied, whatever the reply was."""
     if outcome.scope is Scope.HOST:
         return outcome.verdict is not Verdict.DEFERRED
     return outcome.scope is Scope.RECIPIENT or outcome.scope is Scope.MESSAGE
 
 
 def _host_failure(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The first outcome when the whole batch found no host that would talk, else `None`."""
+    """Return the first outcome if the whole batch found no host that replies; otherwise None."""
     if not outcomes or outcomes[0].scope is not Scope.HOST:
         return None
     if all(outcome.scope is Scope.HOST and not _talked(outcome) for outcome in outcomes):

@@ -1,5 +1,5 @@
-"""Orders of operators: which mail waits until they are over, now and when it comes.
+"""Suspensions and hold rules of operators (orders): mail that waits until they end, now and when it arrives.
 
-For code outside: `order` (an order, and what several say about mail, pure) and `orders` (those of the relay,
-kept in a file).
+Code outside imports `order` (one order, and what the active orders say about mail; pure) and `orders` (the
+orders of the relay, stored in a file).
 """

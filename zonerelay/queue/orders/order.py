@@ -1,9 +1,10 @@
-"""An order of an operator, and what the active orders say about mail. Pure: `now` is a parameter.
+"""An order, which is an operator's suspension or hold rule, and its effect on mail. Pure: `now` is a
+parameter.
 
-Mail of a zone, a destination or a domain waits in the store, where it is: a zone's `Gate` says so. Orders
-about senders, users or recipients, and hold rules, need the envelope: a delivery is held under the id of its
-order when it would be attempted. So are deliveries to a domain in a zone with one next hop, where all mail
-has one line.
+Mail of a suspended zone, destination or domain waits in the store, as the zone's `Gate` says. Orders about
+senders, users or recipients, and hold rules, need the envelope: a delivery is held under the id of its order
+when it would be attempted. The same applies to deliveries to a domain in a zone with one next hop, where all
+mail waits in one line.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import msgspec
 from zonerelay.model.address import Mailbox, domain_of
 
 if TYPE_CHECKING:
-    from zonerelay.config.settings import ZoneSettings  # answers know orders, and load no settings
+    from zonerelay.config.settings import (
+        ZoneSettings,
+    )  # answers to operators import orders, but must not load the settings
 
 SUSPEND = "suspend"
 HOLD = "hold"
@@ -28,8 +31,8 @@ MAX_HOSTS = 16
 
 
 class OrderFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What an order says. Everything given must match; `*` stands for any text. Answers to operators have the
-    same fields (`operations.answers.OrderRow`), so their names are an outside contract.
+    """The fields of an order. All given selectors must match; `*` stands for any text. Answers to operators
+    have the same fields (`operations.answers.OrderRow`), so their names are a public interface.
     """
 
     id: str
@@ -54,15 +57,15 @@ class OrderFields(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def about(self) -> str:
-        """The selectors in words."""
+        """The selectors as text."""
         given = zip(SELECTORS, self.selectors, strict=True)
-        # Not `name=value`: the log's redaction would take that for an address.
+        # Not `name=value`, which the log's redaction would take for an address.
         return " ".join(f"{name} {value or '<>'}" for name, value in given if value is not None) or "all mail"
 
 
 class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
-    """An order. `hosts` are those that `destination` stands for, as far as they were known when the order was
-    given. `ended`: it is over since then.
+    """A suspension or hold rule. `hosts` are the hosts that `destination` stands for, as far as they were
+    known when the order was given. `ended` is the time at which it ended.
     """
 
     hosts: tuple[str, ...] = ()
@@ -79,7 +82,9 @@ class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
         return self.zone is None or self.zone == zone
 
     def is_about_destination(self, name: str, label: str) -> bool:
-        """`name` is the destination's for people, `label` its hosts with their ports."""
+        """Return whether the order applies to a destination. `name` is its display name, and `label` its
+        hosts with ports.
+        """
         wanted = self.destination
         if wanted is None or label in self.hosts or _is_like(wanted, name) or _is_like(wanted, label):
             return True
@@ -95,8 +100,8 @@ class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Subject(NamedTuple):
-    """Mail as orders see it. `destination` is its name for people, `label` its hosts with their ports, ""
-    while they are not known.
+    """The properties of mail that orders match. `destination` is its display name, and `label` its hosts with
+    ports, or "" while they are unknown.
     """
 
     zone: str
@@ -109,18 +114,18 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What of a zone waits in the store. `is_closed`: all of it."""
+    """The mail of a zone that waits in the store. If `is_closed`, all of it waits."""
 
     is_closed: bool = False
     domains: tuple[Order, ...] = ()
     destinations: tuple[Order, ...] = ()
 
     def keeps_domain(self, domain: str) -> Order | None:
-        """Return the order for which mail to a domain waits, before its destination is looked up."""
+        """Return the order that makes mail to a domain wait before its destination is looked up."""
         return next((order for order in self.domains if _is_like(order.domain, domain)), None)
 
     def keeps(self, name: str, label: str) -> Order | None:
-        """Return the order for which mail for a destination waits."""
+        """Return the order that makes mail for a destination wait."""
         return next((each for each in self.destinations if each.is_about_destination(name, label)), None)
 
 
@@ -128,7 +133,9 @@ OPEN = Gate()
 
 
 class OrderTable:
-    """The active orders, and the pauses of those that are over. Made anew when one changes."""
+    """The active orders, and the past ones that stopped the clock of mail. It is immutable; a change creates
+    a new table.
+    """
 
     def __init__(self, orders: Iterable[Order] = (), now: float = 0.0) -> None:
         every = list(orders)
@@ -136,7 +143,7 @@ class OrderTable:
         self.pauses = tuple(order for order in every if order.stop_clock)
         self.refusing = tuple(order for order in self.orders if order.refuse)
         self.by_envelope = any(order.needs_envelope or order.domain is not None for order in self.orders)
-        """An envelope has to be looked at before an attempt."""
+        """Whether the envelope has to be checked before an attempt."""
 
     def gate(self, zone: ZoneSettings) -> Gate:
         if not self.orders:
@@ -149,7 +156,7 @@ class OrderTable:
         )
 
     def about(self, mail: Subject) -> list[Order]:
-        """Return those that keep such mail from being sent."""
+        """Return the orders that keep this mail from being sent."""
         return [order for order in self.orders if _matches(order, mail)]
 
     def keeping(self, mail: Subject) -> Order | None:
@@ -157,8 +164,8 @@ class OrderTable:
         return next((each for each in self.orders if not each.needs_envelope and _matches(each, mail)), None)
 
     def holding(self, mail: Subject, act: str) -> Order | None:
-        """Return the order under which a delivery that is about to be attempted has to be held. A hold rule
-        lets mail pass that an operator's `act` has released by itself.
+        """Return the order under which a delivery that is about to be attempted must be held. A hold rule
+        does not apply to mail that an operator's `act` has released individually.
         """
         for order in self.about(mail):
             if order.effect != HOLD or act in ("", order.id):
@@ -168,7 +175,9 @@ class OrderTable:
     def refuses(
         self, sender: str, user: str, recipient: str | None = None, zone: str | None = None
     ) -> Order | None:
-        """Return the order for which a client is refused. Without a recipient: at MAIL."""
+        """Return the order that refuses a client. Without a recipient, check the orders that
+        apply at MAIL.
+        """
         for order in self.refusing:
             at_mail = order.zone is None and order.domain is None and order.recipient is None
             if not order.is_about_client(sender, user) or at_mail is not (recipient is None):
@@ -178,9 +187,11 @@ class OrderTable:
         return None
 
     def paused(self, mail: Subject, created: float, now: float) -> float:
-        """For how many seconds the age of mail did not count. Orders that overlapped count once."""
+        """Return for how many seconds the age of mail did not count. Orders that overlapped are
+        counted once.
+        """
         seconds = over = 0.0
-        for order in self.pauses:  # by the time that they were given
+        for order in self.pauses:  # sorted by the time at which they were given
             if _matches(order, mail):
                 began = max(order.since, created, over)
                 over = max(over, min(order.ended or now, order.until or now))

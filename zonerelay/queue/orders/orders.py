@@ -1,14 +1,15 @@
-"""The orders of this relay: in a file that all its workers share, and in the memory of each.
+"""The suspensions and hold rules (orders) of this relay, in a file that all workers share and in their
+memory.
 
-`orders.json`, in a directory of its own beside the spool, is replaced as a whole under a lock, so that two
-operators, or two workers, never undo each other's change. A worker looks at it every `LOOK` seconds: one that
-was not there when an order was given has it all the same. An order that is over stays in the file for `KEPT`
-seconds: a worker that was down then releases at its start what the order held, and the age of mail does not
-count the time for which its clock was stopped.
+`orders.json`, in its own directory next to the spool, is replaced as a whole under a lock, so that concurrent
+operators or workers never overwrite each other's changes. A worker checks the file every `LOOK` seconds, so a
+worker that was down when an order was given obeys it too. An order that has ended stays in the file for
+`KEPT` seconds, for two reasons: a worker that was down then releases at its start what the order held, and
+the age of mail does not count the time for which its clock was stopped.
 
-Promise: `give` and `end` return when the change is durable. A file that cannot be read ends the start: the
-relay would send what an operator has forbidden. Orders are those of one machine, also where several machines
-share a store.
+Promise: `give` and `end` return when the change is durable. A file that cannot be read ends the start,
+because the relay would send mail that an operator has suspended. Orders apply to one machine, even if several
+machines share a store.
 """
 
 from __future__ import annotations
@@ -38,29 +39,29 @@ DIRECTORY = "orders"
 LOOK = 5.0
 KEPT = 30 * 86400.0
 MAX_ORDERS = 1000
-"""In force. So many that are over are kept, too."""
+"""The maximum number of active orders. As many ended ones are kept, too."""
 AGAIN = 30.0
-"""Seconds after which a store that refused is asked again to release what an order held."""
+"""Seconds between two attempts to release what an order held, while the store fails."""
 
 _Change = Callable[[list[Order]], list[Order]]
 
 
 ZoneOf = Callable[[Origin, str, str], str | None]
-"""Returns the zone of a sender's mail to a recipient, `None` while it is not known."""
+"""Returns the zone of a sender's mail to a recipient, or None while it is unknown."""
 
 
 class OrdersError(ValueError):
-    """The orders cannot be read or changed. The text is for an operator."""
+    """The orders cannot be read or changed. The message is for an operator."""
 
 
 class OrdersFile:
-    """The file of one relay. Blocks."""
+    """The file with the orders of one relay. Its methods block."""
 
     def __init__(self, home: Path) -> None:
         self.path = home / DIRECTORY / "orders.json"
 
     def stamp(self) -> tuple[int, ...]:
-        """Another one when the file was replaced."""
+        """Return a value that changes when the file is replaced."""
         try:
             found = self.path.stat()
         except OSError:
@@ -68,7 +69,7 @@ class OrdersFile:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def read(self) -> list[Order]:
-        """Return the orders, those too that are over. Raises OrdersError."""
+        """Return the orders, including those that have ended. Raise OrdersError."""
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=list[Order])
         except FileNotFoundError:
@@ -81,7 +82,9 @@ class OrdersFile:
             ) from error
 
     def change(self, change: _Change, now: float) -> list[Order]:
-        """Return the orders as they are in the file now, durably. Raises OrdersError and OSError."""
+        """Apply a change to the file durably and return the orders that it contains then. Raise OrdersError
+        and OSError.
+        """
         with locked_directory(self.path.parent):
             orders = self.read()
             changed = change(orders)
@@ -92,10 +95,10 @@ class OrdersFile:
             return kept
 
     def merge(self, others: Sequence[Order], now: float) -> bool:
-        """Take over the orders of another relay whose mail comes here, those too that are over: what they
-        have held is still to be released. Returns whether any is new or changed. An order that is over on
-        either side is over, and one in force ends at the later of its ends. Raises OrdersError, also when
-        there would be too many, and OSError.
+        """Merge the orders of another relay whose mail is moved here, including those that have ended,
+        because what they have held must still be released. Return whether an order is new or changed. An
+        order that has ended on either side has ended, and an active one ends at the later of its ends. Raise
+        OrdersError, also if there would be too many orders, and OSError.
         """
         if not others:
             return False
@@ -120,16 +123,18 @@ class OrdersFile:
 
 
 def _later(mine: Order, other: Order) -> Order:
-    """Return what is active of an order that two relays have: one of them may have changed or ended it."""
+    """Merge two versions of an order that two relays have, because one of them may have changed
+    or ended it.
+    """
     ended = mine.ended if mine.ended is not None else other.ended
     until = None if mine.until is None or other.until is None else max(mine.until, other.until)
     return msgspec.structs.replace(mine, ended=ended, until=until)
 
 
 class Orders:
-    """The orders of a worker. `changed` is called when other orders are active. `release` releases what
-    orders that are over have held, and returns how many deliveries those were; it raises StoreError. The
-    settler asks `paused` and `keep_unattempted`.
+    """The orders of a worker. `changed` is called when the set of active orders changes. `release` releases
+    what ended orders have held and returns the number of deliveries; it raises StoreError. The settler calls
+    `paused` and `keep_unattempted`.
     """
 
     def __init__(
@@ -161,11 +166,11 @@ class Orders:
         """Deliveries and refusals by order, since the start."""
 
     def read(self) -> None:
-        """Blocks. Raises OrdersError."""
+        """Read the file, blocking. Raise OrdersError."""
         self._put_in_force(self._read())
 
     def start(self) -> None:
-        """Once mail can be released."""
+        """Start to watch the file. Call it when mail can be released."""
         over = [order for order in self._all if order not in self.table.orders]
         if over:
             self._tasks.start(self._release_later(over))
@@ -176,18 +181,20 @@ class Orders:
         await self._tasks.cancel()
 
     def ids(self) -> set[str]:
-        """Of the active orders."""
+        """Return the ids of the active orders."""
         return {order.id for order in self.table.orders}
 
     def keeping(self, zone: str, domain: str, hosts: str) -> Order | None:
-        """Return the order that keeps mail to a domain, whose `hosts` are "" while they are not known."""
+        """Return the order that keeps mail to a domain from being sent. `hosts` is "" while
+        they are unknown.
+        """
         if not self.table.orders:
             return None
         return self.table.keeping(Subject(zone, f"@{domain}", "", "", domain, hosts))
 
     def waited_for(self, delivery: Delivery, message: Message | None, hosts: str) -> Order | None:
-        """Return the order that a delivery waits for, or would be held under at its next attempt. Without
-        the message: only orders that need no envelope.
+        """Return the order that a delivery waits for, or would be held under at its next attempt. Without the
+        message, only orders that do not need the envelope are considered.
         """
         if not self.table.orders or delivery.held:
             return None
@@ -205,13 +212,13 @@ class Orders:
         return sum(order.until is None for order in self.table.orders)
 
     def in_force(self) -> dict[str, int]:
-        """Return how many orders there are by effect; one that refuses mail counts as that."""
+        """Return the number of active orders by effect. An order that refuses mail is counted as `refuse`."""
         effects = Counter("refuse" if each.refuse else each.effect for each in self.table.orders)
         return {effect: effects[effect] for effect in (SUSPEND, HOLD, "refuse")}
 
     def refuse(self, origin: Origin, sender: Mailbox, recipient: Mailbox | None, names_zone: bool) -> str:
-        """Return the id of the order for which a client is refused, "" if there is none. Without a recipient:
-        at MAIL. `names_zone`: its message may.
+        """Return the id of the order that refuses a client, or "" if none does. Without a recipient, check
+        the orders that apply at MAIL. `names_zone` says that the message may name its zone.
         """
         table = self.table
         zone = None if recipient is None or names_zone else self._zone_of(origin, sender, recipient)
@@ -224,8 +231,8 @@ class Orders:
     # Changes
 
     async def give(self, order: Order) -> tuple[Order, bool]:
-        """Puts an order in force, or gives the one with the same selectors and effect the newer terms.
-        Returns it as it is now, and whether it is new. Raises OrdersError.
+        """Add an order, or update the active one with the same selectors and effect. Return the order as
+        stored, and whether it is new. Raise OrdersError.
         """
         now = self._clock.now()
         before: Order | None = None
@@ -254,8 +261,8 @@ class Orders:
         return after, before is None or before.id == order.id
 
     async def end(self, is_meant: Callable[[Order], bool], who: str, reason: str) -> tuple[list[Order], int]:
-        """Ends orders. Returns those that are over by this, here or in another worker a moment ago, and how
-        many deliveries were released. Raises OrdersError and StoreError.
+        """End orders. Return those that this call, or another worker at the same time, has ended, and the
+        number of released deliveries. Raise OrdersError and StoreError.
         """
         now = self._clock.now()
         mine = {order.id: order for order in self.table.orders if is_meant(order)}
@@ -292,7 +299,7 @@ class Orders:
     def keep_unattempted(
         self, message: Message, deliveries: Sequence[Delivery], destination: str
     ) -> Sequence[Delivery]:
-        """As `keep`, for deliveries that get an outcome without an attempt."""
+        """Keep suspended deliveries as `keep` does, for deliveries that get an outcome without an attempt."""
         if not self.table.orders:
             return deliveries
         return self.keep(message, deliveries, "", destination, reserved=True)
@@ -306,8 +313,9 @@ class Orders:
         *,
         reserved: bool = False,
     ) -> tuple[Delivery, ...]:
-        """Holds those of a message that orders are about, each under the id of its order; returns the others.
-        `name` and `label` are the destination's; `reserved`: as of `Settler.hold`.
+        """Hold the deliveries of a message to which orders apply, each under the id of its order, and return
+        the others. `name` and `label` are those of the destination. `reserved` has the same meaning as in
+        `Settler.hold`.
         """
         envelope = message.envelope
         left: list[Delivery] = []
@@ -325,12 +333,12 @@ class Orders:
         return tuple(left)
 
     def hold(self, deliveries: Sequence[Delivery], order: Order, *, reserved: bool = False) -> None:
-        """Holds deliveries that were to be attempted, or to get an outcome without an attempt."""
+        """Hold deliveries that were about to be attempted, or to get an outcome without an attempt."""
         then = partial(self._was_held, order, len(deliveries))
         self._settler.hold(deliveries, order.id, then, reserved=reserved)
 
     def _was_held(self, order: Order, count: int) -> None:
-        """That is durable. The order may be over since it was decided."""
+        """Count deliveries whose hold is durable. If the order has ended since, release them."""
         self.held[order.id] += count
         if all(each.id != order.id for each in self.table.orders):
             self._tasks.start(self._release_later([order]))
@@ -346,7 +354,7 @@ class Orders:
             self._take(orders, release=release)
 
     def _take(self, orders: list[Order], *, release: bool = True) -> None:
-        """These are in the file now."""
+        """Apply the orders that the file contains now."""
         before = self.table.orders
         self._put_in_force(orders)
         if before == self.table.orders:
@@ -369,7 +377,7 @@ class Orders:
             self._alarm.set(min(ends))
 
     async def _expire(self) -> None:
-        """Orders whose time is over end, also if the relay was down then."""
+        """End orders whose time is over, even if the relay was down then."""
         over: list[Order] = []
 
         def change(orders: list[Order]) -> list[Order]:
@@ -382,7 +390,7 @@ class Orders:
         while any(each.ended is None and not each.is_in_force(self._clock.now()) for each in self._all):
             try:
                 await self._edit(change)
-            except OrdersError as error:  # they are not in force all the same; the next look tries again
+            except OrdersError as error:  # they are not active anyway; the next check tries again
                 self._events.trouble("queue.orders", error)
                 self._take(self._all)
                 return
@@ -411,7 +419,7 @@ class Orders:
             await self._expire()
 
     async def look(self) -> None:
-        """Puts in force what another process has written. Raises OrdersError."""
+        """Apply what another process has written. Raise OrdersError."""
         if self._file.stamp() != self._stamp:
             async with self._lock:
                 self._take(await FILES.run(self._read))
@@ -427,7 +435,7 @@ class Orders:
             until=order.until,
         )
 
-    # The file, in other threads
+    # Access to the file, in other threads
 
     def _read(self) -> list[Order]:
         self._stamp = self._file.stamp()

@@ -1,6 +1,7 @@
-"""One zone: `claims` ask the store, `window` bounds what waits, `plan` chooses, `attempts` carry it out.
+"""One zone: `claims` fetches from the store, `window` bounds the mail in memory, `plan` chooses the next
+batch, and `attempts` delivers it.
 
-`plan` and `window` are pure; `zone` does what they decide.
+`plan` and `window` are pure. `zone` carries out their decisions.
 
-Code outside takes `parts`, which it hands to the scheduler.
+Code outside imports `parts`, which it passes to the scheduler.
 """

@@ -1,24 +1,26 @@
-"""The attempts of one zone: batches that the plan has started become outcomes in the settler's hands.
+"""The attempts of one zone: delivers the batches that the plan has started, and passes the outcomes to the
+settler.
 
-Attempts are carried by *lanes*: tasks that take one batch after the other. Making a task costs more than
-everything else that starting a batch does, so a lane that has run dry waits for more work; only what is
-beyond `SPARE` ends. Promise: work that is handed to `start` is attempted, or its claim is released when the
-lane is cancelled first; in both cases `finished` is called once.
+Worker tasks make the attempts, one batch after the other. Creating a task costs more than everything else
+that starting a batch does, so an idle task waits for more work. At most `SPARE` idle tasks are kept. Promise:
+work that is passed to `start` is attempted, or its claim is released if the task is cancelled first. In both
+cases `finished` is called once.
 
 Policy: a message that is larger than its zone allows is returned to its sender (552 5.3.4) without a
 connection.
 
-Failure: a message that cannot be read, and a courier that raises, cost the batch a deferral and the operator
-a `trouble` event. A cancelled attempt leaves no outcome, and its claim is released; an outcome that is known
-has been handed to the settler, which is not cancelled. Nor does an attempt that ends because the lease on its
-claim has: another relay may be making it.
+Failure: if a message cannot be read or the courier raises, the batch is deferred and a `trouble` event is
+reported to the operator. A cancelled attempt leaves no outcome, and its claim is released. A known outcome
+has already been passed to the settler, which is not cancelled. An attempt whose lease on the claim is lost
+leaves no outcome either, because another relay may be making it.
 
-Rates: a batch starts when a turn is due, but only when its connection stands is it known when MAIL is
-written; connections that come late and together would else bring their mail together. So the courier takes
-the turn there. Waiting is the exception. The first turn is waited for up to `LONGEST_FIRST`: few batches wait
-(`rates.HORIZON`), and longer than that only where a reload has made the rate much slower meanwhile. A further
-one, for recipients that the peer wants in another transaction or for another try elsewhere, only for
-`PATIENCE`, because the lane keeps a connection meanwhile; what is left is tried again later.
+Rates: a batch starts when a turn is due, but the time at which MAIL is written is known only when its
+connection is established. Otherwise connections that are established late and at the same time would send
+their mail at the same time. So the courier takes the turn at that point. It rarely has to wait. It waits for
+the first turn for up to `LONGEST_FIRST`: few batches wait (`rates.HORIZON`), and they wait longer only if a
+reload has made the rate much slower. It waits for a further turn, for recipients that the peer wants in
+another transaction or for another host, only for `PATIENCE`, because a connection is kept open during this
+time. The rest is tried again later.
 """
 
 from __future__ import annotations
@@ -48,15 +50,15 @@ from zonerelay.store.contract import (
 SPARE = 16
 PATIENCE = 5.0
 LONGEST_FIRST = 120.0
-"""Seconds; servers hang up on clients that are silent for five minutes (RFC 5321 4.5.3.2.7)."""
+"""Seconds. Servers disconnect clients that are silent for five minutes (RFC 5321 4.5.3.2.7)."""
 
 
 class Attempts:
-    """The lanes of one zone, by the settings that it has now.
+    """The worker tasks of one zone, with its present settings.
 
-    `following` says what a lane goes on with after its last work, `None` when there is nothing. `finished` is
-    told of the outcomes of each work, in order: none when it never came to a courier. `given_back` is told of
-    what the store may hand out again.
+    `following` returns the next work of a task after its last, or None if there is none. `finished` is called
+    with the outcomes of each work in order, which are empty if the work never reached a courier. `given_back`
+    is called with work that the store may hand out again.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Attempts:
         self.tasks.start(self._run(work))
 
     def close(self) -> None:
-        """Let every lane end when it has run dry."""
+        """Let every task end when it has no more work."""
         self._closed = True
         for spare in self._spare:
             if not spare.done():
@@ -122,8 +124,8 @@ class Attempts:
             raise
 
     async def make(self, work: Work) -> Sequence[Outcome]:
-        """Return the outcomes, in order, which have been posted; none when the batch never came to
-        a courier.
+        """Deliver a batch and return its outcomes in order, which have been posted. They are empty if the
+        batch never reached a courier.
         """
         try:
             if not self._settler.outcome_log.has_room:
@@ -132,7 +134,7 @@ class Attempts:
                 message = await self._store.read_message(work.message_id)
             except ClaimLostError:
                 raise
-            except Exception as error:  # noqa: BLE001 - a store's bug is temporary trouble too
+            except Exception as error:  # noqa: BLE001 - an error of the store is temporary, too
                 self._unreadable(work, error)
                 return ()
             if self._orders is not None and self._orders.table.by_envelope:
@@ -159,12 +161,12 @@ class Attempts:
             outcomes = await self._courier.deliver(batch)
         except ClaimLostError:
             raise
-        except Exception as error:  # noqa: BLE001 - a courier's bug is temporary trouble
+        except Exception as error:  # noqa: BLE001 - an error of the courier is temporary
             outcomes = self._courier_failed(batch, error)
         if len(outcomes) != len(work.deliveries):
             count = f"{len(outcomes)} outcomes for {len(work.deliveries)} deliveries"
             outcomes = self._courier_failed(batch, ValueError(count))
-        # From here on nothing awaits: a cancelled lane cannot lose what is known.
+        # There is no await from here on, so a cancelled task cannot lose known outcomes.
         if self._zone.mix_domains is None:
             work.destination.most_domains = batch.rcptdomainmax or 1
         if batch.most_connections is not None:
@@ -190,7 +192,7 @@ class Attempts:
         self._events.trouble("queue.read_message", error, message_id=work.message_id)
         label = work.destination.label
         if isinstance(error, MessageNotFoundError | StoreCorruptError):
-            # Kept until the spool is repaired. If it was dropped meanwhile, nothing is left to change.
+            # Kept until the spool is repaired. If it was dropped since, nothing is left to change.
             self._settler.post(None, work.deliveries, [UNREADABLE] * len(work.deliveries), destination=label)
         else:
             now = self._clock.now()
@@ -217,11 +219,14 @@ class BatchTurns:
         self._clock = clock
 
     async def take(self) -> bool:
-        """Wait until a transaction may begin; false when it would be too long. It must begin at once."""
+        """Wait until a transaction may begin, which must then begin at once. Return false if the wait would
+        be too long.
+        """
         ticket = self._ticket
         if not ticket.taken:
             ticket.arrived(self._clock.monotonic())
-        # Looked at again after each sleep: others may have been faster, and the rate may have changed.
+        # Checked again after each sleep: other batches may have taken the turn, and the rate may have
+        # changed.
         while (wait := ticket.due - self._clock.monotonic()) > 0:
             if wait > (PATIENCE if ticket.taken else LONGEST_FIRST):
                 return False
@@ -230,7 +235,7 @@ class BatchTurns:
         return True
 
     async def _wait(self, seconds: float) -> None:
-        """Waits `seconds`, or until there are new turns."""
+        """Wait `seconds`, or until there are new turns."""
         turns = self._ticket.leased
         if turns is None:
             await asyncio.sleep(seconds)

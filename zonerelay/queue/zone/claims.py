@@ -1,9 +1,9 @@
-"""The claims of one zone: they ask the store for deliveries when there is a reason, as `ZonePlan` says.
+"""The claims of one zone: fetches deliveries from the store when there is a reason, as `ZonePlan` says.
 
-One task lives as long as the zone. It goes on while there is room and a reason (new mail, a due time, a line
-that has drained), then waits for the next one; nothing is asked of the store when nothing has happened.
+One task lives as long as the zone. It continues while there is space and a reason (new mail, a due time, a
+line that has drained), then waits for the next reason. The store is not queried when nothing has happened.
 
-Failure: a store that raises is asked again with back-off, for everything.
+Failure: if the store raises, all claims are tried again with back-off.
 """
 
 from __future__ import annotations
@@ -18,23 +18,28 @@ from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.queue.zone.window import Claim, NewClaim, Question, Refill
 
 CLAIM_PAUSE = 0.02
-"""Seconds between claims while plenty waits already: new mail for an idle destination waits no longer."""
+"""Seconds between claims while much mail waits already. New mail for an idle destination waits no longer than
+this.
+"""
 
 CLAIM_RETRY_FIRST = 1.0
 CLAIM_RETRY_LONGEST = 30.0
 
 WORTHWHILE = 8
-"""Deliveries of a line that has run short, which are fetched without a pause: it may be a quick one."""
+"""Deliveries of a refill that is made without a pause, because the line has run short and may
+be a fast one.
+"""
 
 TOGETHER = 0.1
-"""Seconds between two claims of due mail: those of hosts that cannot be reached come due one by one."""
+"""Seconds between two claims of due mail: mail for unreachable hosts becomes due one delivery at a time."""
 OVERDUE_PAUSE = 1.0
-"""Seconds to the next look when the store names a due time that has passed although a claim found nothing."""
+"""Seconds until the next check if the store reports a due time in the past although a claim found nothing."""
 
 
 class Claims:
-    """Claimed deliveries are added to the plan, then `claimed` is called. The task is one of `tasks`, whose
-    owner ends it; after `stop` deliveries that a question still brings are released.
+    """Claims the deliveries of a zone. They are added to the plan, and then `claimed` is called. The task is
+    one of `tasks`, whose owner ends it. After `stop`, deliveries that a pending request still returns are
+    released.
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class Claims:
         claimed: Callable[[], None],
         is_served: bool = True,
     ) -> None:
-        """Of a zone that is not served nothing is claimed."""
+        """Create the claims. If the zone is not served, nothing is claimed."""
         self._is_served = is_served
         self._zone = zone
         self._plan = plan
@@ -62,10 +67,10 @@ class Claims:
         self._busy = False
         self._wanted: asyncio.Future[None] | None = None
         self.priorities = {Priority.NORMAL}
-        """Those that the zone has or has had mail of: their queues may hold something."""
+        """The priorities of which the zone has or has had mail, so their queues may hold something."""
         self._more = {Priority.NORMAL}
         self._new = {Priority.NORMAL}
-        """Those of which new mail may have come."""
+        """The priorities of which new mail may have arrived."""
         self._due_unknown = {Priority.NORMAL}
         self._claimed_at = dict.fromkeys(Priority, 0.0)
         self._delay = CLAIM_RETRY_FIRST
@@ -73,30 +78,30 @@ class Claims:
     # Reasons
 
     def notify(self, priority: Priority) -> None:
-        """There may be something new to claim."""
+        """Note that there may be new mail to claim."""
         self.priorities.add(priority)
         self._more.add(priority)
         self._new.add(priority)
         self.go_on()
 
     def wake(self) -> None:
-        """Anything may have changed in the store: look for new, due and released deliveries."""
+        """Search for new, due and released deliveries: anything may have changed in the store."""
         self._look_everywhere()
         self.go_on()
 
     def released(self, priorities: Iterable[Priority]) -> None:
-        """Something of these has been given back to the store."""
+        """Note that deliveries of these priorities have been given back to the store."""
         self._more.update(priorities)
         self._new.update(priorities)
 
     def postponed(self, when: float, priority: Priority) -> None:
-        """There is nothing new before `when`."""
+        """Note that there is nothing new before `when`."""
         self.priorities.add(priority)
         if not self._stopping:
             self._wake_at(when, priority)
 
     def go_on(self) -> None:
-        """There may be room again."""
+        """Claim more if there may be a free place again."""
         if self._busy or self._stopping or not self._is_served:
             return
         if self._plan.wants_claim(self._more, self._new) or (self._due_unknown and not self._more):
@@ -115,7 +120,7 @@ class Claims:
         self._new.update(self.priorities)
 
     def _wake_task(self) -> bool:
-        """False when there is none that waits."""
+        """Wake the task. Return false if no task waits."""
         wanted, self._wanted = self._wanted, None
         if wanted is None or wanted.done():
             return False
@@ -138,7 +143,7 @@ class Claims:
             self._busy = False
 
     async def _once(self) -> bool:
-        """One question to the store; false when there is none left to ask."""
+        """Make one request to the store. Return false if there is none left to make."""
         if not self._settler.outcome_log.has_room:
             await self._settler.outcome_log.room()
         plan = self._plan.plan_claim(self._more, self._new)
@@ -149,7 +154,7 @@ class Claims:
                 return False
             else:
                 await self._ask_due()
-        except Exception as error:  # noqa: BLE001 - even a store's bug must not end the claims of a zone
+        except Exception as error:  # noqa: BLE001 - not even an error in the store may end the claims of a zone
             self._look_everywhere()
             await self._wait_for_store(error)
             return True
@@ -176,7 +181,7 @@ class Claims:
                 self._new.add(priority)
         else:
             claimed = await self._store.claim_domain(queue, plan.domain, plan.limit, now=now)
-            # The domain is no longer passed over: a claim may find what was released meanwhile.
+            # The domain is no longer passed over, so a claim may find what was released since.
             more = len(claimed) < plan.limit
         if more:
             self._more.add(priority)
@@ -194,12 +199,14 @@ class Claims:
             if self._stopping:
                 return
             if due is not None:
-                # Something overdue that a claim passed over is fetched by name; the store need not know that.
+                # Overdue mail that a claim passed over is claimed by domain, which the store need not know.
                 overdue = due <= self._claimed_at[priority]
                 self._wake_at(self._clock.now() + OVERDUE_PAUSE if overdue else due, priority)
 
     def _wake_at(self, when: float, priority: Priority) -> None:
-        """Claim what is due then, with what comes due within `TOGETHER` after the last claim."""
+        """Claim what is due at `when`, together with what becomes due within `TOGETHER` after
+        the last claim.
+        """
         last = min(self._claimed_at[priority], self._clock.now())
         self._alarm.set(max(when, last + TOGETHER))
 

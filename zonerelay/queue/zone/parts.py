@@ -1,4 +1,4 @@
-"""The parts of the relay that every zone of one scheduler works with."""
+"""The parts of the relay that every zone of one scheduler uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zonerelay.telemetry.events.events import Events
 
 @dataclass(frozen=True, slots=True)
 class ZoneParts:
-    """Handed to each zone; a reload replaces `retry`."""
+    """The parts that are passed to each zone. A reload replaces `retry`."""
 
     store: QueueStore
     router: Router
@@ -29,7 +29,7 @@ class ZoneParts:
     clock: Clock
     random: Random
     limits: LimitKeeper | None = None
-    """Where other workers go by the same limits."""
+    """Set if other workers share the limits."""
     orders: Orders | None = None
-    """Those of operators."""
+    """Suspensions and hold rules of operators."""
     throttle: BacklogThrottle | None = None

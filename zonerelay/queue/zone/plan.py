@@ -1,45 +1,46 @@
 """The plan of a zone: the mail in memory, the next claim, and the next batch. Pure and synchronous.
 
-Nothing here awaits, reads a clock or touches a store: `zone.py` reports what happened and asks what
-to do. Between two calls the state is consistent, so there is nothing to lock.
+Nothing here awaits, reads a clock or accesses a store. `zone.py` reports what happened and asks for the next
+step. The state is consistent between two calls, so there is nothing to lock.
 
 STRATEGIES (policy → the harm it prevents; compare the list at the head of Postfix's qmgr.c)
 
-- Round robin (`round_robin.py`): destinations with work and a free slot are visited one after the other; a
-  visit is a few batches on one connection, bounded in number and time → a destination with a long line cannot
-  starve the others of the zone's connections, and not every message pays for a connection of its own.
-- Probation (`probation.py`): destinations that have not answered yet, or take long, have a part of the zone's
-  connections → hosts that accept connections and say nothing, and tarpits, cannot hold all of them.
-- Rates (`rates.py`): a destination that has to wait for the next turn of a rate waits aside
-  → a limited destination holds no connection while it waits.
-- Oldest message first within a destination → nothing waits for ever behind newer mail.
-- One domain in a batch where domains do not mix (`ZoneSettings.mixes_domains`), or as many as the hosts
-  announce → no recipient is put off because of the others, and each outcome is stored when it is known.
+- Round robin (`selection.py`): destinations with work and a free connection are visited in turn. A visit is a
+  few batches on one connection, limited in number and time → a destination with much mail cannot keep the
+  connections from the others, and not every message pays for its own connection.
+- Unproven destinations: destinations that have not answered yet, or answer slowly, may use only a part of the
+  zone's connections → silent hosts and tarpits cannot hold all of them.
+- Rates (`rates.py`): a destination waits aside for the next turn of its rate → a rate-limited destination
+  holds no connection while it waits.
+- Oldest message first within a destination → no mail waits for ever behind newer mail.
+- One domain in a batch if domains are not mixed (`ZoneSettings.mixes_domains`), or as many as the hosts
+  announce → no recipient is deferred because of the others, and each outcome is stored when it is known.
 - Window: at most `WINDOW` deliveries of a zone and priority wait in memory → memory does not grow with the
-  queue, and no queue keeps what is more urgent out of it.
-- Precedence (`backlog.py`): urgent mail first, in claims, in the round robin and in each line
-  → a newsletter does not delay a password reset, and a flood of those does not starve the newsletter.
-- New mail (`window.py`): in a zone routed by MX much that waits is backlog: new mail alternates with it
-  → a hundred thousand fresh messages do not hold up one for an idle host.
-- Throttle (`backlog_throttle.py`): while new mail keeps the processor busy, other mail starts at a limited
-  rate → where the processor is short, a backlog does not slow down what comes in.
-- Shares (`window.py`): in a zone routed by MX a line may hold only its share of the window
-  → a slow destination cannot fill the window and hide the others' mail.
-- Company: a zone with one route and `LOW_MARK` waiting claims no more until fewer wait → hundreds at once.
-- Suspension (`suspension.py`): nothing waits for a suspended destination; what is claimed for it is
-  handed back to be deferred without a connection; one probe at a time ends it
-  → dead hosts cost neither connections nor window.
-- Comeback: mail for a suspended destination is due, at the latest with the next probe; when the destination
-  answers all of it can be claimed → it leaves as fast as new mail from the first second on.
-- Probes (`probation.py`): once the window is half full, few more destinations begin to wait for a probe
-  → thousands of domains that died together do not fill the window with mail that cannot go.
-- Rest: where there is much of that, nothing is fetched before the next probe, but old mail, at a steady rate
-  → a dead host's hundreds of thousands do not use up the time of the others' mail.
-- Gate (`orders/`): what an operator's order keeps goes back to the store, and claims pass over it
-  → suspended mail takes neither memory nor time, however much of it there is.
-- Routes live as long as their TTL, then the line is looked up again → mail follows a changed MX.
-- Withdrawn deliveries are not planned until they are given back → an operator's change and an
-  attempt never cross.
+  queue, and no queue keeps more urgent mail out of it.
+- Precedence (`backlog.py`): urgent mail comes first in claims, in the round robin and in each line → a
+  newsletter does not delay a password reset, and a flood of password resets does not block the newsletter.
+- New mail (`window.py`): in a zone routed by MX, if much mail waits it becomes backlog, and new mail
+  alternates with it → a hundred thousand fresh messages do not delay one message for an idle host.
+- Throttle (`selection.py`): while new mail keeps the CPU busy, other mail starts at a limited rate → a
+  backlog does not slow down new mail when the CPU is the bottleneck.
+- Shares (`window.py`): in a zone routed by MX a line may hold only its share of the window → a slow
+  destination cannot fill the window and hide the mail of the others.
+- Batched claims: a zone with one route and `LOW_MARK` waiting deliveries claims no more until fewer wait →
+  one claim returns hundreds of deliveries.
+- Suspension (`suspension.py`): nothing waits for a suspended destination. What is claimed for it is deferred
+  without a connection, and one probe at a time ends the suspension → dead hosts use neither connections nor
+  window.
+- Recovery: mail for a suspended destination is due at the latest with the next probe, and all of it can be
+  claimed when the destination answers → it leaves as fast as new mail from the first second on.
+- Probes: once the window is half full, only a few more destinations begin to wait for a probe → thousands of
+  domains that failed together do not fill the window with mail that cannot be sent.
+- Rest: if a suspended destination has much mail, nothing more is claimed for it before the next probe, except
+  old mail at a steady rate → hundreds of thousands of deliveries for a dead host do not delay other mail.
+- Gate (`orders/`): mail that an operator has suspended goes back to the store, and claims skip it → suspended
+  mail uses neither memory nor time, however much of it there is.
+- Routes expire with their TTL, then the domain is looked up again → mail follows a changed MX.
+- Withdrawn deliveries are not planned until they are given back → an attempt never interferes with an
+  operator's change.
 """
 
 from __future__ import annotations
@@ -72,11 +73,15 @@ from zonerelay.routing.destinations.route import DestinationKey, Route
 
 WINDOW = 4000
 MANY_PUT_OFF = 50
-"""Put off together for a suspended destination: there may be any number more, so claims pass over it."""
+"""The number of deliveries put off together for a suspended destination from which claims pass over it,
+because there may be many more.
+"""
 
 
 class ZonePlan:
-    """Deliveries enter by `add` and leave by what takes, starts or withdraws them; each is in one place."""
+    """Plans the mail of a zone. Deliveries enter by `add` and leave when they are taken, started or
+    withdrawn. Each is in one place at a time.
+    """
 
     def __init__(
         self,
@@ -110,24 +115,26 @@ class ZonePlan:
         self._works: set[Work] = set()
         self._look_ups = LookUps()
         self.take_look_ups = self._look_ups.take
-        """Takes the domains to look up now; each must end in `found` or `unroutable`."""
+        """Takes the domains to look up now. Each look-up must end in `found` or `unroutable`."""
         self._parked: dict[Destination, list[Delivery]] = {}
         self._returned: list[Delivery] = []
         self._to_hold: list[tuple[Delivery, Order]] = []
         self._withdrawn: set[DeliveryKey] = set()
         self._is_asked = False
-        """The store has not answered the last plan."""
+        """Whether a claim is waiting for its reply."""
         self._given_back: set[DeliveryKey] = set()
-        """Since it was asked: what the answer holds of these may have been claimed before, or after."""
+        """Deliveries given back since the claim was made. The reply may contain one as it was before or after
+        that.
+        """
 
-    # What happened
+    # Events
 
     @property
     def waiting(self) -> int:
         return self._window.waiting
 
     def add(self, claimed: Sequence[Delivery], now: float, priority: Priority = Priority.NORMAL) -> None:
-        """Freshly claimed deliveries of one priority."""
+        """Add newly claimed deliveries of one priority."""
         if self._withdrawn:
             claimed = [delivery for delivery in claimed if delivery.key not in self._withdrawn]
         if self._given_back:
@@ -137,7 +144,7 @@ class ZonePlan:
         self._table.tidy()
 
     def claimed(self, plan: Question, count: int) -> None:
-        """The answer to a plan held `count` deliveries, which have been added."""
+        """Note that a claim returned `count` deliveries, which have been added."""
         self._is_asked = False
         self._given_back.clear()
         if not isinstance(plan, Refill) or count >= plan.limit:
@@ -149,7 +156,7 @@ class ZonePlan:
             del self._lines[plan.domain]
 
     def found(self, domain: str, route: Route, now: float) -> None:
-        """A look-up ended with a route."""
+        """Note that a look-up has returned a route."""
         self._look_ups.ended(domain, found=True)
         line = self._lines[domain]
         destination = self._table.destination(route, now)
@@ -162,7 +169,7 @@ class ZonePlan:
             self._window.of(priority).shortened(destination.backlog(priority))
 
     def unroutable(self, domain: str) -> list[Delivery]:
-        """A look-up ended without a route: the deliveries that waited for it."""
+        """Note that a look-up has failed, and return the deliveries that waited for it."""
         self._look_ups.ended(domain, found=False)
         line = self._lines.pop(domain)
         deliveries = self._window.drain(line)
@@ -173,7 +180,9 @@ class ZonePlan:
         return deliveries
 
     def finished(self, work: Work, outcomes: Sequence[Outcome], now: float) -> Transition:
-        """An attempt ended; no outcomes: it never reached out, and nothing was learned about the hosts."""
+        """Note that an attempt has ended. Without outcomes it contacted no peer, and nothing was learned
+        about the hosts.
+        """
         destination = work.destination
         work.yields = not outcomes or self._round_robin.is_awaited(destination)
         self._round_robin.end(destination, work.ticket, now)
@@ -199,12 +208,13 @@ class ZonePlan:
             self._round_robin.offer(destination, now)
         return transition
 
-    # What to do
+    # Decisions
 
     def next_work(self, now: float, tick: float = 0.0) -> Work | None:
-        """The next batch, if a slot is free and a turn is due; it must end in `finished`.
+        """Return the next batch if a connection is free and a turn is due, or None. The batch must end in
+        `finished`.
 
-        `tick` is a monotonic clock's reading, needed where `Rates.used`.
+        `tick` is a reading of a monotonic clock, needed if `Rates.used`.
         """
         while (destination := self._round_robin.next(now, tick)) is not None:
             if destination.usable_until > now:
@@ -213,7 +223,9 @@ class ZonePlan:
         return None
 
     def following(self, work: Work, now: float, tick: float = 0.0) -> Work | None:
-        """As `next_work`, after `finished`: the next batch of the same visit, which has a connection."""
+        """Return the next batch of the same visit, on the same connection, or None. Call it
+        after `finished`.
+        """
         if not work.more or work.yields:
             return None
         destination = work.destination
@@ -226,40 +238,44 @@ class ZonePlan:
 
     @property
     def next_turn(self) -> float | None:
-        """After `next_work` gave nothing: the `tick` at which it may give something again by itself."""
+        """The `tick` at which `next_work` may return a batch again by itself, after it returned none."""
         return self._round_robin.next_turn
 
     @property
     def active(self) -> int:
-        """Transactions."""
+        """The number of transactions in progress."""
         return self._round_robin.active
 
     @property
     def has_requests(self) -> bool:
-        """`take_look_ups`, `take_parked`, `take_to_hold` or `take_returned` has something."""
+        """Whether `take_look_ups`, `take_parked`, `take_to_hold` or `take_returned` would
+        return something.
+        """
         return bool(self._look_ups.is_wanted or self._parked or self._returned or self._to_hold)
 
     @property
     def is_crowded(self) -> bool:
-        """Enough waits that the next claim may wait for company."""
+        """Whether so much waits that the next claim may wait until more can be claimed."""
         return self._window.is_crowded
 
     def plan_claim(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Question | None:
-        """The next question to the store; its answer goes to `add`, then to `claimed`."""
+        """Return the next claim, or None. Pass its result to `add`, then to `claimed`."""
         plan = self._window.next(more, new)
         self._is_asked = plan is not None
         self._given_back.clear()
         return plan
 
     def take_parked(self) -> list[tuple[Destination, list[Delivery]]]:
-        """To be deferred without connecting: suspended destinations, which fetch no more before `rested`."""
+        """Return the deliveries to be deferred without a connection, by suspended destination. No more is
+        claimed for these destinations before `rested`.
+        """
         parked = list(self._parked.items())
         self._parked.clear()
         return parked
 
     def due_time(self, now: float) -> float:
-        """What was due then may be claimed now: while the only next hop is suspended nothing that has been
-        put off for that.
+        """Return the time until which due mail may be claimed now. While the only next hop is suspended, mail
+        that was put off for that reason is excluded.
         """
         line = None if self._by_domain else self._lines.get("")
         if isinstance(line, Destination) and line.suspension.is_suspended(now):
@@ -267,19 +283,21 @@ class ZonePlan:
         return now
 
     def rested(self, destination: Destination) -> None:
-        """Enough time has passed since deliveries for it were put off, or it is no longer suspended."""
+        """Allow claims for a destination again: enough time has passed since its mail was put off, or its
+        suspension has ended.
+        """
         for priority, backlog in destination.backlogs.items():
             self._window.of(priority).rested(backlog)
 
     def take_returned(self) -> list[Delivery]:
-        """Deliveries to be released: their destination holds its share already, or they were given back while
-        they were claimed.
+        """Return deliveries to be released, because their destination holds its share already, or because
+        they were given back while they were being claimed.
         """
         returned, self._returned = self._returned, []
         return returned
 
     def take_to_hold(self) -> list[tuple[Delivery, Order]]:
-        """To be held, each for an order."""
+        """Return deliveries to be held, each with its order."""
         to_hold, self._to_hold = self._to_hold, []
         return to_hold
 
@@ -289,7 +307,9 @@ class ZonePlan:
         return {delivery.key for work in self._works for delivery in work.deliveries}
 
     def withdraw(self, keys: Collection[DeliveryKey]) -> None:
-        """Forget these, and do not take them up again before `give_back`. They must not be active."""
+        """Forget these deliveries, which must not be active, and do not accept them again
+        before `give_back`.
+        """
         self._withdrawn.update(keys)
         self._returned = self._without_withdrawn(self._returned)
         self._to_hold = [each for each in self._to_hold if each[0].key not in self._withdrawn]
@@ -313,14 +333,14 @@ class ZonePlan:
             self._given_back.update(keys)
 
     def resume(self, key: DestinationKey | None) -> list[Destination]:
-        """Lift the suspension of one destination or all; the ones that were troubled."""
+        """Lift the suspension of one destination or all. Return those that were suspended or failing."""
         resumed = self._table.resume(key)
         for destination in resumed:
             self._probes_next_hop(destination)
         return resumed
 
     def destination_of(self, domain: str) -> DestinationKey | None:
-        """Where mail for a domain goes, if that is known without asking."""
+        """Return the destination for mail to a domain, or None if that would need a look-up."""
         line = self._lines.get(domain if self._by_domain else "")
         return line.key if isinstance(line, Destination) else None
 
@@ -333,13 +353,13 @@ class ZonePlan:
         return None if suspension.reply is None else (suspension.until, suspension.reply)
 
     def drain(self) -> Iterator[list[Delivery]]:
-        """Everything that waits or is to be handed back, a line at each step, for a stop."""
+        """Yield everything that waits or is to be given back, one line at each step, for a stop."""
         self._round_robin.clear()
         self._look_ups.clear()
         for line in dict.fromkeys(self._lines.values()):
             if line.waiting:
                 yield self._window.drain(line)
-        # Last: an attempt that ends meanwhile may have put off what waited.
+        # Last, because an attempt that ends during the iteration may have put off mail.
         yield [*self.take_returned(), *(delivery for delivery, _ in self.take_to_hold())]
         for _, deliveries in self.take_parked():
             yield deliveries
@@ -366,7 +386,7 @@ class ZonePlan:
             self._draw_line(priority, now)
 
     def _draw_line(self, priority: Priority, now: float) -> None:
-        """What waits of the priority is backlog, what comes from now on is new."""
+        """Turn the waiting mail of a priority into backlog. Mail that arrives from now on is new."""
         window = self._window.of(priority)
         is_earlier = window.is_drawn_earlier(now)
         window.new_waiting = self._table.sort(priority, window.draw(now), is_earlier=is_earlier)
@@ -374,7 +394,7 @@ class ZonePlan:
         self._round_robin.sort()
 
     def _placed(self, line: Line, now: float) -> None:
-        """Something was added to a line."""
+        """Queue a line to which mail was added, or put it off."""
         if self._gate is not OPEN and (order := self._order_about(line)) is not None:
             self._keep(line, order)
         elif isinstance(line, Destination):
@@ -398,8 +418,8 @@ class ZonePlan:
         return next(filter(None, map(self._gate.keeps_domain, line.domains)), None)
 
     def _keep(self, line: Line, order: Order) -> None:
-        """An order keeps what waits there: it goes back to the store, and no more of it is fetched. Where
-        claims pass over too many domains already, it is to be held.
+        """Return mail that an order suspends to the store, and claim no more of it. If claims skip too many
+        domains already, the mail is to be held.
         """
         deliveries = self._window.drain(line)
         if isinstance(line, Destination):
@@ -424,7 +444,9 @@ class ZonePlan:
     def _move(
         self, line: Line, destination: Destination, domain: str, priority: Priority, now: float
     ) -> None:
-        """From an unrouted line to its destination; what is too much for it goes back to the store."""
+        """Move deliveries from an unrouted line to its destination. What exceeds the destination's share goes
+        back to the store.
+        """
         window = self._window.of(priority)
         old, backlog = line.backlog(priority), destination.backlog(priority)
         backlog.passed_over.update(old.passed_over)
@@ -457,7 +479,7 @@ class ZonePlan:
                 self._window.of(priority).rest(backlog)
 
     def _reroute(self, destination: Destination, now: float) -> None:
-        """The route is too old: its domains are looked up again before anything more is sent."""
+        """Look up the domains of a destination again before more is sent, because its route has expired."""
         self._window.is_probing = False
         for domain in destination.domains:
             del self._lines[domain]
@@ -473,7 +495,7 @@ class ZonePlan:
         self._round_robin.emptied(destination)
 
     def _replace(self, domain: str, priority: Priority) -> None:
-        """A line for a domain that is passed over and has lost its own."""
+        """Create a line for a domain that is passed over and has lost its own."""
         line = self._lines.get(domain)
         if line is None:
             line = self._lines[domain] = Unrouted(domain)

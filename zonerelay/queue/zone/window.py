@@ -1,29 +1,29 @@
-"""The window: how much of a zone's mail waits in memory, and what to ask the store for next. Pure.
+"""The window: how much of a zone's mail is kept in memory, and what to request from the store next. Pure.
 
-There is a window for each priority (`PriorityWindow`), made when the first mail of it comes, so a long bulk
-queue leaves room for urgent mail; `Precedence` chooses between their claims. A zone with one
-route asks for more only when little waits, because then one claim brings hundreds of deliveries, not one
-each; it asks for nothing while its next hop is suspended, and for little until the probe has succeeded,
-because all of it is put off if the probe fails.
+There is a window for each priority (`PriorityWindow`), which is created when its first mail arrives, so a
+long bulk queue leaves space for urgent mail. `Precedence` chooses between their claims. A zone with one route
+claims more only when little mail waits, because one claim then returns hundreds of deliveries instead of one.
+While its next hop is suspended it claims nothing, and until the probe has succeeded it claims little, because
+all of it is deferred if the probe fails.
 
-In a zone routed by MX a line may hold an eighth of the window, and a sixty-fourth while the window is half
-full; a line of new mail may hold more while new mail has places. Claims pass over the domains of a line that
-holds its share; when the line has drained to half of it, they are fetched by name, one after the other, until
-the store has no more of them. Passed-over new mail is fetched into the places of new mail, or the backlog,
-which takes all other room, would stand before it after all. Promise: a domain that is passed over belongs to
-a line, and a line that is short and has such domains is in `_hungry` or `_hungry_new`, so what was passed
-over is always fetched.
+In a zone routed by MX a line may hold an eighth of the window, and a sixty-fourth once the window is half
+full. A line of new mail may hold more while new mail has free places. Claims skip the domains of a line that
+holds its share (they are *passed over*). When the line has drained to half of its share, those domains are
+claimed by name, one after the other, until the store has no more of them. New mail that was passed over is
+claimed into the places of new mail, because otherwise the backlog, which takes all other places, would come
+before it. Promise: a domain that is passed over belongs to a line, and a line that is short and has such
+domains is in `_hungry` or `_hungry_new`, so everything that was passed over is claimed in the end.
 
-New mail and backlog: a sender's mail for a host that is idle must not wait behind a hundred thousand messages
-for others that came before. So when more waits in memory than `crowd`, everything that came until then is
-*backlog*, however much of it is still in the store; it is treated like mail that has been put off
-(`destination/backlog.py`). What comes from then on is *new*: it has claims of its own, every other one where
-both have something to ask for, `new_most` places in memory besides the window, and the precedence of fresh
-mail in look-ups, in the round robin, on probation and in each line. So a sender with an ordinary amount of
-mail hardly notices a backlog, and the backlog has its part, however much new mail comes, and all that new
-mail leaves. When new mail has used up its places, it becomes backlog too, and the line is drawn again: at
-once while the window has room for it, and otherwise at most every `AGAIN` seconds, or newer mail would fill
-the window bit by bit. The backlog ends when the store has no more and little waits. While little waits,
+New mail and backlog: a sender's mail for an idle host must not wait behind a hundred thousand earlier
+messages for other hosts. So when more than `crowd` deliveries wait in memory, everything that was accepted
+until then becomes *backlog*, however much of it is still in the store, and is treated like deferred mail
+(`destination/backlog.py`). Mail that is accepted from then on is *new*. It has its own claims, which
+alternate with the others; `new_most` places in memory in addition to the window; and the precedence of fresh
+mail in look-ups, in the round robin, among unproven destinations and in each line. So a sender with an
+ordinary amount of mail hardly notices a backlog, the backlog has its share however much new mail arrives, and
+all new mail leaves. When new mail has used up its places it becomes backlog too, and the boundary is moved:
+at once while the window has space for it, otherwise at most every `AGAIN` seconds, because newer mail would
+gradually fill the window. The backlog ends when the store has no more and little waits. While little waits,
 nothing is counted.
 """
 
@@ -42,7 +42,9 @@ CLAIM_LIMIT = 500
 PROBED = 20
 """Deliveries in memory while the only next hop of a zone is being probed."""
 MAX_PASSED_OVER = 10_000
-"""Names of domains kept per priority. With more, long lines may fill the window: memory stays bounded."""
+"""Domain names kept per priority. When there are more, long lines may fill the window, so memory stays
+bounded.
+"""
 AGAIN = 60.0
 
 _NO_DOMAINS: frozenset[str] = frozenset()
@@ -50,7 +52,7 @@ _NO_DOMAINS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Ask the store for the oldest due deliveries, passing over these domains."""
+    """A claim of the oldest due deliveries, skipping these domains."""
 
     limit: int
     skip: frozenset[str]
@@ -59,7 +61,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class NewClaim:
-    """Ask the store for the oldest fresh deliveries of messages from `since` on, passing over domains."""
+    """A claim of the oldest fresh deliveries of messages from `since` on, skipping these domains."""
 
     limit: int
     skip: frozenset[str]
@@ -69,7 +71,7 @@ class NewClaim:
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """Ask the store for deliveries of one domain that claims passed over."""
+    """A claim of deliveries of one domain that earlier claims passed over."""
 
     domain: str
     limit: int
@@ -80,7 +82,9 @@ Question = Claim | NewClaim | Refill
 
 
 class PriorityWindow:
-    """What one zone has in memory of one priority: `waiting` deliveries, of which `new_waiting` are new."""
+    """The mail of one priority that a zone has in memory: `waiting` deliveries, of which `new_waiting` are
+    new.
+    """
 
     def __init__(self, size: int, crowd: int, priority: Priority = Priority.NORMAL) -> None:
         self.priority = priority
@@ -88,9 +92,9 @@ class PriorityWindow:
         self.new_waiting = 0
         self.new_most = max(1, size // 4)
         self.since: MessageId | None = None
-        """The first message id that is new; `None`: there is no backlog."""
+        """The first message id that is new, or None if there is no backlog."""
         self.new_is_next = True
-        """The next claim is one of new mail, if other mail waits for one, too."""
+        """Whether the next claim is one of new mail if other mail waits for a claim, too."""
         self.refilled_last = False
         self._size = size
         self._crowd = crowd
@@ -99,9 +103,9 @@ class PriorityWindow:
         self._crowded = max(1, size // 64)
         self._long: dict[Backlog, None] = {}
         self._hungry: dict[Backlog, None] = {}
-        """Short lines whose passed-over domains can be fetched."""
+        """Short lines whose passed-over domains can be claimed."""
         self._hungry_new: dict[Backlog, None] = {}
-        """Those of which what was passed over is new, as far as is known."""
+        """Those of the short lines whose passed-over mail is new, as far as is known."""
         self._refills_new = False
         self._resting: set[Backlog] = set()
         self._skip: set[str] = set()
@@ -109,39 +113,39 @@ class PriorityWindow:
 
     @property
     def is_resting(self) -> bool:
-        """A line rests; in a zone with one next hop there is no other."""
+        """Whether a line rests. A zone with one next hop has only one line."""
         return bool(self._resting)
 
     @property
     def room(self) -> int:
-        """For what is not known to be new; no more than the window and the places of new mail are ever in
-        memory.
+        """The free places for mail that is not known to be new. Memory never holds more than the window and
+        the places of new mail.
         """
         return self._size - self.waiting + min(self.new_waiting, self.new_most)
 
     @property
     def new_room(self) -> int:
-        """For new mail only."""
+        """The number of new deliveries that can still be added, which is 0 while there is no backlog."""
         if self.since is None:
             return 0
         return self.new_most - max(self.new_waiting, self.waiting - self._size)
 
     @property
     def wants_refill(self) -> bool:
-        """There is room, and perhaps something that was passed over."""
+        """Whether there is a free place, and perhaps something that was passed over."""
         room = self.room
         if room > 0:
             return bool(self._hungry or self._hungry_new)
         return bool(self._hungry_new) and self.new_room > 0
 
     def entered(self, deliveries: Sequence[Delivery]) -> None:
-        """They wait in memory now."""
+        """Count deliveries that wait in memory from now on."""
         self.waiting += len(deliveries)
         if self.since is not None:
             self.new_waiting += sum(map(self.is_new, deliveries))
 
     def left(self, deliveries: Sequence[Delivery]) -> None:
-        """They no longer wait."""
+        """Count deliveries that no longer wait."""
         self.waiting -= len(deliveries)
         if self.since is not None:
             self.new_waiting -= sum(map(self.is_new, deliveries))
@@ -152,11 +156,11 @@ class PriorityWindow:
         return self.since is not None and self.is_fresh(delivery)
 
     def is_fresh(self, delivery: Delivery) -> bool:
-        """New, or tried for the first time while there is no backlog."""
+        """Return whether a delivery is new, or tried for the first time while there is no backlog."""
         return delivery.next_attempt <= 0 and (self.since is None or delivery.message_id >= self.since)
 
     def is_to_be_drawn(self, now: float) -> bool:
-        """So much waits that what is here is backlog from now on."""
+        """Return whether so much waits that the mail in memory should become backlog."""
         if self.since is None:
             return self.waiting > self._crowd
         if self.new_waiting < self.new_most:
@@ -164,18 +168,22 @@ class PriorityWindow:
         return self.waiting <= self._size or not self._drawn <= now < self._drawn + AGAIN
 
     def is_drawn_earlier(self, now: float) -> bool:
-        """The clock was set back since the last line was drawn: some of the backlog is new then."""
+        """Return whether the clock was set back since the boundary was set, so that some of the backlog
+        becomes new.
+        """
         return now < self._drawn
 
     def draw(self, now: float) -> MessageId:
-        """What comes from `now` on is new. The caller counts again what is new of what waits."""
+        """Set the boundary: mail accepted from `now` on is new. The caller counts the new deliveries among
+        the waiting ones.
+        """
         self._drawn = now
         self.new_waiting = 0
         self.since = first_at(now)
         return self.since
 
     def claimed_all(self) -> None:
-        """The store has nothing more to claim: the backlog ends, if little waits."""
+        """Note that the store has nothing more to claim. The backlog ends if little waits."""
         if self.since is not None and self.waiting <= self._crowd // 2:
             self.since = None
             self.new_waiting = 0
@@ -183,9 +191,9 @@ class PriorityWindow:
     # Shares
 
     def share(self, line: Backlog) -> int:
-        """Return how many of a line may wait. Of new mail half as many as there are places left: alone it may
-        have a third of them, and many lines leave some for one more (dynamic thresholds, Choudhury and Hahne
-        1998).
+        """Return how many deliveries of a line may wait. A line of new mail may have half as many as there
+        are free places. A single such line then gets a third of the places, and many lines leave some for
+        another one (dynamic thresholds, Choudhury and Hahne 1998).
         """
         if self.waiting * 2 < self._size:
             return self._usual
@@ -202,7 +210,7 @@ class PriorityWindow:
             self._long.pop(line, None)
 
     def rest(self, line: Backlog) -> None:
-        """Fetch nothing for the line until `rested`: its destination is suspended."""
+        """Claim nothing for the line until `rested`, because its destination is suspended."""
         self._resting.add(line)
         self._sate(line)
 
@@ -211,7 +219,7 @@ class PriorityWindow:
         self.shortened(line)
 
     def forget(self, line: Backlog) -> None:
-        """The line is no longer in use; its passed-over domains have moved."""
+        """Forget a line that is no longer in use. Its passed-over domains have moved to another line."""
         self._long.pop(line, None)
         self._resting.discard(line)
         self._sate(line)
@@ -226,7 +234,7 @@ class PriorityWindow:
             line.passed_over[domain] = None
 
     def skip_list(self) -> frozenset[str]:
-        """Return the domains that the next claim passes over."""
+        """Return the domains that the next claim skips."""
         for line in self._long:
             if line.waiting >= self.share(line) and self.may_pass_over():
                 for domain in line.domains:
@@ -236,10 +244,11 @@ class PriorityWindow:
         return self._frozen
 
     def plan_refill(self) -> Refill | None:
-        """Refills new mail and other mail alternately, as there is room."""
+        """Return the next refill, of new mail and other mail alternately, as there are free places."""
         self._refills_new = not self._refills_new
         for new in (self._refills_new, not self._refills_new):
-            # What is new may have any room, or it would wait for its places while the window is empty.
+            # New mail may use any free place. Otherwise it would wait for its own places while the window is
+            # empty.
             places = max(self.room, self.new_room) if new else self.room
             if places > 0 and (refill := self._refill(self._hungry_new if new else self._hungry, places)):
                 return refill
@@ -255,7 +264,7 @@ class PriorityWindow:
                 self.shortened(line)
                 continue
             domain = next(iter(line.passed_over))
-            # To the end: the domains of one destination alternate.
+            # Move it to the end, so that the domains of one destination alternate.
             del line.passed_over[domain]
             line.passed_over[domain] = None
             return Refill(domain, min(self.share(line) - line.waiting, places), self.priority)
@@ -266,7 +275,9 @@ class PriorityWindow:
         self._hungry_new.pop(line, None)
 
     def exhausted(self, line: Backlog, domain: str) -> None:
-        """The store has no more passed-over deliveries of the domain: claims may return it again."""
+        """Note that the store has no more passed-over deliveries of a domain, so claims may
+        return it again.
+        """
         self._skip.discard(domain)
         self._frozen = None
         line.passed_over.pop(domain, None)
@@ -278,17 +289,17 @@ class PriorityWindow:
 
 
 class QueueWindow:
-    """The window of one zone; `by_domain`: it is routed by MX."""
+    """The window of one zone. `by_domain` says that the zone is routed by MX."""
 
     def __init__(self, size: int, *, by_domain: bool) -> None:
         self._size = size
         self._low_mark = min(LOW_MARK, max(1, size // 4))
         self._by_domain = by_domain
-        # One line's share: what a claim brings may all be for one host, whose line is known to be long only
-        # afterwards, and which may have one connection until it answers.
+        # The share of one line, because all deliveries of a claim may be for one host. Only afterwards is its
+        # line known to be long, and the host may have only one connection until it answers.
         self._claim_limit = min(CLAIM_LIMIT, max(1, size // 8)) if by_domain else CLAIM_LIMIT
         self.is_probing = False
-        """The zone's only next hop has failed, and nothing has been heard from it since."""
+        """Whether the zone's only next hop has failed and has not answered since."""
         self._normal = PriorityWindow(size, self._low_mark)
         self._windows = {Priority.NORMAL: self._normal}
         self._precedence = Precedence()
@@ -305,7 +316,7 @@ class QueueWindow:
 
     @property
     def is_crowded(self) -> bool:
-        """Enough waits that the next claim may wait until more can be claimed."""
+        """Whether so much waits that the next claim may wait until more can be claimed."""
         return self.waiting >= self._low_mark
 
     @property
@@ -313,8 +324,8 @@ class QueueWindow:
         return self.waiting * 2 >= self._size
 
     def wants(self, more: Collection[Priority], new: Collection[Priority] = ()) -> bool:
-        """There is room, and perhaps something to claim; of `more` the store may hold due deliveries, of
-        `new` new ones.
+        """Return whether there is a free place, and perhaps something to claim. The store may hold due
+        deliveries of the priorities `more`, and new ones of `new`.
         """
         if len(self._windows) == 1 and (not more or (Priority.NORMAL in more and len(more) == 1)):
             window = self._normal
@@ -340,12 +351,12 @@ class QueueWindow:
         return NewClaim(min(CLAIM_LIMIT, window.new_room), window.skip_list(), window.since, window.priority)
 
     def claimed(self, plan: Question, count: int) -> None:
-        """A claim was answered."""
+        """Note that a claim returned `count` deliveries."""
         if isinstance(plan, Claim) and count < plan.limit:
             self._windows[plan.priority].claimed_all()
 
     def drain(self, line: Line) -> list[Delivery]:
-        """Return everything that waits there, what is urgent first; it no longer waits."""
+        """Remove and return everything that waits in a line, the most urgent mail first."""
         deliveries: list[Delivery] = []
         for priority in sorted(line.backlogs, key=STRIDE.__getitem__):
             drained = line.drain(priority)
@@ -354,7 +365,7 @@ class QueueWindow:
         return deliveries
 
     def forget(self, line: Line) -> None:
-        """The line is no longer in use."""
+        """Forget a line that is no longer in use."""
         for priority, backlog in line.backlogs.items():
             self.of(priority).forget(backlog)
 
@@ -374,7 +385,7 @@ class QueueWindow:
         return (more and window.room > 0) or window.wants_refill
 
     def _plan(self, window: PriorityWindow, more: bool) -> Claim | Refill | None:
-        # Alternately, so that neither new mail nor what was passed over waits for the other.
+        # Claims and refills alternate, so that neither new mail nor passed-over mail waits for the other.
         may_claim = more and window.room > 0
         if not may_claim or not window.refilled_last:
             refill = window.plan_refill()

@@ -1,11 +1,12 @@
-"""A zone at work: it does what its `ZonePlan` decides. It looks up routes, runs couriers and sets the timers.
+"""A zone in operation: carries out the decisions of its `ZonePlan`. It looks up routes, starts attempts and
+sets timers.
 
-Every task here belongs to the zone and ends in `stop`. What a task does between two awaits is one
-call on the queue's plan, so no two tasks ever see it half changed.
+Every task here belongs to the zone and ends in `stop`. Between two awaits a task makes one call on the plan,
+so no task sees the plan in an inconsistent state.
 
-`claims.py` asks the store for deliveries, `attempts.py` takes batches to the courier.
+`claims.py` fetches deliveries from the store, and `attempts.py` passes batches to the courier.
 
-Failure: a router that raises costs its deliveries a deferral and the operator a `trouble` event.
+Failure: if the router raises, the deliveries are deferred and a `trouble` event is reported to the operator.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
 
 
 class Zone:
-    """One zone. Reasons to claim come in by `claims`, `plan` tells what waits; everything else follows.
+    """One zone. `claims` receives the reasons to claim, and `plan` holds the waiting mail.
 
-    `rates`: the zone's, which a `Zone` with newer settings takes over. The mail of a zone that is not served
-    waits in the store: the configuration does not say how it is to be sent.
+    `rates` outlive the zone: a `Zone` with newer settings takes them over. The mail of a zone that is not
+    served waits in the store, because the configuration does not say how to send it.
     """
 
     def __init__(
@@ -81,41 +82,42 @@ class Zone:
         self._stopping = False
         self._rests: Timers[Destination] = Timers(self._rested)
 
-    # From outside
+    # Calls from outside
 
     def granted(self) -> None:
-        """Of shared limits there may be more."""
+        """Start what shared limits allow now."""
         if not self._stopping:
             self.plan.granted(self._clock.now())
             self.pump()
 
     async def stop(self, deadline: float) -> None:
-        """Start nothing, let attempts end until `deadline` (loop time), then cancel them."""
+        """Start nothing more, let attempts end until `deadline` (loop time), then cancel them."""
         self._quit()
-        # Claims and look-ups in progress are forgotten: nothing has been sent for them.
+        # Pending claims and look-ups are forgotten, because nothing has been sent for them.
         await self._errands.cancel()
         await self._give_up()
         await self._attempts.tasks.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
         await self._attempts.tasks.cancel()
 
     async def retire(self, given_back: Callable[[], None]) -> None:
-        """Make way for a `Zone` with other settings: give back what waits, let attempts end. `given_back` is
-        called when others can have what waited.
+        """Make way for a `Zone` with other settings: release what waits and let attempts end. `given_back` is
+        called when the waiting mail can be claimed by others.
         """
         self._quit()
         await self._give_up()
         given_back()
-        # Not cancelled: a claim that is cut off would keep its deliveries from the next `Zone`.
+        # Not cancelled: an interrupted claim would keep its deliveries from the next `Zone`.
         await self._errands.wait(None)
         await self._give_up()
-        # Attempts may take many minutes, and no zone would look for this claim's mail until they have ended.
+        # Attempts may take many minutes, and until they end no other zone would search for the mail of this
+        # claim.
         given_back()
         await self._attempts.tasks.wait(None)
         async for _ in in_slices(self.plan.clear(), self._clock.monotonic):
             pass
 
     async def _give_up(self) -> None:
-        """Releases everything that waits to the store."""
+        """Release all waiting mail to the store."""
         async for deliveries in in_slices(self.plan.drain(), self._clock.monotonic):
             self._release(deliveries)
 
@@ -140,13 +142,13 @@ class Zone:
         return self.plan.status(self._clock.now(), self._clock.monotonic())
 
     def each_destination(self) -> Iterator[DestinationStatus]:
-        """Yields them; they may change meanwhile."""
+        """Yield the status of the destinations, which may change during the iteration."""
         return self.plan.each_status(self._clock.now(), self._clock.monotonic())
 
-    # Doing what the plan says
+    # Carrying out the plan
 
     def pump(self) -> None:
-        """Start whatever can be started now."""
+        """Start everything that can be started now."""
         if self._stopping:
             return
         now = self._clock.now()
@@ -183,7 +185,7 @@ class Zone:
     async def _look_up(self, domain: str) -> None:
         try:
             answer = await self._parts.router.route(self.settings, domain)
-        except Exception as error:  # noqa: BLE001 - a router's bug is temporary trouble
+        except Exception as error:  # noqa: BLE001 - an error of the router is temporary
             self._events.trouble("queue.router", error)
             answer = None
         if isinstance(answer, Route):
@@ -192,14 +194,14 @@ class Zone:
             outcome = TROUBLE if answer is None else answer.outcome
             deliveries = self.plan.unroutable(domain)
             self._settler.post_unattempted(deliveries, outcome, destination=domain or self.settings.next_hop)
-        # Not at once: other domains of the message may turn out to go the same way.
+        # Not at once: other domains of the message may turn out to have the same route.
         self._pump_soon.ask()
 
     def _put_off(self, destination: Destination, deliveries: Sequence[Delivery]) -> None:
-        """Its hosts cannot be reached. What waits is due with the next probe, so that it leaves at once when
-        that succeeds; in a zone with one next hop it stays due, so that it does after a restart, too. After
-        some have been put off the rest is left in the store until then, unless it is so old that it has to be
-        looked at, which is done slowly.
+        """Put off the mail of a destination whose hosts are unreachable. It is due with the next probe, so
+        that it leaves at once when the probe succeeds. In a zone with one next hop it stays due, so that this
+        also works after a restart. After some has been put off, the rest stays in the store until the probe,
+        except old mail, which must be checked and is put off slowly.
         """
         suspension, random, now = destination.suspension, self._parts.random, self._clock.now()
         suspension.put_off += len(deliveries)
@@ -214,7 +216,8 @@ class Zone:
                 return suspension.until if is_old else now
             if not is_old:
                 return suspension.until
-            # The store hands out the same ones first: behind each other, or others would never be looked at.
+            # The store returns the same deliveries first. They are spread one behind the other, or others
+            # would never be checked.
             spread = max(1.0, suspension.duration() * self._parts.retry.jitter)
             return suspension.place() + random.uniform(0, spread)
 
@@ -228,7 +231,7 @@ class Zone:
         self._settler.post_unattempted(deliveries, outcome, destination=destination.label, until=until)
 
     def _resumed(self, destination: Destination) -> None:
-        """What waits for it may leave at once."""
+        """Claim the mail of a destination whose suspension has ended, so that it leaves at once."""
         self._events.resumed(self.settings.name, destination.label)
         self._rests.stop(destination)
         self.plan.rested(destination)
@@ -241,7 +244,7 @@ class Zone:
     # Attempts
 
     def _following(self, last: Work) -> Work | None:
-        """What a lane goes on with; whatever else can start now does."""
+        """Return the next work of a task, and start whatever else can start now."""
         if self._stopping:
             return None
         now = self._clock.now()
@@ -258,7 +261,7 @@ class Zone:
         if transition is Transition.RESUMED:
             self._resumed(destination)
             return
-        # Destinations that died together are not probed at the same moment.
+        # The jitter keeps destinations that failed together from being probed at the same moment.
         suspension.until += self._parts.random.uniform(0, suspension.duration() * self._parts.retry.jitter)
         if suspension.reply is not None:
             self._events.suspended(self.settings.name, destination.label, suspension.until, suspension.reply)
