@@ -1,1 +1,3 @@
-"""The worker: one process that is a whole relay. `worker` wires its parts; nothing else imports them all."""
+"""The worker: one process that is a complete relay. `build` creates and connects its parts; no other module
+imports all of them.
+"""

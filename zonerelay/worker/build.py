@@ -1,16 +1,18 @@
-"""Builds a worker: a whole relay in one process. This module makes all parts and starts them in their order.
+"""Builds a worker, which is a complete relay in one process: creates all parts and starts them in order.
 
-Start: spool first (its lock makes a second relay impossible), then the operators' endpoints, the queue, and
-the listeners last, so that a relay that cannot take mail greets no client. Whatever is started is stopped by
-the exit stack that `Worker.stop` unwinds, in the reverse order: no new connections, idle clients get 421,
-transactions and deliveries in flight finish, outcomes are synced, the spool is closed; all within
-`shutdown_timeout`, except that a commit being written is always awaited.
+Start: the spool comes first (its lock prevents a second relay), then the operators' endpoints and the queue,
+and the listeners last, so that a relay that cannot accept mail does not greet clients. Everything that was
+started is stopped in the reverse order by the exit stack that `Worker.stop` unwinds: new connections are
+refused, idle clients get 421, transactions and deliveries in progress finish, outcomes are synced, and the
+spool is closed. All of this ends within `shutdown_timeout`, except that a commit that is being written is
+always awaited.
 
-Data flows one way, so a part is given those before it. Where an earlier part needs a later one it is given a
-function of `_assemble` that calls it; nothing calls before everything is there.
+Data flows in one direction, so a part receives the parts before it. If an earlier part needs a later one, it
+receives a function of `_assemble` that calls the later part. No such function is called before all parts
+exist.
 
-Promise on failure: whatever fails here fails before the first greeting, in words (`StartError`), with nothing
-left open. Only what stands above imports this module: `serve` and the sandbox.
+Promise on failure: everything that fails here fails before the first greeting, with a message (`StartError`),
+and leaves nothing open. Only the layers above import this module: `serve` and the sandbox.
 """
 
 from __future__ import annotations
@@ -91,8 +93,8 @@ async def build(
     share_failure: Callable[[str], None] = lambda text: None,
     advice: Iterable[str] = (),
 ) -> Worker:
-    """Return a running relay. Tests and the sandbox pass their own clock, randomness, log and ports;
-    `share_failure` passes a failed log-in on to the other workers. Raise StartError.
+    """Return a running relay. Tests and the sandbox pass their own clock, randomness, log and ports.
+    `share_failure` passes a failed login on to the other workers. Raise StartError.
     """
     metrics = Metrics()
     history, key_problem = _build_history(settings, identity, redactor, clock, metrics)
@@ -137,7 +139,7 @@ async def build(
 def _build_history(
     settings: Settings, identity: Identity, redactor: Redactor, clock: Clock, metrics: Metrics
 ) -> tuple[History | None, str]:
-    """Return the history, and what is wrong with the key of its pseudonyms or with that of the log."""
+    """Return the history, and the problem with the key of its pseudonyms or that of the log."""
     file, problem = file_of(settings.spool.path.parent, identity.index), redactor.problem
     if not settings.history.enabled:
         note_off(file)
@@ -171,7 +173,7 @@ async def _assemble(
     sandbox: Sandbox | None,
     share_failure: Callable[[str], None],
 ) -> Worker:
-    """Open the queue and make the parts, none of which does anything yet."""
+    """Open the queue and create the parts. None of them does anything yet."""
     identity, events, clock = context.identity, context.events, context.clock
     home = settings.spool.path.parent
     tables = build_tables(settings, clock.now())
@@ -179,11 +181,11 @@ async def _assemble(
     worker: Worker | None = None
 
     def notify(name: QueueName, due: float = 0.0) -> None:
-        if worker is not None:  # else the start takes it up
+        if worker is not None:  # otherwise the start claims it
             scheduler.notify(name, due)
 
     def on_news(name: QueueName) -> None:
-        """Others have left mail behind: some to be sent now, some that was deferred."""
+        """Claim mail that other workers have left, some of it new and some deferred."""
         if worker is None:
             return
         if name.is_mail:
@@ -192,7 +194,9 @@ async def _assemble(
             telling.on_news()
 
     def on_lost(keys: Collection[DeliveryKey]) -> None:
-        """Others have taken over what was claimed: forget what waits; what is being sent ends by itself."""
+        """Forget the waiting deliveries whose claims others have taken over. Attempts in progress end by
+        themselves.
+        """
         if worker is None:
             return
         ids.renumber(number_of(settings, identity.index, queue.store))
@@ -214,7 +218,7 @@ async def _assemble(
         notify=notify,
         on_news=on_news,
         on_lost=on_lost,
-        # Asked by other nodes of a shared queue, which the store serves once it is open.
+        # Called by other nodes of a shared queue, whose requests the store serves once it is open.
         withdraw=lambda keys: set() if worker is None else scheduler.withdraw(keys),
         give_back=lambda keys: None if worker is None else scheduler.give_back(keys),
     )
@@ -376,7 +380,7 @@ def _usage_pages(settings: Settings, context: WorkerContext) -> BookStore:
     shared = open_books(settings, context.environment)
     if shared is not None:
         return shared
-    # SQLite, for users with quotas only.
+    # SQLite is loaded only if users have quotas.
     from zonerelay.inbound.limits.usage_file import UsageFile  # noqa: PLC0415
 
     return UsageFile(settings.spool.path.parent, context.clock)
@@ -410,7 +414,7 @@ def _attach_metrics(worker: Worker, board: StatusBoard) -> None:
 
 
 async def _start(worker: Worker, stack: AsyncExitStack) -> None:
-    """Start each part, with its stop on the stack before."""
+    """Start each part, after adding its stop to the stack."""
     settings, identity, parts = worker.settings, worker.identity, worker.parts
     stack.push_async_callback(parts.sending.close)
     await parts.sending.start()
@@ -449,7 +453,7 @@ async def _start(worker: Worker, stack: AsyncExitStack) -> None:
 
 
 def _bind_for_submissions(settings: Settings, identity: Identity) -> socket.socket | None:
-    """Bind where the supervisor has the address of [admin]. Raise ControlError."""
+    """Bind the socket for submissions if the supervisor serves the address of [admin]. Raise ControlError."""
     if not settings.admin.address or not identity.supervised:
         return None
     return bind(submission_socket_path(settings, identity.index))

@@ -1,4 +1,4 @@
-"""What the parts of a worker have in common."""
+"""The objects that the parts of a worker have in common."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from zonerelay.telemetry.logs.redact import Redactor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """A worker context. `environment` may hold secrets (`config/credentials/secrets.py`); `policy_port` is
-    the port of the servers of MTA-STS policies.
+    """The context of a worker. `environment` may contain secrets (`config/credentials/secrets.py`).
+    `policy_port` is the port of MTA-STS policy servers.
     """
 
     hostname: str

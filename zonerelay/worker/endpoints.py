@@ -1,5 +1,5 @@
-"""The endpoints of a worker for operators: its control socket, and HTTP, which only a sole worker serves
-itself.
+"""The endpoints of a worker for operators: its control socket, and HTTP if there is no supervisor to serve
+it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 class Endpoints:
-    """The endpoints. `open` once, `close` whether or not that went well. `settings` returns the active
-    configuration, `submit` takes mail that comes over HTTP.
+    """The endpoints of a worker. Call `open` once, and `close` even if `open` has failed. `settings` returns
+    the active configuration. `submit` accepts mail that is submitted over HTTP.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class Endpoints:
         return tuple(text for each in self._retried for text in each.problems())
 
     async def open(self) -> None:
-        """Open the endpoints. What cannot be opened is tried again, and mail moves meanwhile. Raises
-        ControlError where another relay answers, and where a supervisor could not ask this worker.
+        """Open the endpoints. An endpoint that cannot be opened is retried in the background while mail is
+        processed. Raise ControlError if another relay answers, or if the supervisor could not reach this
+        worker.
         """
         identity, settings = self._identity, self._settings()
 
@@ -115,8 +116,8 @@ class Endpoints:
         await self._open("HTTP is not served", "admin-http", admin, AdminError)
 
     async def open_http(self, rules: Callable[[], ListenerSettings], submit: Submit) -> ServesHttp:
-        """Return the HTTP server of a listener, once this is open. It asks the supervisor, if there is one,
-        about mail that another worker has.
+        """Return the HTTP server of a listener. It queries the supervisor, if there is one, about mail that
+        another worker holds.
         """
         await FILES.run(import_module, "zonerelay.admin.submission.server")
         from zonerelay.admin.submission.server import SubmissionServer  # noqa: PLC0415 - with the first client
@@ -125,13 +126,13 @@ class Endpoints:
         return SubmissionServer(operators, rules)
 
     def _relay(self) -> Handler:
-        """Return what answers for the whole relay."""
+        """Return the handler that answers for the whole relay."""
         if self._identity.supervised:
             return RelayHandler(control_socket_path(self._settings()))
         return self.handler
 
     async def relay_status(self) -> RelayStatus:
-        """Raises ControlError."""
+        """Return the status of the whole relay. Raise ControlError."""
         return await Runner(self._relay(), self._events.trouble).one(Status(), RelayStatus, "report")
 
     def _build_operators(
@@ -156,7 +157,7 @@ class Endpoints:
         return built
 
     async def close(self) -> None:
-        """Call before the store is closed."""
+        """Close the endpoints. Call it before the store is closed."""
         for retried in self._retried:
             await retried.close()
         for each in self._operators:

@@ -1,7 +1,7 @@
-"""The operators' view of a worker: its status, `explain`, the operations of its queue.
+"""Builds the parts of a worker that serve operators: its status, `explain`, and the commands on its queue.
 
-`worker` builds the parts, `endpoints` are where operators connect. The module keeps no state: a part that a
-reload may replace is looked up when it is needed.
+`build` creates the other parts, and operators connect to `endpoints`. The module keeps no state: a part that
+a reload may replace is looked up when it is needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zonerelay.worker.queue import MailQueue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """All parts of one worker, built."""
+    """All parts of one worker."""
 
     context: WorkerContext
     queue: MailQueue

@@ -1,13 +1,12 @@
-"""The wiring of the sending side: a router and a courier with the tables that both use, made from the
+"""The wiring of the sending side: a router and a courier with the tables that both use, built from the
 settings.
 
-`worker` builds one and hands it new settings on reload; everything in here that depends on them is told by
-`configure`, in one place. Raises ValueError when settings that were checked cannot be used after all (a key
-that cannot be read): at start that ends the relay, on reload the old ones stay.
+`worker` builds one instance and passes it new settings on a reload. `configure` updates everything here that
+depends on the settings. It raises ValueError if settings that were checked cannot be used after all (such as
+a key that cannot be read). At start that ends the relay; on a reload the old settings stay active.
 
-The webhooks of a worker, which most relays have not: nothing of them is loaded without a [[webhook]].
-
-Events that wait for a webhook which the configuration has lost are forgotten at a start, in words.
+The webhooks of a worker are loaded only if there is a [[webhook]]. Stored events for a webhook that is no
+longer configured are deleted at a start, which is logged.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ if TYPE_CHECKING:
 
 
 class TellsOthers:
-    """`webhooks` is `None` until there are any, or the spool has events of one; `teller` while none is
-    configured.
+    """Webhooks as an event notifier. `webhooks` is None until a webhook is configured or the spool holds
+    events of one. `teller` is None while no webhook is configured.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class TellsOthers:
         self._store, self._settler, self._ids = store, settler, ids
 
     async def configure(self, settings: Settings) -> None:
-        """Raises StoreError before anything has changed."""
+        """Apply the webhook settings. Raise StoreError before anything has changed."""
         if self.webhooks is None:
             kinds = {queue.kind for queue in await self._store.queues()}
             if not settings.webhook and Kind.WEBHOOK not in kinds:
@@ -86,7 +85,7 @@ class TellsOthers:
         context = self._context
 
         def records(since: float) -> Sequence[tuple[float, str, Mapping[str, Field]]]:
-            from zonerelay.history.reader import Histories  # noqa: PLC0415 - SQLite
+            from zonerelay.history.reader import Histories  # noqa: PLC0415 - loads SQLite
 
             worker = context.identity.index
             with Histories(settings.spool.path.parent / DIRECTORY, None, worker=worker) as histories:
@@ -114,7 +113,7 @@ class TellsOthers:
             self.webhooks.notify()
 
     def on_lost(self, keys: Collection[DeliveryKey]) -> None:
-        """Others have taken these events over."""
+        """Forget events that other workers have taken over."""
         if self.webhooks is not None:
             self.webhooks.forget(keys)
 
@@ -122,14 +121,16 @@ class TellsOthers:
         return () if self.webhooks is None else self.webhooks.problems()
 
     async def close(self) -> None:
-        """Call before the settler stops, which writes what came of the last events."""
+        """Close the webhooks. Call it before the settler stops, because the settler writes the outcomes of
+        the last events.
+        """
         if self.webhooks is not None:
             await self.webhooks.close()
 
 
 class Sending:
-    """The sending side of one worker. `resume(zone)` is called when the zone's mail may be tried again,
-    `granted(zone)` when more of it may start within limits that are shared with other workers.
+    """The sending side of one worker. `resume(zone)` is called when the zone's mail may be tried again, and
+    `granted(zone)` when limits shared with other workers allow more of it to start.
     """
 
     def __init__(
@@ -193,13 +194,13 @@ class Sending:
         self.configure(tables)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """As `Courier` has it: by SMTP, or to captured mail."""
+        """Deliver a batch, by SMTP or to captured mail, as `Courier.deliver` does."""
         if batch.zone.next_hop == CAPTURE:
             return await self._capturing.deliver(batch)
         return await self.courier.deliver(batch)
 
     def configure(self, tables: Tables) -> None:
-        """Go by these settings from now on. Raises ValueError before anything has changed."""
+        """Apply new settings. Raise ValueError before anything has changed."""
         settings = tables.settings
         srs = build_srs(settings, self._environment)
         senders = senders_of(settings.credential)
@@ -215,10 +216,10 @@ class Sending:
         self._captures = any(zone.next_hop == CAPTURE for zone in settings.zone)
 
     def _shared_limits(self, settings: Settings, context: WorkerContext) -> LimitKeeper | None:
-        """Return the keeper of the limits that this worker shares with others, `None` where it shares none.
+        """Return the keeper of the limits that this worker shares with others, or None if it shares none.
 
-        Where the store is Redis or PostgreSQL it is the authority, because relays of other machines may share
-        it. Otherwise a worker that a supervisor started asks the supervisor, over a socket. Raise
+        If the store is Redis or PostgreSQL, the store is the authority, because relays on other machines may
+        share it. Otherwise a worker that a supervisor started queries the supervisor over a socket. Raise
         StoreOpenError.
         """
         holder = secrets.token_hex(8)
@@ -231,7 +232,7 @@ class Sending:
         self._events.limits.read(keeper.figures)
         return keeper
 
-    # What the keeper of shared limits reports
+    # Reports of the keeper of shared limits
 
     def granted(self, zone: str) -> None:
         self._granted(zone)
@@ -241,7 +242,7 @@ class Sending:
         self.courier.relieve(zone)
 
     def waited(self, zone: str, seconds: float) -> None:
-        del zone  # a histogram for each would be many numbers for little
+        del zone  # a histogram for each zone would be many time series of little use
         self._events.limits.waited(seconds)
 
     def out_of_reach(self, reason: str) -> None:
@@ -253,20 +254,20 @@ class Sending:
         self._events.limits.restored(self.limits.authority.name)
 
     def problems(self) -> tuple[str, ...]:
-        """Returns the problems that keep mail from going out, in sentences for operators."""
+        """Return the problems that prevent mail from being sent, as sentences for operators."""
         limits = None if self.limits is None else self.limits.trouble
         found = (self.resolver.problem(), *self.sources.problems(), *self.logins.problems(), limits)
         return tuple(filter(None, found))
 
     async def start(self) -> None:
-        """Begin what runs in the background."""
+        """Start the background tasks."""
         if self.limits is not None:
             await self.limits.start()
         if self._captures:
             self._capturing.start()
 
     async def close(self) -> None:
-        """Say goodbye to peers, end what runs in the background."""
+        """Close the connections to peers with QUIT, and end the background tasks."""
         await self.courier.close()
         await self._capturing.close()
         if self.limits is not None:
@@ -278,7 +279,7 @@ class Sending:
 
 
 def build_srs(settings: Settings, environment: Mapping[str, str]) -> Srs | None:
-    """`None` without a domain in [srs]."""
+    """Return the SRS rewriter, or None if no domain is set in [srs]."""
     if not settings.srs.domain:
         return None
     return Srs(

@@ -1,4 +1,4 @@
-"""The queue of a worker: its spool, and the outbox beside it where one is configured."""
+"""The queue of a worker: its spool and, if configured, the outbox."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class MailQueue:
-    """A mail queue. `store` is all of it. Closing the store closes everything."""
+    """The mail queue of a worker. `store` combines the spool and the outbox. Closing it closes both."""
 
     def __init__(self, store: Store, spool: Store, outbox: Outbox | None = None) -> None:
         self.store = store
@@ -31,12 +31,12 @@ class MailQueue:
         self._outbox = outbox
 
     async def start(self, zones: ZoneHost, logins: LoginHost) -> None:
-        """Begin to take rows, once the scheduler runs. Raises StoreError."""
+        """Begin to claim rows of the outbox. The scheduler must run. Raise StoreError."""
         if self._outbox is not None:
             await self._outbox.start(zones, logins)
 
     async def acknowledge(self, loss: str) -> bool:
-        """Dismiss a loss; false when the spool has no such loss. Raises StoreError."""
+        """Dismiss a loss. Return false if the spool has no such loss. Raise StoreError."""
         return await acknowledge_loss(self._spool, loss)
 
     def problems(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ async def open_queue(
     withdraw: Callable[[Collection[DeliveryKey]], set[DeliveryKey]],
     give_back: Callable[[Collection[DeliveryKey]], None],
 ) -> MailQueue:
-    """Open the queue of a worker. `zones` returns the names of all zones. Raise StoreError, with nothing left
+    """Open the queue of a worker. `zones` returns the names of all zones. Raise StoreError, leaving nothing
     open.
     """
     index, events = context.identity.index, context.events
@@ -80,7 +80,7 @@ async def open_queue(
     if not settings.outbox.url or context.identity.drains_spool:
         return MailQueue(spool, spool)
     try:
-        # Its driver is an extra.
+        # The driver of the outbox is an optional dependency.
         from zonerelay.outbox.attach import Outbox  # noqa: PLC0415
         from zonerelay.outbox.keeper import OutboxSurroundings  # noqa: PLC0415
 
@@ -101,19 +101,19 @@ async def open_queue(
 
 
 def number_of(settings: Settings, index: int, store: Store) -> int:
-    """Return the number in a worker's message ids: those that share a store have it from there."""
+    """Return the number in a worker's message ids. Workers that share a store get it from the store."""
     return store.node if is_shared(settings.spool) else index
 
 
 def _run() -> str:
-    """Name the process that has started all workers of this run. Raises OSError."""
+    """Return an identifier of the process that has started all workers of this run. Raise OSError."""
     parent = os.getppid()
     began = Path(f"/proc/{parent}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[19]
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text('ascii').strip()}-{parent}-{began}"
 
 
 def siblings_of(settings: Settings, index: int) -> Siblings | None:
-    """Return the workers whose spools may hold the same idempotency keys as this one's. Raises OSError."""
+    """Return the workers whose spools may hold the same idempotency keys as this one's. Raise OSError."""
     if is_shared(settings.spool):
         return None
     directory = settings.spool.path.parent / KEYS
@@ -121,6 +121,6 @@ def siblings_of(settings: Settings, index: int) -> Siblings | None:
     spools = {index, *range(count), *spools_beyond(settings.spool, count)}
     if len(spools) > 1:
         return Siblings(directory, index, frozenset(spools), _run())
-    # What its workers shared is no longer kept up to date.
+    # The file that the workers shared is no longer updated.
     shutil.rmtree(directory, ignore_errors=True)
     return None

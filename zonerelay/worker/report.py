@@ -1,8 +1,9 @@
-"""Sends the report of the last day by mail, once a day at the time of [report].
+"""Sends the report of the last day by mail, once a day at the time in [report].
 
-The first worker does it for all. A file beside the spool says until when the last report went; it is written
-when the report is in the queue. So a restart sends none twice, except after a crash between the two writes,
-and one that was missed is sent at the next start. Mail never waits for it: a thread reads the histories.
+The first worker sends it for the whole relay. A file next to the spool records the end of the period of the
+last report. It is written when the report is in the queue, so a restart sends no report twice, except after a
+crash between the two writes. A report that was missed is sent at the next start. Mail never waits for it,
+because a thread reads the histories.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from zonerelay.worker.context import WorkerContext
 NOTE = "report.sent"
 LOOK_EVERY = 30.0
 LONGEST = 7 * 24 * 3600.0
-"""No report is about more."""
+"""The longest period that a report covers."""
 
 
 class DailyReport:
-    """A daily report. `configure` starts and stops it; `close` once."""
+    """The daily report. `configure` starts and stops it. Call `close` once."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class DailyReport:
         notify: Callable[[QueueName], None],
         status: Callable[[], Awaitable[RelayStatus]],
     ) -> None:
-        """`status` asks the whole relay. It raises ControlError."""
+        """Create the report. `status` returns the status of the whole relay and raises ControlError."""
         self._hostname, self._events, self._clock = context.hostname, context.events, context.clock
         self._settler, self._ids = settler, ids
         self._choose_zone, self._notify, self._status = choose_zone, notify, status
@@ -71,7 +72,7 @@ class DailyReport:
         while True:
             try:
                 await self._look(settings, note)
-            except Exception as error:  # noqa: BLE001 - a report that cannot be made is tried again
+            except Exception as error:  # noqa: BLE001 - a report that failed is tried again
                 self._events.trouble("report", error)
             await asyncio.sleep(LOOK_EVERY)
 
@@ -79,13 +80,13 @@ class DailyReport:
         now = self._clock.now()
         last = _read(note)
         if last is None:
-            # The first one is about the time from now on.
+            # The first report covers the time from now on.
             await FILES.run(durable.write, note, f"{now:.0f}\n".encode(), mode=0o644)
             return
         due = latest(settings.report.at, now)
         if not last < due <= now:
             return
-        from zonerelay.control.report import report  # noqa: PLC0415 - SQLite
+        from zonerelay.control.report import report  # noqa: PLC0415 - loads SQLite
 
         since = max(last, due - LONGEST)
         queue: RelayStatus | ControlError
@@ -103,7 +104,7 @@ class DailyReport:
             self._notify(delivery.queue)
 
     def _message(self, settings: Settings, text: str, until: float) -> Submit:
-        from zonerelay.message.compose.mime import text_part  # noqa: PLC0415 - once a day
+        from zonerelay.message.compose.mime import text_part  # noqa: PLC0415 - needed once a day
 
         sender = Mailbox(settings.report.sender or f"postmaster@{self._hostname}")
         recipients = tuple(Recipient(address=Mailbox(each)) for each in settings.report.to)
@@ -127,7 +128,7 @@ class DailyReport:
 
 
 def latest(at: str, now: float) -> float:
-    """Return the last time, until now, that the clock on the wall showed `at`."""
+    """Return the last time, not after now, at which the wall clock showed `at`."""
     hour, _, minute = at.partition(":")
     day = datetime.fromtimestamp(now)
     found = day.replace(hour=int(hour), minute=int(minute), second=0, microsecond=0)

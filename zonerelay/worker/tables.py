@@ -1,8 +1,8 @@
-"""What is made of the long tables of the configuration: rules, routes and keys.
+"""Objects built from the long tables of the configuration: rules, routes and keys.
 
-To make it may take a second for ten thousand entries, so a reload does that in a thread, and the event loop
-is handed the result. Settings that have not changed stay the objects that they were: to compare them again
-costs next to nothing.
+Building them may take a second for ten thousand entries, so a reload does that in a thread and passes the
+result to the event loop. Settings that have not changed stay the same objects, so comparing them again is
+cheap.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from zonerelay.message.dkim.keys import DkimKeys
 
 _NAMED = {"zone": "name", "listener": "address"}
-"""Tables with a key of their own, which are compared one by one."""
+"""Tables with a key, which are compared entry by entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The tables. `dkim_keys` are `None` without any; `advice` is about them."""
+    """The built tables. `dkim_keys` is None if no keys are configured. `advice` is about the keys."""
 
     settings: Settings
     destinations: DestinationTable
@@ -37,8 +37,8 @@ class Tables:
 
 
 def build_tables(settings: Settings, now: float, old: Tables | None = None) -> Tables:
-    """Make the tables, except those of `old` for which nothing has changed. Blocks. Raises ValueError in
-    words.
+    """Build the tables, reusing those of `old` whose settings have not changed. Blocks. Raise ValueError with
+    a message.
     """
     before = None if old is None else old.settings
     if before is not None:
@@ -64,8 +64,8 @@ def build_tables(settings: Settings, now: float, old: Tables | None = None) -> T
 
 
 def build_dkim_keys(settings: Settings, old: DkimKeys | None = None) -> DkimKeys | None:
-    """Build the keys; `None` without any [[dkim]]: nothing of it is imported then. Keys of `old` are not
-    tried again. Raises ValueError with a message.
+    """Build the DKIM keys, or return None without loading any code if [[dkim]] is empty. Keys of `old` are
+    not tested again. Raise ValueError with a message.
     """
     if not settings.dkim:
         return None
@@ -75,7 +75,7 @@ def build_dkim_keys(settings: Settings, old: DkimKeys | None = None) -> DkimKeys
 
 
 def _with_objects_of(old: Settings, new: Settings) -> Settings:
-    """Returns the new settings, with the old object for each table that is equal."""
+    """Return the new settings, with the old object for each table that is equal."""
     found: dict[str, object] = {}
     for name in REPEATED:
         before, after = getattr(old, name), getattr(new, name)

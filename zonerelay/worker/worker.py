@@ -1,14 +1,13 @@
-"""A running relay in one process, as `build` returns it: it takes up another configuration, says how it is,
+"""A running relay in one process, as `build` returns it: reloads its configuration, reports its state, and
 stops.
 
-Promise: a reload changes everything that can change, or nothing; `stop` ends everything that was started,
-also when the end of one part fails.
+Promise: a reload changes everything that can change, or nothing. `stop` ends everything that was started,
+even if one part fails to end.
 
-The end of a worker that drains its spool: when the spool counts as empty.
-
-Promise: the spool counts as empty when its store says that no queue has a delivery left and proves that
-nothing else is stored, twice in a row: nothing waits, is being attempted, is held, or cannot be read, nothing
-is damaged, and no loss waits to be acknowledged. Else it stays for ever, and `tell` says why.
+A worker that drains its spool ends when the spool is empty (`until_empty`). The spool is empty if its store
+reports twice in a row that no queue holds a delivery, and proves that nothing else is stored: no mail waits,
+is being attempted, is held or is unreadable; nothing is damaged; and no reported loss remains. Otherwise it
+stays, and `tell` reports the reason.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ LOOK_EVERY = 1.0
 
 
 async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
-    """Returns when nothing is left in the store, into which no listener writes mail. `tell(left)` is called
-    when what is left without a delivery that could be sent has changed.
+    """Return when the store is empty, into which no listener writes mail. `tell(left)` is called when the
+    reason changes why a store without deliveries is not empty.
     """
     empty, told = 0, ""
     while empty < 2:
@@ -55,12 +54,12 @@ async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
 
 
 def _trouble(store: Store) -> str:
-    """Return damage, and losses that are not dismissed; a full disk is no reason to stay."""
+    """Return damage and losses that are not dismissed. A full disk is not a reason to stay."""
     return "; ".join(text for text in store.problems() if text != store.unhealthy())
 
 
 class Worker:
-    """A worker. `running` has what `stop`, to be called once, ends."""
+    """A running worker. `running` holds what `stop` ends, which is to be called once."""
 
     running: AsyncExitStack
 
@@ -83,7 +82,7 @@ class Worker:
         self.key_problem = ""
         self.problems: Sequence[str] = ()
         self.refused_at: float | None = None
-        """When the last reload was refused, if it was."""
+        """The time at which the last reload was refused, or None."""
         self.taken_up = self.clock.now()
         self.draining = False
         self._left_over = ""
@@ -93,16 +92,17 @@ class Worker:
     # ---- reload -----------------------------------------------------------------------------------
 
     async def reload(self, settings: Settings) -> str:
-        """Take up what can change without a restart; report what cannot, and what fails. Return the reason
+        """Apply what can change without a restart, and report what cannot and what fails. Return the reason
         of a refusal, or `""`.
 
-        One at a time, and none once the relay stops: a listener that is being started would be left open.
+        Reloads run one at a time, and none once the relay stops, because a listener that is being started
+        would be left open.
         """
         async with self._reloads:
             return "" if self.draining else await self._reload(settings)
 
     def refuse(self, why: str, problems: int = 1) -> str:
-        """Keep the old configuration; return `why`."""
+        """Keep the old configuration and return `why`."""
         self.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
         self.refused_at = self.clock.now()
         self.events.lifecycle("reload-refused", problems=problems, first=why)
@@ -111,7 +111,7 @@ class Worker:
     async def _reload(self, settings: Settings) -> str:
         parts = self.parts
         try:
-            # Before anything has changed: who cannot be asked to change back is asked last.
+            # Fallible steps come first. Parts that cannot return to the old settings are configured last.
             tables = await OPERATORS.run(build_tables, settings, self.clock.now(), self.tables)
             settings = tables.settings
             retry = retry_of(settings, self.settings.outbox, parts.context)
@@ -148,7 +148,7 @@ class Worker:
         await self.running.aclose()
 
     def _left(self, least: float = 0.0) -> float:
-        """Return the seconds that are left of `shutdown_timeout`, which begins with the first question."""
+        """Return the seconds that are left of `shutdown_timeout`, which begins with the first call."""
         now = asyncio.get_running_loop().time()
         if self._deadline is None:
             self._deadline = now + self.settings.shutdown_timeout
@@ -163,11 +163,11 @@ class Worker:
         await self.parts.scheduler.stop(self._left(least=1.0))
 
     async def close_settler(self) -> None:
-        await self.parts.settler.drain(self._left())  # of the webhooks, which have stopped meanwhile
+        await self.parts.settler.drain(self._left())  # of the webhooks, which have stopped by now
         await self.parts.settler.close()
 
     def note_left_over(self, left: str) -> None:
-        """Notes the reason to keep the spool of a dismissed worker although no delivery is in it."""
+        """Record the reason to keep the spool of a removed worker although it contains no delivery."""
         spool = name_of(self.identity.index)
         self._left_over = (
             left and f"the spool {spool} is kept: it has no delivery that can be read, but {left}"
@@ -176,14 +176,14 @@ class Worker:
             self.events.spool_kept(spool, left)
 
     def remove_spool(self) -> None:
-        """Removes the spool of a dismissed worker, which is empty and closed. Blocks. Raises OSError."""
+        """Remove the spool of a removed worker, which is empty and closed. Blocks. Raise OSError."""
         remove_spool(self.settings.spool, self.identity.index)
         self.events.lifecycle("spool-removed", spool=name_of(self.identity.index))
 
     # ---- what others ask --------------------------------------------------------------------------
 
     def addresses(self) -> list[str]:
-        """Returns the addresses of listeners as in the configuration; ports that were 0 are the real ones."""
+        """Return the addresses of listeners as in the configuration, with real ports in place of port 0."""
         return self.parts.listeners.addresses
 
     @property
@@ -191,11 +191,11 @@ class Worker:
         return self.endpoints.http_port
 
     def failed_elsewhere(self, text: str) -> None:
-        """Count a failed log-in at another worker."""
+        """Count a failed login at another worker."""
         self.parts.listeners.failed_elsewhere(text)
 
     def surface(self) -> Surface:
-        """Returns the worker's own part of the status."""
+        """Return the worker's own part of the status."""
         parts = self.parts
         asked = (
             self.drop,
@@ -227,6 +227,6 @@ class Worker:
 
 
 def retry_of(settings: Settings, outbox: OutboxSettings, context: WorkerContext) -> RetryPolicy:
-    """Raises ValueError with a message when an operator's function cannot be loaded."""
+    """Return the retry policy. Raise ValueError with a message if an operator's function cannot be loaded."""
     given = settings.retry, settings.bounce, settings.zone
     return build_retry(*given, random=context.random, events=context.events, outbox=outbox)
