@@ -1,33 +1,33 @@
-"""The ledger of one zone: which holder has how many units, which wait for more, which give way. Pure.
+"""Assigns the connection units and rate turns of one zone to workers: who has how many, who waits, who must
+give some back. Pure.
 
-- The ledger gives units as far as the limits of the zone and of the line allow. Lines at one site share it: a
-  limit counts the units of all lines there whose limit is no larger. Holders may run different configurations
-  for a moment; the smallest limit of a line, and of the zone, then counts.
-- A free unit goes to the waiting line with the fewest units, among equals to the holder with the fewest, then
-  to the line that has waited longest. A line whose site is full is passed over.
-- When a limit is used up and a line waits, the holder that has at least two units more than the waiting
-  holder surrenders units until both are equal (`Share`); the lines of one holder do the same among
-  themselves. Where there are fewer units than waiting holders the units circulate: a holder keeps its only
-  unit for `QUANTUM`.
-- The ledger believes what a holder says it keeps, even beyond a limit, because those connections exist. It
-  then gives nothing, and asks the excess (after a limit was lowered) back from the largest holdings.
+`Ledger` assigns units:
 
-Promise: units are given within the limits only, and no line waits for ever while units are given back. The
-cost of a question grows with what has changed and with the lines that wait, not with what other holders have:
-a worker may hold connections to thousands of destinations and ask hundreds of times a second.
+- It assigns units within the limits of the zone and of the line. Lines at one site share these: a limit
+  counts the units of all lines there whose limit is no larger. For a moment holders may have different
+  configurations; the smallest limit of a line, and of the zone, then applies.
+- A free unit goes to the waiting line with the fewest units; among equals to the holder with the fewest, then
+  to the line that has waited longest. A line whose site has no free unit is skipped.
+- If a limit is used up and a line waits, a holder with at least two units more than the waiting holder must
+  give units back until both are equal (`Share`). The lines of one holder do the same among themselves. If
+  there are fewer units than waiting holders, the units circulate: a holder keeps its only unit for `QUANTUM`.
+- A holder's declaration of what it keeps is accepted, even beyond a limit, because those connections exist.
+  Then no unit is assigned, and the excess (after a limit was lowered) is reclaimed from the largest holdings.
 
-The book of one zone: its ledger of units, its calendars of turns, and their written form. Pure.
+Promise: units are assigned only within the limits, and no line waits for ever while units are given back. The
+cost of a request grows with what has changed and with the waiting lines, not with what other holders have: a
+worker may hold connections to thousands of destinations and send hundreds of requests per second.
 
-The same code decides in every authority: in memory, behind a Unix socket, and over a row or a key that
-several machines share. A calendar holds the turns of the rates at one site, or of the whole zone, over all
-workers:
+`Book` is the state of one zone: its ledger of units, its calendars of turns, and their encoding. The same
+code decides in every authority: in memory, behind a Unix socket, and over a row or a key that several
+machines share. A `Calendar` holds the turns of the rates at one site, or of the whole zone, over all workers:
 
-- Two turns of one line are at least an interval of that line apart; two turns of different lines are apart by
-  the shorter of their intervals. So no line exceeds its own rate, and all lines together never exceed the
-  fastest rate.
-- The authority gives turns in the order of the requests. It also gives a turn that fits into a gap between
-  turns of a slower line.
-- The calendar only assigns moments; the holder takes them in time (`worker/turns`).
+- Two turns of one line are at least one interval of that line apart. Two turns of different lines are at
+  least the shorter of their intervals apart. So no line exceeds its own rate, and all lines together never
+  exceed the fastest rate.
+- Turns are assigned in the order of the requests. A turn may also be assigned in a gap between turns of a
+  slower line.
+- The calendar only assigns moments; the holder takes them in time (`worker/allowance.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ from zonerelay.model.clock import Clock
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """The units of one holder in one line. `told`: units, surrender and pressed that the holder knows of."""
+    """The units of one holder in one line. `told` is what the holder received last: its units, how many of
+    them must be given back, and how many lines wait for them.
+    """
 
     holder: Holder = field(repr=False)
     site: str
@@ -62,20 +64,23 @@ class Entry:
 
     @property
     def left(self) -> int:
-        """Units that are not asked back."""
+        """The number of units that are not to be given back."""
         return self.units - self.surrender
 
     @property
     def is_news(self) -> bool:
-        """The holder ought to ask: there is more for it, or others need what it has."""
+        """Whether the holder should send a request, because it has more units, or others need
+        those it has.
+        """
         units, surrender, pressed = self.told
         return self.units != units or self.surrender > surrender or bool(self.pressed and not pressed)
 
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """A worker that asks for units. `until`: when what it has ends unless it is heard of. `pressed_told`: as
-    it was told last. `unheard`: entries that may be otherwise than it was told.
+    """A worker that requests units. `until` is when it loses everything unless it sends a request.
+    `pressed_told` is the last value that it received. `unheard` are entries that may have changed since it
+    received them.
     """
 
     name: str
@@ -88,18 +93,18 @@ class Holder:
 
 
 QUANTUM = 1.0
-"""Seconds that a unit is left to a holder that has only this one."""
+"""Seconds for which a holder keeps its only unit."""
 
 _Place = tuple[int, int, Entry]
 
 
 class Share:
-    """All units of a limit by holder, less those that are asked back. `mark` is told of each entry that
-    surrenders.
+    """All units of a limit by holder, without those that are to be given back. `mark` is called with each
+    entry that must give units back.
     """
 
     def __init__(self, entries: Iterable[Entry], mark: Callable[[Entry], None]) -> None:
-        # What has most is first. A place may be out of date: others take from the same entries.
+        # The largest come first. A place may be out of date, because other shares take from the same entries.
         self._of: dict[Holder, list[_Place]] = {}
         self._held: Counter[Holder] = Counter()
         self._mark = mark
@@ -110,11 +115,11 @@ class Share:
             heapq.heapify(places)
 
     def ask(self, waiting: Entry, wanted: int, now: float) -> None:
-        """Asks `wanted` units back for a line of one holder."""
+        """Reclaim `wanted` units for a line of one holder."""
         for more in range(wanted):
             other = self._richest(waiting.holder)
             if other is None:
-                # No other holder has more: one of its own lines that has more gives way.
+                # No other holder has more, so one of its own lines that has more gives way.
                 if not self._take(waiting.holder, now, least=waiting.units + more + 1, spare=waiting):
                     return
             elif self._take(other, now, least=0, spare=None):
@@ -123,8 +128,8 @@ class Share:
                 return
 
     def _richest(self, than: Holder) -> Holder | None:
-        """Returns the holder with the most units, if it has two more than `than`, or its only one while
-        `than` has none.
+        """Return the holder with the most units, if it has at least two more than `than`, or has only one
+        while `than` has none.
         """
         mine = self._held[than]
         other = max(
@@ -158,7 +163,7 @@ class Share:
 
     @staticmethod
     def _pop(places: list[_Place]) -> _Place | None:
-        """Return the first that is up to date."""
+        """Remove and return the first place that is up to date."""
         while places:
             negative, number, entry = place = heapq.heappop(places)
             if negative == -entry.left:
@@ -168,30 +173,34 @@ class Share:
 
 
 MOST_AT_ONCE = 8
-"""Units that are asked back for one who waits: there is a next time."""
+"""Units that are reclaimed at once for one waiting line. More are reclaimed next time."""
 
 ASKED_FOR = 50
-"""Of those that wait for the zone's units so many have some asked back for them at once."""
+"""The number of lines waiting for the zone's units for which units are reclaimed at the same time."""
 
 MAX_WAITING = 200
-"""Lines of one holder that wait in one zone: it asks for the others when some of these are served."""
+"""Lines of one holder that may wait in one zone. The holder requests units for others when some of these are
+served.
+"""
 
 
 class Ledger:
-    """The ledger of one zone. Call `settle` after every change; it returns the holders that have news."""
+    """Assigns the units of one zone. Call `settle` after every change; it returns the holders
+    that have news.
+    """
 
     def __init__(self) -> None:
         self.holders: dict[str, Holder] = {}
         self.waiting: dict[Entry, None] = {}
         self.pressed = 0
-        """How many wait because all of the zone's units are given away."""
+        """The number of lines that wait because all units of the zone are assigned."""
         self._sites: dict[str, dict[str, dict[str, Entry]]] = {}
         self._marked: dict[Entry, None] = {}
-        """With `surrender` or `pressed`."""
+        """Entries with `surrender` or `pressed`."""
         self._suspects: dict[str, None] = {}
-        """Sites of which too much may be held."""
+        """Sites at which too many units may be held."""
 
-    # What is said
+    # Declarations
 
     def enter(self, name: str, zone_limit: int, until: float) -> Holder:
         holder = self.holders.get(name)
@@ -202,7 +211,7 @@ class Ledger:
         return holder
 
     def claim(self, name: str, claim: Claim, now: float) -> None:
-        """Takes in the claim of a holder that has entered."""
+        """Apply the claim of a holder that has entered."""
         entry = self.entry(name, claim.site, claim.line)
         units = max(entry.units - claim.back, claim.keep)
         entry.holder.units += units - entry.units
@@ -218,7 +227,7 @@ class Ledger:
         self._suspects[claim.site] = None
 
     def entry(self, name: str, site: str, line: str) -> Entry:
-        """Returns the entry of a holder that has entered, a new one if there is none."""
+        """Return the entry of a holder that has entered, creating it if needed."""
         holder = self.holders[name]
         entry = holder.entries.get((site, line))
         if entry is None:
@@ -228,14 +237,16 @@ class Ledger:
         return entry
 
     def only(self, name: str, claims: Iterable[Claim]) -> None:
-        """Set what a holder has: what was given to it meanwhile it has never received."""
+        """Remove all entries of a holder except the claimed ones. It never received what was assigned to it
+        in between.
+        """
         said = {(claim.site, claim.line) for claim in claims}
         for key, entry in list(self.holders[name].entries.items()):
             if key not in said:
                 self._drop(entry)
 
     def end(self, name: str) -> None:
-        """Removes a holder and everything it has."""
+        """Remove a holder and everything it has."""
         holder = self.holders.get(name)
         if holder is not None:
             for entry in list(holder.entries.values()):
@@ -255,19 +266,19 @@ class Ledger:
         self._marked.pop(entry, None)
         lines = self._sites[site]
         del lines[entry.line][holder.name]
-        # A line that has gone may have had a smaller limit, or shared another's.
+        # A line that was removed may have had a smaller limit, or shared that of another line.
         self._suspects[site] = None
         if not lines[entry.line]:
             del lines[entry.line]
             if not lines:
                 del self._sites[site], self._suspects[site]
 
-    # What follows
+    # Decisions
 
     def settle(self, now: float, *, give: bool = True, awake: float = float("-inf")) -> set[str]:
-        """Gives the units that can be given and asks back those that must be. Returns the holders that have
-        not heard of it yet. A holder whose `until` is before `awake` gets nothing: it may have died while it
-        waited, and would keep the units of the others for its whole lease.
+        """Assign free units and reclaim those that must be given back. Return the holders that have not been
+        notified yet. A holder whose `until` is before `awake` gets nothing: it may have died while it waited,
+        and would keep the units from the others for its whole lease.
         """
         if give:
             self._give(now, awake)
@@ -282,8 +293,8 @@ class Ledger:
         return {name for name, holder in self.holders.items() if self._has_news(holder)}
 
     def tell(self, name: str, keys: Iterable[tuple[str, str]] | None) -> list[Held]:
-        """Returns what the holder does not know yet, and the entries of `keys` in any case (`None`: all).
-        Empty entries are over with this.
+        """Return the entries that the holder does not know yet, and those of `keys` in any case (all if
+        None). Empty entries are removed.
         """
         holder = self.holders[name]
         asked = dict.fromkeys(holder.entries if keys is None else keys)
@@ -309,14 +320,14 @@ class Ledger:
         return any(entry.is_news for entry in holder.unheard)
 
     def _mark(self, entry: Entry) -> None:
-        """Notes that units of the entry are asked back, or that other lines wait because of them."""
+        """Mark an entry whose units are to be given back, or for whose units other lines wait."""
         self._marked[entry] = None
         entry.holder.unheard[entry] = None
 
-    # Giving
+    # Assigning
 
     def _awake(self, awake: float) -> list[Entry]:
-        """Return those that wait and are heard of."""
+        """Return the waiting entries of holders that have been active recently."""
         return [entry for entry in self.waiting if entry.holder.until >= awake]
 
     def _give(self, now: float, awake: float) -> None:
@@ -349,8 +360,8 @@ class Ledger:
         return sum(holder.units for holder in self.holders.values())
 
     def _at_site(self, entry: Entry) -> Iterator[tuple[int, int, list[Entry]]]:
-        """Yields each limit that a unit of the line counts for, the units used of it, and the entries that
-        use them.
+        """Yield each limit to which a unit of the line counts, the units used of it, and the entries that use
+        them.
         """
         lines = self._sites[entry.site]
         limits = _limits(lines)
@@ -359,7 +370,7 @@ class Ledger:
             there = _up_to(limit, lines, limits)
             yield limit, sum(each.units for each in there), there
 
-    # Runner back
+    # Reclaiming
 
     def _ask_back_excess(self) -> None:
         excess = self._in_use() - self._zone_limit()
@@ -380,7 +391,7 @@ class Ledger:
                 del self._suspects[site]
 
     def _surrender(self, entries: Collection[Entry], count: int) -> None:
-        """Asks `count` units back, each from the entry that has most."""
+        """Reclaim `count` units, each from the entry that has most."""
         for _ in range(count):
             entry = max(entries, key=lambda each: each.left)
             entry.surrender += 1
@@ -417,15 +428,17 @@ def _limits(lines: dict[str, dict[str, Entry]]) -> dict[str, int]:
 
 
 def _up_to(most: int, lines: dict[str, dict[str, Entry]], limits: dict[str, int]) -> list[Entry]:
-    """Return what is held of the lines with this limit and smaller ones."""
+    """Return the entries of the lines with this limit or a smaller one."""
     return [each for line, entries in lines.items() if limits[line] <= most for each in entries.values()]
 
 
 LAST_KEPT = 10.0
-"""Seconds that the last turn is known at least: a rate that has just become slower counts from it."""
+"""The minimum time in seconds for which the last turn is kept, because a rate that has just become slower is
+measured from it.
+"""
 
 _ROUNDING = 1e-6
-"""Sums of clock readings are no more exact than this."""
+"""Sums of clock readings are not more exact than this."""
 
 
 class Turn(Struct, frozen=True, array_like=True, order=True):
@@ -437,7 +450,7 @@ class Turn(Struct, frozen=True, array_like=True, order=True):
 
 
 class Calendar:
-    """Turns in their order, without those that are too old to bind a later one."""
+    """Turns in order, without those that are too old to delay a later one."""
 
     def __init__(self, turns: list[Turn] | None = None) -> None:
         self.turns = turns or []
@@ -448,7 +461,7 @@ class Calendar:
         return self.turns[-1].at + self._longest if self.turns else float("-inf")
 
     def earliest(self, at: float, interval: float, line: str) -> float:
-        """Return the first moment from `at` on that a turn may have."""
+        """Return the first moment at or after `at` at which a turn is possible."""
         self._longest = max(self._longest, interval)
         turns = self.turns
         index = bisect_left(turns, at - self._longest, key=_moment)
@@ -462,7 +475,8 @@ class Calendar:
         return at
 
     def add(self, at: float, interval: float, line: str) -> None:
-        # Also of one that was given before this calendar was begun: it binds as long as any other.
+        # This includes turns assigned before this calendar was created, which delay later ones like any
+        # other.
         self._longest = max(self._longest, interval)
         insort(self.turns, Turn(at, interval, line))
 
@@ -486,15 +500,15 @@ def _moment(turn: Turn) -> float:
 
 
 MAX_TURNS = 200
-"""Turns that are given in one answer to one question."""
+"""The maximum number of turns in one answer to one request."""
 
 SILENT = 2.0
-"""Seconds. A holder that waits asks again more often; one that is silent for longer gets nothing until it
-asks.
+"""Seconds. A waiting holder sends requests more often than this. One that is silent for longer gets nothing
+until it sends one.
 """
 
 ZONE = ""
-"""The name of the zone's own calendar, among those of its sites."""
+"""The name of the zone's own calendar, next to those of its sites."""
 
 
 class Book:
@@ -505,8 +519,8 @@ class Book:
     def exchange(
         self, name: str, request: Request, now: float, *, until: float = float("inf"), give: bool = True
     ) -> tuple[Answer, set[str]]:
-        """Returns the answer for the holder `name`, and the other holders that ought to ask again. With
-        `give` false no holder gets anything.
+        """Return the answer for the holder `name`, and the other holders that should send a request. If
+        `give` is false, nothing is assigned to any holder.
         """
         ledger = self.ledger
         ledger.expire(now)
@@ -527,7 +541,7 @@ class Book:
         return Answer(now, held, turns, ledger.pressed, holders), news - {name}
 
     def end(self, name: str, now: float, *, give: bool = True) -> set[str]:
-        """Removes a holder. Returns the holders that ought to ask again."""
+        """Remove a holder. Return the holders that should send a request."""
         self.ledger.end(name)
         return self.ledger.settle(now, give=give)
 
@@ -537,13 +551,13 @@ class Book:
 
     @property
     def binds_until(self) -> float:
-        """When the last of its turns is over."""
+        """The time at which the last of its turns has passed."""
         return max((calendar.binds_until for calendar in self.calendars.values()), default=float("-inf"))
 
     # Turns
 
     def _declare(self, ask: TurnAsk, moments: tuple[float, ...]) -> None:
-        """Enters turns that were given before this book was begun; those that are in it stay."""
+        """Add turns that were assigned before this book was created, unless they are in it."""
         for at in moments:
             name, line = (ask.site, ask.line) if ask.interval else (ZONE, ZONE)
             if not self._calendar(name).has(at, line):
@@ -562,7 +576,7 @@ class Book:
         return tuple(found)
 
     def _earliest(self, ask: TurnAsk, at: float) -> float:
-        """Return the first moment that the site and the zone both have."""
+        """Return the first moment that is possible for both the site and the zone."""
         while True:
             before = at
             if ask.interval:
@@ -587,7 +601,7 @@ class Book:
     def _calendar(self, name: str) -> Calendar:
         return self.calendars.setdefault(name, Calendar())
 
-    # Written down
+    # Encoding
 
     def encode(self) -> bytes:
         ledger = self.ledger
@@ -609,7 +623,7 @@ class Book:
 
     @classmethod
     def decode(cls, data: bytes | None) -> Book:
-        """Decodes a book; no data is an empty book. Raises ValueError."""
+        """Decode a book. No data is an empty book. Raise ValueError."""
         book = cls()
         if not data:
             return book
@@ -621,7 +635,7 @@ class Book:
             entry = ledger.entry(name, site, line)
             entry.limit, entry.units, entry.want, entry.since, entry.told = limit, units, want, since, told
             entry.holder.units += units
-            # What was asked back is not written down, and is found out anew.
+            # What is to be given back is not stored, and is determined again.
             entry.holder.unheard[entry] = None
         ledger.waiting = {ledger.entry(*each): None for each in written.waiting}
         book.calendars = {site: Calendar(turns) for site, turns in written.turns.items()}
@@ -629,7 +643,9 @@ class Book:
 
 
 class _Written(msgspec.Struct, frozen=True, array_like=True):
-    """Fields may be added behind the others, with defaults: nodes of several versions read it."""
+    """The stored form of a book. New fields may only be appended, with defaults, because nodes of several
+    versions read it.
+    """
 
     holders: list[tuple[str, int, float, int]]
     entries: list[tuple[str, str, str, int, int, int, float, tuple[int, int, int]]]
@@ -637,14 +653,13 @@ class _Written(msgspec.Struct, frozen=True, array_like=True):
     turns: dict[str, list[Turn]]
 
 
-# The authority in memory: the books of all zones, and the holders that are there. No I/O.
-#
-# After a start it may give nothing for `quiet` seconds, in which the holders of its previous run declare what
-# they have. An authority that knows that there are none passes no quiet time.
+# The authority in memory: the books of all zones, and the connected holders. No I/O.
+# After a start it can assign nothing for `quiet` seconds, during which the holders of its previous run
+# declare what they have. An authority that has no previous holders needs no quiet time.
 
 
 class LimitTable:
-    """The limits of all zones. `news(holder, zone)` is called when a holder ought to ask again."""
+    """The limits of all zones. `news(holder, zone)` is called when a holder should send a request."""
 
     def __init__(self, clock: Clock, *, quiet: float = 0.0) -> None:
         self._clock = clock
@@ -653,11 +668,11 @@ class LimitTable:
         self._listeners: dict[str, Callable[[str], None]] = {}
 
     def enter(self, holder: str, news: Callable[[str], None]) -> None:
-        """Adds a holder; of several under one name the last one counts."""
+        """Add a holder. If several use one name, the last one counts."""
         self._listeners[holder] = news
 
     def leave(self, holder: str) -> None:
-        """Removes a holder and frees all its units."""
+        """Remove a holder and free all its units."""
         self._listeners.pop(holder, None)
         now = self._clock.monotonic()
         for zone, book in list(self._books.items()):

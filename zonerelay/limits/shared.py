@@ -1,12 +1,13 @@
-"""Shares limits between machines through a store: one book for each zone, read, decided on, and replaced.
+"""Shares limits between machines through a store: one book for each zone, which is read, changed and
+replaced.
 
-No server decides: each relay reads the book, applies the pure code of `authority/`, and writes the book back
-unless another relay has written meanwhile; then it begins again. A relay that is slow or stopped in between
-delays no other one; its outdated write is refused.
+There is no server that decides. Each relay reads the book, applies the pure code of `authority.py`, and
+writes the book back. If another relay has written in between, the write is refused and the relay starts
+again. So a relay that is slow or stopped does not delay the others.
 
-Failure: a relay that is not heard of for `LEASE` seconds, by the store's clock, loses all units; it stops
-using them before (`worker/keeper`). While the store is out of reach every exchange fails at once; when the
-store is there again the relay declares everything it holds.
+Failure: a relay that is silent for `LEASE` seconds, by the store's clock, loses all its units. It stops using
+them before that (`worker/keeper`). While the store is unreachable, every exchange fails at once. When the
+store is reachable again, the relay declares everything it holds.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from zonerelay.limits.values import Answer, AuthorityError, Request
 from zonerelay.process.tasks import cancel_all
 
 LEASE = 15.0
-"""Seconds. A relay that dies leaves its part unused for so long."""
+"""Seconds for which the units of a relay that has died stay unused."""
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
-"""Seconds between two attempts to connect."""
+"""The longest pause in seconds between two attempts to connect."""
 
 MAX_TRIES = 100
-"""Attempts to replace a book; each one fails because another relay was faster."""
+"""Attempts to replace a book. Each one fails if another relay has written first."""
 
 GOODBYE = 1.0
 """Seconds for giving everything back at the end."""
@@ -37,7 +38,7 @@ GOODBYE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BookVersion:
-    """A book as it is written down. `stamp` tells this state from any other, `now` is the store's clock."""
+    """A stored version of a book. `stamp` identifies the version, and `now` is the store's clock."""
 
     data: bytes | None
     stamp: int
@@ -45,31 +46,31 @@ class BookVersion:
 
 
 class BookStore(Protocol):
-    """A store of books. All methods raise AuthorityError; after an error `open` comes first."""
+    """A store of books. All methods raise AuthorityError. After an error `open` must be called first."""
 
     name: str
 
     async def open(self, hear: Callable[[str], None]) -> None:
-        """Connects. `hear` is called with each word that is passed on."""
+        """Connect. `hear` is called with each word that another relay has sent."""
 
     async def read(self, zone: str) -> BookVersion: ...
 
     async def replace(
         self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
     ) -> bool:
-        """Puts this in the page's place, for `keep` seconds at least, and passes on the words. Returns false,
-        with nothing done, when the page has changed.
+        """Replace a page, keep it for at least `keep` seconds, and send `words` to the other relays. Return
+        false, with nothing done, if the page has changed.
         """
 
     async def ended(self) -> None:
-        """Returns when the connection has ended."""
+        """Return when the connection has ended."""
 
     async def close(self) -> None:
-        """Release the connection. Raises nothing."""
+        """Close the connection. Never raises."""
 
 
 class SharedAuthority:
-    """The authority of a shared store. `holder`: a name of this process that no other has had."""
+    """The authority of a shared store. `holder` is a name of this process that no other process has had."""
 
     def __init__(self, shelf: BookStore, holder: str, *, lease: float = LEASE) -> None:
         self.name = shelf.name
@@ -142,7 +143,8 @@ class SharedAuthority:
                 gone("the connection has ended")
                 if now() - since > LONGEST_PAUSE:
                     pause = FIRST_PAUSE
-            # Also after a connection that was made and was of no use: a server in trouble takes many of them.
+            # This also applies after a connection that was useless, because a failing server may accept many
+            # of them.
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
             try:

@@ -1,14 +1,13 @@
-"""The limits that the supervisor leases to its workers over a Unix socket: the frames, the server, the
-client.
+"""The limits that the supervisor leases to its workers over a Unix socket: frames, server and client.
 
-The supervisor runs `LimitServer` around the table in memory; each worker talks to it through
-`SocketAuthority`. A frame is MessagePack behind its length (4 bytes, big-endian); answers come in the order
-of the questions. The lease of a worker ends with its connection.
+The supervisor runs `LimitServer` with the table in memory. Each worker connects to it through
+`SocketAuthority`. A frame is a MessagePack value after its length (4 bytes, big-endian). Answers are sent in
+the order of the requests. The lease of a worker ends with its connection.
 
-Failure: the server cuts off a worker that sends a malformed frame or does not read, and the table frees its
-units as if the worker had died. While the supervisor is away every exchange of a worker fails at once and the
-worker goes on with the units it holds; after each reconnection `back` is called, and the worker declares what
-it holds.
+Failure: the server disconnects a worker that sends a malformed frame or does not read, and the table frees
+its units as if the worker had died. While the supervisor is unreachable, every exchange of a worker fails at
+once, and the worker continues with the units it holds. After each reconnection `back` is called, and the
+worker declares what it holds.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from zonerelay.limits.values import Answer, AuthorityError, Request
 from zonerelay.process.tasks import cancel_all
 
 MAX_FRAME = 16 * 1024 * 1024
-"""Octets. The largest are those that say everything: a hundred for each line that has units."""
+"""Bytes. The largest frames declare everything: a hundred bytes for each line that has units."""
 
 _LENGTH = struct.Struct(">I")
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The first frame of a connection names the holder; `version` is that of these frames."""
+    """The first frame of a connection, which names the holder. `version` is that of the frame format."""
 
     holder: str
     version: int = 1
@@ -47,13 +46,13 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
-    """Answers come in the order of the questions."""
+    """The answer to a request. Answers come in the order of the requests."""
 
     answer: Answer
 
 
 class News(msgspec.Struct, frozen=True, array_like=True, tag="news"):
-    """An exchange about this zone would bring something."""
+    """A notice that an exchange about this zone would bring something."""
 
     zone: str
 
@@ -69,7 +68,7 @@ def _encode(frame: Said | Heard) -> bytes:
 
 
 async def _read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[_Any]) -> _Any:
-    """Raises AuthorityError when the other side has gone or says what makes no sense."""
+    """Read one frame. Raise AuthorityError if the connection has ended or the frame is invalid."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if length > MAX_FRAME:
@@ -86,7 +85,7 @@ _SOCKET_MODE = 0o600
 
 
 class LimitServer:
-    """The server of limits. `start`, then `close` once."""
+    """The server of limits. Call `start` once, then `close` once."""
 
     def __init__(self, path: Path, table: LimitTable) -> None:
         self._path = path
@@ -96,7 +95,9 @@ class LimitServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Raises OSError: another server answers there, or there can be no socket."""
+        """Start the server. Raise OSError if another server answers at the path, or the socket cannot be
+        created.
+        """
         remove_stale(self._path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -109,7 +110,7 @@ class LimitServer:
             raise
 
     async def close(self) -> None:
-        """Closes all connections; the workers go on with the units they hold."""
+        """Close all connections. The workers continue with the units they hold."""
         if self._server is not None:
             self._server.close()
         await cancel_all(*self._tasks)
@@ -141,7 +142,7 @@ class LimitServer:
                     raise AuthorityError("a second greeting")
                 self._write(writer, Told(self._table.exchange(holder, ask.zone, ask.request)))
         finally:
-            # Not when it has come back over another socket meanwhile.
+            # Not if it has reconnected over another socket by now.
             if self._workers.get(holder) is writer:
                 del self._workers[holder]
                 self._table.leave(holder)
@@ -154,9 +155,9 @@ class LimitServer:
 
 
 def remove_stale(path: Path) -> None:
-    """Removes the socket that a crash has left. Raises OSError when another server answers there."""
+    """Remove the socket that a crash has left. Raise OSError if another server answers there."""
     if not path.is_socket():
-        return  # bind() says what is wrong, if anything is
+        return  # bind() reports the error, if there is one
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -168,14 +169,16 @@ def remove_stale(path: Path) -> None:
 
 
 RETRY_AFTER = 0.25
-"""Seconds between two attempts to connect; a restarted server waits several times as long for us."""
+"""Seconds between two attempts to connect. A restarted server waits several times as long for its workers."""
 
 TIMEOUT = 5.0
-"""Seconds for one answer: it comes from memory."""
+"""Seconds for one answer, which comes from memory."""
 
 
 class SocketAuthority:
-    """The client of the supervisor's limits. `holder`: a name of this worker that no other process had."""
+    """The client of the supervisor's limits. `holder` is a name of this worker that no other
+    process has had.
+    """
 
     lease = None
 
@@ -202,7 +205,7 @@ class SocketAuthority:
         try:
             return await asyncio.wait_for(answer, TIMEOUT)
         except TimeoutError as error:
-            # Not cut off: all that we hold would be free, and would be given away.
+            # The connection is kept: closing it would free all units that we hold for others.
             raise AuthorityError(f"{self.name} does not answer in time") from error
 
     async def close(self) -> None:
@@ -248,4 +251,4 @@ class SocketAuthority:
             for answer in waiting:
                 if not answer.done():
                     answer.set_exception(AuthorityError(f"{self.name} has gone"))
-                    answer.exception()  # the caller may have gone as well
+                    answer.exception()  # the caller may have ended, too

@@ -1,12 +1,12 @@
-"""The messages between a worker and the authority over shared limits. Values only.
+"""The messages between a worker and the authority of shared limits. Values only.
 
-A *unit* is the right to one connection of a line at a site: it counts in the zone, at the site and for the
-line. A *turn* is a moment at which one MAIL may be written. The *authority* knows which holder has which
-units and which turns are given away; a *holder* is a worker that asks it.
+A *unit* is the right to one connection of a line at a site. It counts in the zone, at the site and for the
+line. A *turn* is a moment at which one MAIL may be written. The *authority* records which holder has which
+units and which turns are assigned. A *holder* is a worker that sends it requests.
 
-A request declares a state, not a change: "of this line I keep 3 units and want 5". To repeat it changes
-nothing, and an authority that has forgotten everything believes it. So answers may get lost, and an authority
-may be restarted.
+A request declares a state, not a change: "of this line I keep 3 units and want 5". Repeating it changes
+nothing, and an authority that has lost its state believes it. So answers may get lost, and the authority may
+be restarted.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from msgspec import Struct
 from zonerelay.config.units import Rate
 
 # The interval between two turns of a rate, and the grace within which a turn may be taken. Pure.
-#
-# The receiver's clock is not ours: of two commands the first may be held up on its way and arrive closer to
-# the second. The interval is therefore that of a time that is longer by a `margin`: a quarter of it is the
-# grace, three quarters are for the network and the receiver. Where turns are leased (`turns.py`) the grace
-# is two fifths: what the answer was under way is lost of it.
+# The receiver's clock differs from ours: of two commands the first may be delayed on the way and arrive
+# closer to the second. So the interval is computed for a time that is longer by a `margin`. A quarter of the
+# margin is the grace; three quarters are for the network and the receiver. If turns are leased
+# (`worker/allowance.py`), the grace is two fifths, because the time that the answer was on its way reduces
+# it.
 
 MARGIN_LEAST = 0.05
 MARGIN_PART = 0.02
@@ -32,7 +32,7 @@ LEASED_GRACE_PART = 0.4
 
 
 def margin(rate: Rate) -> float:
-    """Return the seconds by which the time of a rate is stretched."""
+    """Return the seconds by which the time of a rate is extended."""
     return max(MARGIN_LEAST, MARGIN_PART * rate.seconds)
 
 
@@ -41,18 +41,19 @@ def interval(rate: Rate) -> float:
 
 
 def grace(rate: Rate) -> float:
-    """Returns the seconds after its moment in which a turn may be taken within the rate."""
+    """Return the seconds after its moment within which a turn of the rate may be taken."""
     return GRACE_PART * margin(rate)
 
 
 def leased_grace(rate: Rate) -> float:
-    """Returns the grace of a turn that an authority gave."""
+    """Return the grace of a turn that an authority has assigned."""
     return LEASED_GRACE_PART * margin(rate)
 
 
 class Claim(Struct, frozen=True, array_like=True):
-    """One line of a site. `keep`: units that the holder goes on using; `back`: those it gives back with this
-    request; `want`: how many it would like to hold in all. `limit` is what its configuration says.
+    """A claim of one line of a site. `keep` is the number of units that the holder goes on using, `back`
+    those that it gives back with this request, and `want` how many it would like to have in all. `limit`
+    comes from its configuration.
     """
 
     site: str
@@ -64,8 +65,9 @@ class Claim(Struct, frozen=True, array_like=True):
 
 
 class TurnAsk(Struct, frozen=True, array_like=True):
-    """A request for `count` turns of a line, `interval` seconds apart, which are turns of the zone as well if
-    that has an interval. 0: there is no such rate. None is to be in the next `after` seconds.
+    """A request for `count` turns of a line, `interval` seconds apart. They are also turns of the zone if
+    `zone_interval` is set. An interval of 0 means that there is no such rate. No turn is to be within the
+    next `after` seconds.
     """
 
     site: str
@@ -77,11 +79,12 @@ class TurnAsk(Struct, frozen=True, array_like=True):
 
 
 class Request(Struct, frozen=True, array_like=True):
-    """About one zone. `everything`: these are all claims of the holder, and it wants to hear of all it has.
+    """A request about one zone. `everything` says that these are all claims of the holder, and that the
+    answer is to contain everything it has.
 
-    `unused`: turns that the holder will not take, each with its site; a request names them once, because they
-    may belong to another holder afterwards. `known_turns`: turns that the holder has been given, for an
-    authority that may have forgotten them.
+    `unused` are turns that the holder will not take, each with its site. A request names them only once,
+    because they may belong to another holder afterwards. `known_turns` are turns that the holder was
+    assigned, for an authority that may have forgotten them.
     """
 
     zone_limit: int
@@ -93,8 +96,8 @@ class Request(Struct, frozen=True, array_like=True):
 
 
 class Held(Struct, frozen=True, array_like=True):
-    """What a holder has of a line. `surrender`: the units that must go to other holders, even if they are in
-    use. `pressed`: the number of lines that wait because of these units; idle ones ought to go back.
+    """The units that a holder has of a line, and how many of them must go to other holders even if they are
+    in use. `pressed` is the number of lines that wait because of these units; idle ones should be given back.
     """
 
     site: str
@@ -105,11 +108,11 @@ class Held(Struct, frozen=True, array_like=True):
 
 
 class Answer(Struct, frozen=True, array_like=True):
-    """The answer to a request. `now`: the authority's clock, in which `turns` are written, a list for each
-    one asked for.
+    """The answer to a request. `now` is the authority's clock, by which `turns` are given, as one list for
+    each request for turns.
 
-    `pressed`: the number of lines that wait because all units of the zone are given away. `holders`: the
-    number of workers that hold units of the zone or wait for some.
+    `pressed` is the number of lines that wait because all units of the zone are assigned. `holders` is the
+    number of workers that have units of the zone or wait for some.
     """
 
     now: float
@@ -120,32 +123,33 @@ class Answer(Struct, frozen=True, array_like=True):
 
 
 class AuthorityError(Exception):
-    """The authority did not answer; it may or may not have taken the request in."""
+    """The authority did not answer. It may or may not have processed the request."""
 
 
 class LimitAuthority(Protocol):
-    """The side that counts for all workers. Belongs to one event loop."""
+    """The authority that counts for all workers. It belongs to one event loop."""
 
     @property
     def name(self) -> str:
-        """The name for the operator: where the limits are leased from."""
+        """The name of the authority in the operator's status."""
 
     @property
     def lease(self) -> float | None:
-        """Seconds after which a holder that is silent has nothing any longer; `None`: it has its units as
-        long as its process lives.
+        """Seconds after which a silent holder loses everything, or None if it keeps its units as long as its
+        process lives.
         """
 
     async def start(
         self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
     ) -> None:
-        """Connect. `news` names a zone in which a new exchange would bring something. `gone`: it is out of
-        reach, and why. `back`: it is in reach now and may have forgotten everything, so all is to be said
-        again. Raises AuthorityError only when it cannot ever be used.
+        """Connect. `news` is called with a zone if a new exchange would bring something. `gone` is called
+        with the reason when the authority is unreachable. `back` is called when it is reachable again and may
+        have forgotten everything, so that everything must be declared again. Raise AuthorityError only if it
+        can never be used.
         """
 
     async def exchange(self, zone: str, request: Request) -> Answer:
-        """Exchange a request for an answer, one at a time for each zone. Raises AuthorityError."""
+        """Send a request and return the answer, one at a time for each zone. Raise AuthorityError."""
 
     async def close(self) -> None:
-        """Gives everything back, as far as the authority is in reach."""
+        """Give everything back, as far as the authority is reachable."""

@@ -1,8 +1,9 @@
-"""The lock of the relay: one supervisor runs at a time, and none while workers of its predecessor still run.
+"""The lock of the relay: only one supervisor runs at a time, and none while workers of its predecessor still
+run.
 
-The lock is on a descriptor that every worker inherits, so it is free when the last of them has ended: a
-supervisor that was killed leaves workers that finish what is in flight, and its successor waits for them here
-instead of meeting locked spools and taken ports. It waits for a relay that is being stopped, too.
+The lock is on a file descriptor that every worker inherits, so it is released when the last worker has ended.
+A supervisor that was killed leaves workers that finish their work in progress. Its successor waits for them
+here; otherwise it would find locked spools and used ports. It also waits for a relay that is being stopped.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ _ANSWER_TIMEOUT = 10.0
 def take(
     home: Path, *, patience: float, waiting: Callable[[str], None], refuse: Callable[[bool], None]
 ) -> int:
-    """Return the descriptor to pass on. Blocks; `waiting` is told once by which processes if it has to.
-    `refuse` may know, now or later, why there is nothing to wait for, and is told whether another process has
-    the lock. Raises StartError, as `refuse` does.
+    """Take the lock and return its descriptor, which workers inherit. Blocks. If it has to wait, `waiting` is
+    called once with the processes that hold the lock. `refuse` is called with whether another process holds
+    the lock, and may raise StartError at any time if waiting is useless. Raise StartError after `patience`
+    seconds.
     """
     path = home / LOCK_NAME
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -51,7 +53,7 @@ def take(
 
 
 def take_alone(settings: Settings) -> None:
-    """Takes the lock for a worker that an operator starts by hand, before it touches anything. Raises
+    """Take the lock for a worker that an operator starts by hand, before it touches anything. Raise
     StartError.
     """
     home = prepare_home(settings)
@@ -59,7 +61,7 @@ def take_alone(settings: Settings) -> None:
 
 
 def refuse_second(settings: Settings, *, unless_stopping: bool = False) -> None:
-    """Raises StartError when a relay answers where this one is to."""
+    """Raise StartError if a relay answers at the control socket of this one."""
     path = control_socket_path(settings)
     try:
         refuse_live(path)
@@ -69,7 +71,7 @@ def refuse_second(settings: Settings, *, unless_stopping: bool = False) -> None:
 
 
 def _is_stopping(path: Path) -> bool:
-    """Return the relay that answers there, or has answered there a moment ago."""
+    """Return whether the relay at this socket is stopping, or has just stopped."""
     try:
         return ControlClient(path, timeout=_ANSWER_TIMEOUT).ask(Status(), RelayStatus).state == "draining"
     except ControlError:
@@ -101,7 +103,7 @@ def _is_taken(descriptor: int) -> bool:
 
 
 def _holders(path: Path) -> str:
-    """Returns the ids of the processes that have the file open, as far as this user may see them."""
+    """Return the ids of the processes that have the file open, as far as this user may see them."""
     found = set[str]()
     for each in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):

@@ -1,14 +1,14 @@
-"""SIGHUP to a relay with several workers: the plan of a reload, and its execution.
+"""The reload of a relay with several workers (SIGHUP): its plan and its execution.
 
-The supervisor checks the new configuration first; when it is wrong the old one stays in force, and `zonerelay
-status` says why. A changed table falls into one of three classes (`plan`): each worker takes it up as it
-runs, or new processes are needed, or it waits for the next start of the whole relay (where the queue is kept:
-mail would be left behind).
+The supervisor first checks the new configuration. If it is invalid the old one stays active, and `zonerelay
+status` reports the reason. A changed table belongs to one of three classes (`plan`): running workers apply
+it, or new processes are needed, or it waits for the next start of the whole relay (the location of the queue,
+because mail would be left behind).
 
-What running workers can take up goes to one worker first, and to the others when that one agrees and has
-stayed up for a moment; what needs new processes rolls through the workers one at a time (`workers/rolling`).
-When a worker refuses the configuration, does not come up with it or dies of it, the old one is put in force
-again. One reload runs at a time; a signal meanwhile starts another one after it.
+Changes that running workers can apply go to one worker first, and to the others when that worker accepts them
+and has stayed up for a moment. Changes that need new processes replace the workers one at a time
+(`workers/rolling`). If a worker refuses the configuration, fails to start with it or dies because of it, the
+old one becomes active again. One reload runs at a time. A signal during a reload starts another one after it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ ROLL = tuple(name for name in RESTART if name not in (*NEXT_START, "workers"))
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """`settings` are active from now on; `roll` names the tables that need new processes, `later` those
-    that wait for the next start.
+    """The plan of a reload. `settings` become active, `roll` names the tables that need new processes, and
+    `later` names those that wait for the next start.
     """
 
     settings: Settings
@@ -45,12 +45,12 @@ class ReloadPlan:
 
 
 def plan(old: Settings, new: Settings) -> ReloadPlan:
-    """Compares two configurations, table by table."""
+    """Compare two configurations, table by table."""
     later = tuple(name for name in NEXT_START if getattr(old, name) != getattr(new, name))
     settings = kept_from(old, new)
     roll = [name for name in ROLL if getattr(old, name) != getattr(new, name)]
     if _sockets_of(old) != _sockets_of(new):
-        roll.append("listener")  # a running process cannot be handed a socket
+        roll.append("listener")  # a running process cannot receive another socket
     return ReloadPlan(settings, later, tuple(roll))
 
 
@@ -63,7 +63,7 @@ _LOOK_EVERY = 0.05
 
 
 class RefusedError(Exception):
-    """The new configuration is refused; the text tells the operator why."""
+    """The new configuration is refused. The message tells the operator why."""
 
 
 class RelayReload:
@@ -91,7 +91,7 @@ class RelayReload:
         self._again = False
 
     def begin(self) -> None:
-        """Starts a reload, or notes that another one follows the present one: the handler of SIGHUP."""
+        """Start a reload, or another one after the present one. This is the handler of SIGHUP."""
         if self._state.draining:
             return
         if self._task is not None and not self._task.done():
@@ -110,9 +110,9 @@ class RelayReload:
             self._notifier.reloading(self._clock.monotonic())
             try:
                 await self._once()
-            except RefusedError as error:  # there is no room for the old one any more either
+            except RefusedError as error:  # the disk has no free space for the old configuration either
                 self._refuse(str(error))
-            except Exception as error:  # noqa: BLE001 - what is wrong once must not stop later reloads
+            except Exception as error:  # noqa: BLE001 - one unexpected error must not prevent later reloads
                 self._state.problems = (f"the reload broke off: unexpected {type(error).__name__}: {error}",)
                 self._log.emit("error", "trouble", {"where": "reload", "error": self._state.problems[0]})
             self._notifier.ready(self._state.where())
@@ -155,7 +155,7 @@ class RelayReload:
             raise RefusedError(str(error.problems[0])) from error
 
     def _put_in_force(self, text: bytes, settings: Settings) -> None:
-        """Raises RefusedError, with nothing changed."""
+        """Activate a configuration. Raise RefusedError, with nothing changed."""
         try:
             self._launcher.put_in_force(text, settings)
         except OSError as error:
@@ -170,14 +170,14 @@ class RelayReload:
         self._log.emit("info", "reload-refused", {"first": why})
 
     async def _take_back(self, text: bytes, old: Settings, *, rolled: bool) -> None:
-        """Gives the old configuration back to the workers that have taken the new one or were started with
-        it. A worker that is starting gets it when it is ready. Raises RefusedError.
+        """Restore the old configuration in the workers that have accepted the new one or were started with
+        it. A worker that is starting gets it when it is ready. Raise RefusedError.
         """
         refused = self._workers.edition
         self._put_in_force(text, old)
         taken = [each for each in self._workers.members.values() if each.edition == refused]
         if rolled:
-            # A worker that has just died of the new one is started with the old one anyway.
+            # A worker that has just died of the new configuration is started with the old one anyway.
             run = [each for each in taken if not each.drains_spool and each.policy.phase is not Phase.DOWN]
             await self._roll(RollingRestart({each.index: each.policy for each in run}))
             self._workers.replace_draining()
@@ -187,7 +187,7 @@ class RelayReload:
                 await self._tell(member)
 
     async def _bring_to_workers(self, found: ReloadPlan) -> None:
-        """Reload each worker, or replace its process. Raises RefusedError."""
+        """Reload each worker, or replace its process. Raise RefusedError."""
         if found.roll:
             await self._replace_all()
             return
@@ -196,21 +196,21 @@ class RelayReload:
             await self._try(first)
         for member in list(self._workers.members.values()):
             if member is first or member.policy.phase is not Phase.RUNNING:
-                continue  # it reads it when it is started, or is told when it is ready
+                continue  # it reads the configuration at its start, or is notified when it is ready
             refusal = await self._tell(member)
             if refusal:
                 raise RefusedError(f"{member.name}: {refusal}")
 
     def _first(self) -> SupervisedWorker | None:
-        """Returns the worker that tries the configuration first; the death of a worker in trouble would prove
-        nothing.
+        """Return the worker that tries the configuration first. It must be healthy, because the death of an
+        unstable worker would prove nothing.
         """
         now = self._clock.monotonic()
         members = self._workers.members.values()
         return next((each for each in members if not each.drains_spool and each.policy.is_well(now)), None)
 
     async def _try(self, member: SupervisedWorker) -> None:
-        """Raises RefusedError when the worker refuses the configuration or dies of it."""
+        """Reload one worker. Raise RefusedError if it refuses the configuration or dies of it."""
         child = member.child
         refusal = await self._tell(member)
         if refusal:
@@ -222,8 +222,8 @@ class RelayReload:
             raise RefusedError(f"{member.name} does not stay up with it: {member.problem}")
 
     async def _tell(self, member: SupervisedWorker) -> str:
-        """Sends SIGHUP and returns the reason of a refusal, or `""`. A worker that ends meanwhile reads the
-        configuration at its next start.
+        """Send SIGHUP to a worker and return the reason of a refusal, or `""`. A worker that ends in the
+        meantime reads the configuration at its next start.
         """
         child, before = member.child, member.verdicts
         if child is None:
@@ -237,7 +237,7 @@ class RelayReload:
         return (member.verdict or "") if member.verdicts != before else ""
 
     async def _replace_all(self) -> None:
-        """Replaces one worker after the other. Raises RefusedError when one does not come up."""
+        """Replace one worker after the other. Raise RefusedError if one does not come up."""
         roll = RollingRestart(self._workers.policies)
         await self._roll(roll)
         if roll.failed is not None:
@@ -249,13 +249,14 @@ class RelayReload:
     async def _roll(self, roll: RollingRestart) -> None:
         self._workers.roll = roll
         self._workers.wake()
-        while not roll.done:  # noqa: ASYNC110 - what ends it are processes, some seconds from now
+        while not roll.done:  # noqa: ASYNC110 - it ends with processes, some seconds from now
             await asyncio.sleep(_LOOK_EVERY)
         self._workers.roll = None
 
     async def _resize(self, old: Settings, new: Settings) -> None:
-        """Starts further workers at once; of fewer workers, the others end when their spools are empty. The
-        workers that stay are replaced, because the listening sockets are dealt out anew.
+        """Change the number of workers. Additional workers start at once; surplus workers end when their
+        spools are empty. The remaining workers are replaced, because the listening sockets are distributed
+        again.
         """
         workers, before = count_of(new), count_of(old)
         if workers == before or self._stays_as_it_is(old, new):
@@ -266,8 +267,8 @@ class RelayReload:
         await self._roll(RollingRestart(stay))
 
     def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:
-        """Returns whether the number of workers stays: a queue in memory ends with its process, so no worker
-        can go.
+        """Return whether the number of workers must stay: a queue in memory ends with its process, so no
+        worker can be removed.
         """
         volatile = new.spool.backend is Backend.MEMORY and new.spool.shelve is None
         return volatile and count_of(new) < count_of(old)

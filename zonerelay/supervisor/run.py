@@ -1,8 +1,9 @@
-"""The supervisor: the process of `zonerelay serve` with several workers. It takes no mail itself.
+"""The supervisor: the process of `zonerelay serve` with several workers. It accepts no mail itself.
 
-Start: the lock, the listening sockets, the workers, the operators' channel, HTTP; the service manager hears
-READY when all workers listen. SIGTERM and SIGINT stop the workers, which drain, and exit 0; a second one
-kills them. SIGHUP: see `reload`. Failure at start: StartError, with no process left behind.
+Start: the lock, the listening sockets, the workers, the control socket for operators, then HTTP. The service
+manager receives READY when all workers listen. SIGTERM and SIGINT stop the workers, which drain and exit with
+0; a second signal kills them. SIGHUP is described in `reload`. If the start fails, StartError is raised and
+no process is left behind.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ from zonerelay.telemetry.metrics.instruments import MetricTotals
 
 
 def supervise(config: Path, settings: Settings) -> int:
-    """Run a relay with several workers; return the exit status. Raises StartError and OSError."""
+    """Run a relay with several workers and return the exit status. Raise StartError and OSError."""
     put_off_reload()
     close_to_others()
     home = prepare_home(settings)
     raise_limits()
-    redactor = build_redactor(settings)  # made before the workers look for it
+    redactor = build_redactor(settings)  # created before the workers need it
     log = configure_logs(log_format(settings), clock=SystemClock(), redact=redactor.text)
     patience = settings.shutdown_timeout + STOP_GRACE
     held = lock.take(
@@ -92,7 +93,7 @@ def _waiting(log: LogWriter, holders: str) -> None:
 
 
 class Supervisor:
-    """`run` once: what it starts has ended when it returns."""
+    """The supervisor's process. Call `run` once. Everything it starts has ended when it returns."""
 
     def __init__(
         self,
@@ -150,12 +151,12 @@ class Supervisor:
         return 0
 
     async def _run(self, stack: AsyncExitStack) -> None:
-        """Start each part, with its stop on the stack before; return when the workers have ended."""
+        """Start each part, after adding its stop to the stack. Return when the workers have ended."""
         loop, settings, state = asyncio.get_running_loop(), self.settings, self._state
         stack.callback(self._sockets.keep, ())
         self._open_sockets()
         self._launcher.begin(read_copy(self._config)[0])
-        # Without a quiet time: the lock proves that no worker of a former relay runs.
+        # No quiet time is needed: the lock proves that no worker of a former relay runs.
         path = self._launcher.limits = limits_socket_path(settings)
         limits = LimitServer(path, LimitTable(self._clock))
         stack.push_async_callback(limits.close)
@@ -222,7 +223,7 @@ class Supervisor:
         *,
         final: tuple[type[Exception], ...] = (),
     ) -> None:
-        """Open what mail does not wait for."""
+        """Open the endpoints that mail does not wait for."""
         retried = Retried(
             what,
             where,
@@ -249,7 +250,7 @@ class Supervisor:
         self._workers.stop()
 
     async def _end_workers(self, running: asyncio.Task[None]) -> None:
-        """End those of a start that failed."""
+        """End the workers after a failed start."""
         if not running.done():
             self._workers.stop()
             await asyncio.wait({running})

@@ -1,9 +1,10 @@
-"""The listening sockets of the relay, held by the supervisor and inherited by every worker.
+"""The listening sockets of the relay, opened by the supervisor and inherited by every worker.
 
-Each worker has a socket of its own for every IP address (SO_REUSEPORT): the kernel deals clients out evenly,
-also those who stay for long. All workers inherit all of them, so that a client in the queue of one that hangs
-or is being replaced is taken by another (`inbound/listen/listening_socket`); and since none is ever closed
-while the relay runs, no client is reset. A Unix socket, and one from systemd, is one for all.
+Each worker has its own socket for every IP address (SO_REUSEPORT), so the kernel distributes clients evenly,
+including clients with long sessions. All workers inherit all sockets, so a client in the queue of a worker
+that hangs or is being replaced is accepted by another (`inbound/listen/listening_socket`). No socket is
+closed while the relay runs, so no client is reset. A Unix socket, or one from systemd, is shared by all
+workers.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from zonerelay.process.sockets import Inherited
 
 
 class BindError(Exception):
-    """A listening socket cannot be opened; the text tells the operator why."""
+    """A listening socket cannot be opened. The message tells the operator why."""
 
 
 class Sockets:
-    """The sockets. `handed` are those that systemd has opened."""
+    """The listening sockets. `handed` are those that systemd has opened."""
 
     def __init__(self, handed: Inherited) -> None:
         self._handed = handed
@@ -31,7 +32,7 @@ class Sockets:
         self._paths: dict[str, Path] = {}
 
     def open(self, addresses: Iterable[str], workers: int) -> None:
-        """Listens at further addresses, for so many workers. Raises BindError, with nothing changed."""
+        """Listen at further addresses, for this number of workers. Raise BindError, with nothing changed."""
         made: dict[str, list[socket.socket]] = {}
         try:
             for address in addresses:
@@ -44,7 +45,7 @@ class Sockets:
         self._open |= made
 
     def keep(self, addresses: Iterable[str]) -> None:
-        """Closes the sockets of all other addresses; the workers have closed theirs before."""
+        """Close the sockets of all other addresses. The workers have already closed theirs."""
         for address in self._open.keys() - set(addresses):
             _close(self._open.pop(address))
             path = self._paths.pop(address, None)
@@ -52,16 +53,18 @@ class Sockets:
                 path.unlink(missing_ok=True)
 
     def addresses(self) -> list[str]:
-        """Returns the addresses of listeners as in the configuration; ports that were 0 are the real ones."""
+        """Return the addresses of listeners as in the configuration, with real ports in place of port 0."""
         names = [group[0].getsockname() for group in self._open.values()]
         return [f"unix:{name}" if isinstance(name, str) else join_port(name[0], name[1]) for name in names]
 
     def descriptors(self) -> tuple[int, ...]:
-        """Returns the descriptors that a new process inherits."""
+        """Return the descriptors that a new process inherits."""
         return tuple(each.fileno() for group in self._open.values() for each in group)
 
     def as_text(self, worker: int, workers: int) -> str:
-        """Returns a worker's own descriptors and the others', for its environment (`identity.SOCKETS`)."""
+        """Return a worker's own descriptors and those of the others, for its environment
+        (`identity.SOCKETS`).
+        """
         return json.dumps({address: _dealt(group, worker, workers) for address, group in self._open.items()})
 
     def _listen(self, text: str, workers: int) -> list[socket.socket]:
@@ -88,8 +91,8 @@ def _close(group: Iterable[socket.socket]) -> None:
 
 
 def _dealt(group: Sequence[socket.socket], worker: int, workers: int) -> tuple[list[int], list[int]]:
-    """Share sockets among workers. When there are fewer workers than before, the sockets of the others fall
-    to those that are left; when there are more, some share one.
+    """Distribute the sockets among the workers. If there are fewer workers than before, the remaining ones
+    get the sockets of the others. If there are more, some share a socket.
     """
     numbers = [each.fileno() for each in group]
     own = numbers[worker::workers] or [numbers[worker % len(numbers)]]

@@ -1,25 +1,25 @@
-"""The allowance of one worker in one zone: the units it may use now and the units it wishes for. Synchronous.
+"""The allowance of one worker in one zone: the units it may use now and the units it requests. Synchronous.
 
-The scheduler asks before it starts a batch, the pool before it opens a connection. The answer is known at
-once; a refusal is also a wish, which `keeper` takes to the authority. Spare units go back when other holders
-wait for them, else after `KEEP` seconds, so that the next connection need not ask.
+The scheduler checks it before it starts a batch, and the pool before it opens a connection. The result is
+known at once. A refusal also records a request, which `keeper` sends to the authority. Spare units are given
+back when other holders wait for them, or else after `KEEP` seconds, so that the next connection needs no
+request.
 
-Promise: the worker never has more connections than units. When the authority asks units back, those in use go
-back as soon as they are free.
+Promise: the worker never has more connections than units. If the authority asks for units back, those in use
+are given back as soon as they are free.
 
-The turns that a worker has leased: they replace its own pace where several workers share a rate.
-
-`LeasedTurns` answers the questions of a `Pacer` (`queue/destination/rates`): when may the next batch start,
-and when may its MAIL be written. Each answer is a turn that the authority has given. A turn may be taken from
-its moment on until its grace is over, by the later and the earlier bound of the authority's clock
+`LeasedTurns` are the turns that a worker has leased. If several workers share a rate, they replace the
+worker's own pace and answer the questions of a `Pacer` (`queue/destination/rates`): when the next batch may
+start, and when its MAIL may be written. Each answer is a turn that the authority has assigned. A turn may be
+taken from its moment until its grace has passed, by the later and the earlier bound of the authority's clock
 (`ClockBounds`).
 
-- A worker asks for as many turns as batches wait, at most a *block*: the block doubles when more batches
-  wait, halves when turns went unused, and never exceeds the turns of `AHEAD` seconds. The worker asks for the
+- A worker requests as many turns as batches wait, but at most a *block*. The block doubles when more batches
+  wait, halves when turns were unused, and never exceeds the turns of `AHEAD` seconds. The worker requests the
   next block while half of the present one is left.
-- A batch starts ahead of its turn by the time that recent connections took, so that its turn is not over when
-  the connection stands; turns are asked for no earlier than such a batch can be ready.
-- Turns that no batch needs go back, so that other workers have them. Missed turns go back as well, with the
+- A batch starts before its turn by the time that recent connections took, so that its turn has not passed
+  when the connection is established. Turns are requested no earlier than such a batch can be ready.
+- Turns that no batch needs are given back for other workers. Missed turns are given back as well, with the
   next request, because no transaction used them.
 """
 
@@ -36,15 +36,15 @@ from zonerelay.limits.values import Claim, Held, TurnAsk, interval, leased_grace
 from zonerelay.model.clock import Clock
 
 CLOCK_MEMORY = 60.0
-"""Seconds for which the bounds that an answer gave are used."""
+"""Seconds for which the bounds from an answer are used."""
 
 
 class ClockBounds:
-    """Bounds, in seconds, of how far the authority's clock is ahead of ours: `low <= theirs - ours <= high`.
+    """Bounds in seconds of how far the authority's clock is ahead of ours: `low <= theirs - ours <= high`.
 
-    Each answer bounds the difference: the authority read its clock after the request was sent and before the
-    answer arrived. The tightest bounds of the last `CLOCK_MEMORY` seconds count. When a clock is set, old and
-    new bounds contradict each other, and only the newest count.
+    Each answer bounds the difference, because the authority read its clock after the request was sent and
+    before the answer arrived. The tightest bounds of the last `CLOCK_MEMORY` seconds count. When a clock is
+    set, old and new bounds contradict each other, and only the newest count.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class ClockBounds:
             self._seen.popleft()
         if self._seen and (low > self.high or high < self.low):
             self._seen.clear()
-        # Only what is tighter than before is worth its place.
+        # Only tighter bounds are worth storing.
         if (
             not self._seen
             or low > self.low
@@ -70,19 +70,21 @@ class ClockBounds:
         self.high = min(high for _, _, high in self._seen)
 
     def window(self, theirs: float, grace: float) -> tuple[float, float]:
-        """Returns the first moment of our clock that is surely not before `theirs`, and the last one that is
-        surely not `grace` seconds after it.
+        """Return the first moment of our clock that is certainly not before `theirs`, and the last one that
+        is certainly not `grace` seconds after it.
         """
         return theirs - self.low, theirs + grace - self.high
 
 
 AHEAD = 0.25
-"""Seconds of turns that one worker asks for at once, if that is more than one: the others wait meanwhile."""
+"""Seconds of turns that one worker requests at once, if that is more than one turn. Other workers wait during
+this time.
+"""
 
 ASK_AGAIN = 1.0
 HORIZON = 5.0
 TOO_LATE = 0.01
-"""Seconds: a turn that is so near is over before another worker can have it."""
+"""Seconds. A turn this close has passed before another worker can get it."""
 
 LEAD_MEMORY = 15.0
 """Seconds in which half of a lead is forgotten, or a few turns if that is longer."""
@@ -95,7 +97,7 @@ _NEVER = float("-inf")
 
 
 class LeasedTurns:
-    """The leased turns of a line. `site` and `line` are empty where only the zone has a rate."""
+    """The leased turns of a line. `site` and `line` are empty if only the zone has a rate."""
 
     def __init__(
         self,
@@ -121,7 +123,9 @@ class LeasedTurns:
         self._waiting: dict[Hashable, int] = {}
         self._unused: list[float] = []
         self._watching: dict[Callable[[], None], bool] = {}
-        """Who waits for a turn; true for a further turn of a batch, which `pending` no longer counts."""
+        """The waiters for a turn. The value is true for a further turn of a batch, which `pending` no longer
+        counts.
+        """
         self._most = max(1, int(AHEAD / self.interval))
         self._block = 1
         self._useless = False
@@ -135,7 +139,7 @@ class LeasedTurns:
     # As a Pacer
 
     def expect(self, line: Hashable, waiting: int) -> None:
-        """Notes that `waiting` deliveries of the line wait for their start."""
+        """Note that `waiting` deliveries of the line wait for their start."""
         if waiting:
             self._waiting[line] = waiting
         else:
@@ -144,7 +148,7 @@ class LeasedTurns:
 
     @property
     def due(self) -> float:
-        """When the next batch may start: later than now when that is not known yet."""
+        """When the next batch may start. It is later than now if that is not known yet."""
         now = self._clock.monotonic()
         self._drop_missed(now)
         left = len(self._turns) - self._started
@@ -174,25 +178,27 @@ class LeasedTurns:
         self.pending += 1
 
     def give_back(self) -> None:
-        """Takes a start back that led to no transaction."""
+        """Give back a start that led to no transaction."""
         self.pending -= 1
         self._give_back_surplus()
 
     def arrived(self, seconds: float) -> None:
-        """Notes that a batch had its connection `seconds` after its start."""
+        """Note that the connection of a batch was established `seconds` after its start."""
         now = self._clock.monotonic()
         half = max(LEAD_MEMORY, _FEW * self.interval)
         self._lead = max(seconds, self._lead * 0.5 ** ((now - self._arrived_at) / half))
         self._arrived_at = now
 
     def take(self, now: float) -> None:
-        """Takes the next turn; call it no earlier than `next_turn`."""
+        """Take the next turn. Call it no earlier than `next_turn`."""
         del now
         if self._turns:
             self.last = self._turns.pop(0)
 
     def watch(self, call: Callable[[], None], *, further: bool) -> None:
-        """Call it when there are new turns, until `unwatch`. `further`: the batch has had its first turn."""
+        """Call `call` when there are new turns, until `unwatch`. `further` says that the batch has had its
+        first turn.
+        """
         self._watching[call] = further
 
     def unwatch(self, call: Callable[[], None]) -> None:
@@ -223,26 +229,26 @@ class LeasedTurns:
 
     @property
     def known(self) -> tuple[TurnAsk, tuple[float, ...]] | None:
-        """For an authority that has forgotten: what was taken last and what is left."""
+        """The last turn taken and the remaining ones, for an authority that has lost its state."""
         turns = (*((self.last,) if self.last != _NEVER else ()), *self._turns)
         if not turns:
             return None
         return TurnAsk(self.site, self.line, self._site_interval, self._zone_interval, 0), turns
 
     def idle_for(self, now: float) -> float:
-        """Return the seconds since the last of them."""
+        """Return the seconds since the last turn."""
         return float("inf") if self.last == _NEVER else now - self._bounds.window(self.last, 0.0)[0]
 
     def unused(self) -> tuple[tuple[str, float], ...]:
-        """Returns the turns that this worker will not take, each with its site, and forgets them."""
+        """Return the turns that this worker will not take, each with its site, and forget them."""
         unused, self._unused = self._unused, []
         return tuple((self.site, at) for at in unused)
 
-    # Inside
+    # Internals
 
     @property
     def _started(self) -> int:
-        """Batches that have started and have no turn, or wait for a further one."""
+        """The number of batches that have started and have no turn, or wait for a further one."""
         return self.pending + sum(self._watching.values())
 
     @property
@@ -257,7 +263,7 @@ class LeasedTurns:
 
     @property
     def _ahead(self) -> float:
-        """The next connection may take a little longer than any before."""
+        """The lead of a batch. The next connection may take a little longer than any before."""
         return min(MORE * self._lead, HORIZON)
 
     def _ask(self) -> None:
@@ -265,7 +271,7 @@ class LeasedTurns:
             self._wanted(self)
 
     def _give_back_surplus(self) -> None:
-        """Give back the last ones, if there is time for others to have them."""
+        """Give back the last turns that are not needed, if there is time for others to get them."""
         surplus = len(self._turns) - self._started - self._demand
         if surplus <= 0:
             return
@@ -282,7 +288,7 @@ class LeasedTurns:
             self._unused.append(self._turns.pop(0))
             self._useless = True
             if not self._started:
-                # The deliveries that were expected have not come.
+                # The expected deliveries have not come.
                 self._waiting.clear()
 
 
@@ -290,17 +296,18 @@ KEEP = 2.0
 """Seconds that units wait for their next use while no other holder wants them."""
 
 LINGER = 0.1
-"""Seconds that they wait although another holder wants them: the batch that wished for them is about to
-start.
+"""Seconds that units wait although another holder wants them, because the batch that requested them is about
+to start.
 """
 
 
 @dataclass(slots=True, eq=False)
 class LineAllowance:
-    """One line of a site. `batches` and `connections`: as the scheduler and the pool count them.
+    """The allowance of one line of a site: its units, and how many of them must be given back when they are
+    free. `batches` and `connections` are the counts of the scheduler and the pool.
 
-    `wished`: units that are wanted, since `wished_at`; `surrender`: of `units`, those that are to go when
-    they are free; `more`: mail waited for it when its last batch started.
+    `wished` is the number of units wanted, since `wished_at`. `more` says that mail waited for the line when
+    its last batch started.
     """
 
     site: str
@@ -336,37 +343,37 @@ class LineAllowance:
         self.surrender = max(0, self.surrender - count)
 
     def claim(self) -> Claim:
-        """Returns the claim for the next request; the units that it gives back are on their way then."""
+        """Return the claim for the next request, which also gives units back."""
         back, self.back = self.back, 0
         self.said = True
         return Claim(self.site, self.line, self.limit, self.units, back, max(self.wished, self.units))
 
 
 class ZoneAllowance:
-    """All lines of one zone. `changed` is called when there is something to say."""
+    """The allowances of all lines of one zone. `changed` is called when there is something to send."""
 
     def __init__(self, name: str, changed: Callable[[], None], monotonic: Callable[[], float]) -> None:
         self.name = name
         self.changed = changed
         self.until: float | None = None
-        """When the units are not to be used any longer, unless the authority is heard of."""
+        """The time at which the units must no longer be used unless the authority answers."""
         self._monotonic = monotonic
         self.zone_limit = 0
         self._zone_limit_said = 0
         self.pressed = 0
         self.holders = 1
-        """Workers that share the zone's limits at the moment."""
+        """The number of workers that share the zone's limits at present."""
         self.closed = False
-        """The lease may have ended: nothing new may be opened."""
+        """Whether the lease may have ended, so that no connection may be opened."""
         self._lines: dict[tuple[str, str], LineAllowance] = {}
         self._dirty: dict[LineAllowance, None] = {}
         self._wishes: dict[LineAllowance, None] = {}
 
-    # What may be done
+    # Permissions
 
     def may_start(self, site: str, line: str, limit: int, zone_limit: int, waiting: int) -> bool:
-        """Returns whether a batch of a line may start, in which `waiting` deliveries wait; a refusal becomes
-        a wish.
+        """Return whether a batch of a line, for which `waiting` deliveries wait, may start. A refusal records
+        a request.
         """
         found = self._line(site, line, limit, zone_limit)
         if found.batches < found.usable and not self.is_closed:
@@ -376,15 +383,15 @@ class ZoneAllowance:
 
     def may_connect(self, site: str, line: str, limit: int, zone_limit: int) -> bool:
         found = self._line(site, line, limit, zone_limit)
-        # A batch that has started before the units were asked back is let through.
+        # A batch that started before the units were to be given back is allowed.
         if found.connections < found.units and not self.is_closed:
             return True
         self._wish(found, found.connections + 1)
         return False
 
     def may_keep(self, site: str, line: str) -> bool:
-        """Returns whether a connection whose transaction has ended may stay open; if not, other lines need
-        its unit.
+        """Return whether a connection may stay open after its transaction, because no other line needs its
+        unit.
         """
         found = self._lines.get((site, line))
         if found is None:
@@ -392,10 +399,10 @@ class ZoneAllowance:
         is_useless = self._is_wanted(found) and not found.more and found.batches <= 1
         return found.connections <= found.usable and not is_useless and not self.is_closed
 
-    # What has happened
+    # Events
 
     def started(self, site: str, line: str, *, more: bool = True) -> None:
-        """Notes that a batch has started; `more`: further deliveries wait for the line."""
+        """Note that a batch has started. `more` says that further deliveries wait for the line."""
         found = self._known(site, line)
         found.batches += 1
         found.more = more
@@ -406,8 +413,8 @@ class ZoneAllowance:
         self._freed(found)
 
     def cancel(self, site: str, line: str) -> None:
-        """Withdraws the wish of a line in which nothing waits any more, except for a batch that has started:
-        its unit may have gone with a lease before its connection was opened.
+        """Withdraw the request of a line for which nothing waits any more, except for a batch that has
+        started, because its unit may have been lost with a lease before its connection was opened.
         """
         found = self._lines.get((site, line))
         if found is not None and found in self._wishes and found.batches <= found.units:
@@ -423,7 +430,7 @@ class ZoneAllowance:
         found.connections -= 1
         self._freed(found)
 
-    # What the authority says and is told
+    # Exchange with the authority
 
     @property
     def wants_exchange(self) -> bool:
@@ -440,7 +447,7 @@ class ZoneAllowance:
 
     @property
     def figures(self) -> tuple[int, int, int]:
-        """Units held, connections open, units wished for."""
+        """The units held, the connections open and the units requested."""
         lines = self._lines.values()
         wished = sum(line.wished - line.units for line in self._wishes)
         return sum(line.units for line in lines), sum(line.connections for line in lines), wished
@@ -463,15 +470,15 @@ class ZoneAllowance:
         return claim
 
     def take_in(self, held: tuple[Held, ...], pressed: int, now: float) -> list[float]:
-        """Takes in an answer. Returns, for each wish that was granted at least in part, the seconds that it
-        waited.
+        """Apply an answer. Return the waiting time in seconds of each request that was granted at least in
+        part.
         """
         self.pressed = pressed
         waited = []
         for each in held:
             line = self._known(each.site, each.line)
             before = line.units
-            # What we have begun to give back meanwhile is not ours, whatever the answer says.
+            # Units that we have begun to give back are not ours, whatever the answer contains.
             line.units = max(0, each.units - line.back)
             line.surrender = min(each.surrender, line.units)
             line.pressed = each.pressed
@@ -479,14 +486,14 @@ class ZoneAllowance:
                 line.idle_since = now
                 if line in self._wishes:
                     waited.append(now - line.wished_at)
-                    # A busy line goes on wishing for one more: that is another wait.
+                    # A busy line requests one more unit, which starts another wait.
                     line.wished_at = now
             if line in self._wishes and line.units >= line.wished:
                 self._unwish(line)
         return waited
 
     def tidy(self, now: float) -> None:
-        """Gives back the units that are asked back or have been idle for long."""
+        """Give back the units that must be given back or have been idle for long."""
         for key, line in list(self._lines.items()):
             spare = line.spare
             patience = LINGER if self._is_wanted(line) else KEEP
@@ -510,23 +517,25 @@ class ZoneAllowance:
         return bool(self.pressed or (found is not None and found.pressed))
 
     def forget_units(self) -> None:
-        """Forgets all units but those in use, because the lease has ended."""
+        """Forget all units except those in use, because the lease has ended."""
         for line in self._lines.values():
             line.back = 0
             line.units = line.connections
             line.surrender = 0
 
     def note_time(self, now: float) -> None:
-        """Gives their time to new wishes, which are made without a clock."""
+        """Set the time of new requests, which are recorded without a clock."""
         for line in self._wishes:
             line.wished_at = line.wished_at or now
 
     @property
     def is_closed(self) -> bool:
-        """Nothing new may be opened; also when a process that was stopped has just gone on."""
+        """Whether no connection may be opened. This also holds when a process continues after having been
+        stopped.
+        """
         return self.closed or (self.until is not None and self._monotonic() >= self.until)
 
-    # Inside
+    # Internals
 
     def _line(self, site: str, line: str, limit: int, zone_limit: int) -> LineAllowance:
         found = self._lines.get((site, line))
@@ -560,7 +569,7 @@ class ZoneAllowance:
         line.wished_at = 0.0
 
     def _heads(self) -> Iterator[LineAllowance]:
-        """Yield the requests that the authority receives; the others follow when these are granted."""
+        """Yield the requests that the authority receives. The others follow when these are granted."""
         for count, line in enumerate(self._wishes):
             if count >= MAX_WAITING:
                 return

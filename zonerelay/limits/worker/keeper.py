@@ -1,11 +1,12 @@
-"""The keeper of one worker's shared limits: it exchanges the allowances of all zones with the authority.
+"""The keeper of one worker's shared limits: exchanges the allowances of all zones with the authority.
 
-No batch waits for an exchange. Exchanges run in the background, one at a time for each zone, with all wishes
-that have gathered; the observer hears (`granted`) when an exchange has brought units or turns.
+No batch waits for an exchange. Exchanges run in the background, one at a time for each zone, with all
+requests that have accumulated. The observer is notified (`granted`) when an exchange has brought units or
+turns.
 
-Failure: while the authority is out of reach the worker goes on with the units it holds. Where leases expire,
+Failure: while the authority is unreachable, the worker continues with the units it holds. If leases expire,
 it stops in time: after the part `SAFE` of a lease without an answer it opens no connection and closes idle
-ones, until the authority answers again. Then, and when the authority may have forgotten its books, the worker
+ones, until the authority answers again. Then, and when the authority may have lost its state, the worker
 declares everything it holds.
 """
 
@@ -23,38 +24,42 @@ from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import cancel_all
 
 TICK = 0.1
-"""Seconds between two looks at what is idle, overdue or due for renewal; none while nothing is leased."""
+"""Seconds between two checks for idle, overdue or expiring items. There is no check while
+nothing is leased.
+"""
 
 POLL = 0.5
-"""Seconds after which a worker that waits asks again: the news of the authority may have been lost."""
+"""Seconds after which a waiting worker sends its request again, because a notice of the authority may have
+been lost.
+"""
 
 RENEWALS = 3
-"""In the time of one lease."""
+"""Renewals within one lease."""
 
 SAFE = 2 / 3
-"""The part of a lease, from when the last renewal was sent, in which its units are used."""
+"""The part of a lease, since the last renewal was sent, during which its units are used."""
 
 FORGET = 60.0
-"""Seconds that a line's turns are remembered after the last one."""
+"""Seconds for which a line's turns are remembered after the last one."""
 
 
 class KeeperObserver(Protocol):
-    """The keeper calls it when the limits of a zone change for this worker."""
+    """Callbacks of the keeper when the limits of a zone change for this worker."""
 
     def granted(self, zone: str) -> None:
-        """Report that something may begin that was refused."""
+        """Note that something may start that was refused before."""
 
     def relieve(self, zone: str) -> None:
-        """Report that idle connections may stand in others' way (`ZoneAllowance.is_pressed`, `may_keep`)."""
+        """Note that idle connections may block others (`ZoneAllowance.is_pressed`, `may_keep`)."""
 
     def waited(self, zone: str, seconds: float) -> None:
-        """Report a unit that came `seconds` after the request."""
+        """Note that a unit was granted `seconds` after the request."""
 
     def out_of_reach(self, reason: str) -> None:
-        """Report that the authority does not answer."""
+        """Note that the authority does not answer."""
 
     def back_in_reach(self) -> None:
-        """Report that the authority answers again."""
+        """Note that the authority answers again."""
 
 
 _TurnKey = tuple[str, str, Rate | None, Rate | None]
@@ -64,14 +69,14 @@ _TurnKey = tuple[str, str, Rate | None, Rate | None]
 class _Zone:
     allowance: ZoneAllowance
     named: WeakValueDictionary[_TurnKey, LeasedTurns] = field(default_factory=WeakValueDictionary)
-    """The turns of each line, for as long as its destination has them."""
+    """The turns of each line, as long as its destination uses them."""
     turns: dict[LeasedTurns, None] = field(default_factory=dict)
-    """Those that were used of late, which a new authority has to be told of."""
+    """Recently used turns, which must be declared to a new authority."""
     wanted: dict[LeasedTurns, None] = field(default_factory=dict)
     everything: bool = False
     due: bool = False
     heard: float = float("-inf")
-    """When the last question was sent that was answered."""
+    """When the last request was sent that was answered."""
     asked: float = float("-inf")
     task: asyncio.Task[None] | None = None
 
@@ -93,19 +98,21 @@ class LimitKeeper:
         self._clock = clock
         self._zones: dict[str, _Zone] = {}
         self._busy: dict[_Zone, None] = {}
-        """Those that have something, or want it: of mailboxes' zones there may be thousands that do not."""
+        """The zones that have units or want some. There may be thousands of zones of mailboxes
+        that do not.
+        """
         self._bounds = ClockBounds()
         self._lost: str | None = None
         self._ticking: asyncio.TimerHandle | None = None
         self._running = False
 
     async def start(self) -> None:
-        """Raises AuthorityError when the authority cannot ever be used."""
+        """Start the exchange. Raise AuthorityError if the authority can never be used."""
         self._running = True
         await self.authority.start(self._news, self._back, self._note_lost)
 
     async def close(self) -> None:
-        """Gives everything back to the authority."""
+        """Give everything back to the authority."""
         self._running = False
         if self._ticking is not None:
             self._ticking.cancel()
@@ -124,7 +131,7 @@ class LimitKeeper:
         return None if self._lost is None else f"limits: {self.authority.name} is out of reach: {self._lost}"
 
     def figures(self) -> dict[str, tuple[int, int, int]]:
-        """Return by zone: units held, connections open, units wanted."""
+        """Return by zone the units held, the connections open and the units wanted."""
         return {name: zone.allowance.figures for name, zone in self._zones.items()}
 
     def zone(self, name: str) -> ZoneAllowance:
@@ -133,7 +140,7 @@ class LimitKeeper:
     def turns(
         self, zone: str, site: str, line: str, rate: Rate | None, zone_rate: Rate | None
     ) -> LeasedTurns:
-        """Returns the turns of a line; where the line has no rate of its own, those of the whole zone."""
+        """Return the turns of a line, or those of the whole zone if the line has no rate of its own."""
         found = self._zone(zone)
         if rate is None:
             site = line = ""
@@ -151,7 +158,7 @@ class LimitKeeper:
             )
         return turns
 
-    # What leads to an exchange
+    # Reasons for an exchange
 
     def _zone(self, name: str) -> _Zone:
         found = self._zones.get(name)
@@ -248,7 +255,7 @@ class LimitKeeper:
         sent = zone.asked = self._clock.monotonic()
         try:
             answer = await self.authority.exchange(allowance.name, request)
-        except Exception as error:  # noqa: BLE001 - whatever it is, turns and units must be asked for again
+        except Exception as error:  # noqa: BLE001 - turns and units must be requested again after any error
             zone.everything = True
             zone.wanted.update(dict.fromkeys(wanted))
             known = isinstance(error, AuthorityError)
@@ -264,7 +271,7 @@ class LimitKeeper:
         now = self._clock.monotonic()
         allowance = zone.allowance
         zone.heard = sent
-        # A batch that was refused while the allowance was closed has left no wish.
+        # A batch that was refused while the allowance was closed has left no request.
         opened = allowance.is_closed
         allowance.closed = False
         if self.authority.lease is not None:

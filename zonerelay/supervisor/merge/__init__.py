@@ -1,1 +1,1 @@
-"""Answers of all workers, merged into those of one relay: status, lists, metrics, readiness."""
+"""Merges the answers of all workers into those of one relay: status, lists, metrics and readiness."""

@@ -1,8 +1,8 @@
-"""The supervisor's client of the workers' control sockets: one request to one worker or to all, and the
-answers.
+"""The supervisor's client of the workers' control sockets: sends a request to one or all workers and reads
+the answers.
 
-A worker at work sends a sign of life every second, so a worker that is silent for `SILENCE` seconds counts as
-unanswering. Frames are read no further than the caller asks for them, because a list is as long as a queue.
+A busy worker sends a sign of life every second, so a worker that is silent for `SILENCE` seconds counts as
+not answering. Frames are read only as fast as the caller takes them, because a list is as long as a queue.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ F = TypeVar("F")
 
 
 class UnansweredError(Exception):
-    """The worker did not answer, or not to the end. The text names the reason, not the worker."""
+    """The worker did not answer, or not completely. The message names the reason, not the worker."""
 
 
 async def frames(path: Path, call: Call, *, silence: float = SILENCE) -> AsyncGenerator[Frame, None]:
-    """Yields every frame of the answer, `End` last. Raises ControlError (from the worker) and
+    """Yield every frame of the answer, `End` last. Raise ControlError (from the worker) and
     UnansweredError.
     """
     try:
@@ -58,9 +58,7 @@ async def frames(path: Path, call: Call, *, silence: float = SILENCE) -> AsyncGe
 
 
 class _Lines:
-    """The lines of a stream. A line may be `MAX_FRAME` bytes long, and yet no more than a piece is read
-    ahead.
-    """
+    """The lines of a stream. A line may have `MAX_FRAME` bytes, but only one chunk is read ahead."""
 
     def __init__(self, reader: asyncio.StreamReader, silence: float) -> None:
         self._reader = reader
@@ -69,7 +67,7 @@ class _Lines:
         self._begun: list[bytes] = []
 
     async def next(self) -> bytes:
-        """Return the next line. Raises OSError, TimeoutError and UnansweredError."""
+        """Return the next line. Raise OSError, TimeoutError and UnansweredError."""
         while not self._whole:
             async with asyncio.timeout(self._silence):
                 piece = await self._reader.read(_PIECE)
@@ -97,7 +95,7 @@ async def _next(lines: _Lines) -> Frame:
 
 
 async def ask(path: Path, call: Call, answer: type[F], *, silence: float = SILENCE) -> F:
-    """Returns the one frame that answers a simple call. Raises ControlError and UnansweredError."""
+    """Return the only frame of the answer to a simple call. Raise ControlError and UnansweredError."""
     found: F | None = None
     async with aclosing(frames(path, call, silence=silence)) as answered:
         async for frame in answered:
@@ -115,23 +113,23 @@ def _words(error: Exception) -> str:
 
 
 class Relay(Protocol):
-    """The relay as a client of its workers needs it; `RelayState` is the real one."""
+    """The part of `RelayState` that the control client needs."""
 
     @property
     def shared(self) -> bool:
-        """All workers have one queue."""
+        """Whether all workers have one queue."""
 
     def sockets(self) -> Mapping[int, Path]: ...
 
     def unreachable(self) -> Mapping[int, str]:
-        """Return the workers that cannot be asked now, each with the reason."""
+        """Return the workers that cannot be reached now, each with the reason."""
 
     def status(self) -> RelayStatus: ...
 
 
 class WorkerAnswers:
-    """One call to the workers, and their answers. All get the same id for what they begin, and the same time.
-    `missing` names each worker that did not answer, with the reason.
+    """One call to the workers, and their answers. All workers get the same id for what they begin, and the
+    same time. `missing` names each worker that did not answer, with the reason.
     """
 
     def __init__(self, relay: Relay, call: Call) -> None:
@@ -153,7 +151,7 @@ class WorkerAnswers:
         return sorted(self._sockets)
 
     async def of(self, worker: int, request: Request | None = None) -> AsyncGenerator[Frame, None]:
-        """Yields the frames of a worker until it stops answering. Raises the ControlError that the worker
+        """Yield the frames of a worker until it stops answering. Raise the ControlError that the worker
         answers with.
         """
         call = self.call if request is None else msgspec.structs.replace(self.call, request=request)
@@ -174,19 +172,19 @@ class WorkerAnswers:
             return None
 
     async def all(self, answer: type[F]) -> dict[int, F]:
-        """Asks all workers at the same time. Returns the answers by worker."""
+        """Call all workers at the same time and return the answers by worker."""
         workers = self.workers()
         found = await asyncio.gather(*(self.one(worker, answer) for worker in workers))
         return {worker: each for worker, each in zip(workers, found, strict=True) if each is not None}
 
     async def one_by_one(self, answer: type[F]) -> list[F]:
-        """Asks one worker after the other."""
+        """Call one worker after the other and return the answers."""
         found = [await self.one(worker, answer) for worker in self.workers()]
         return [each for each in found if each is not None]
 
     async def rows(self, answer: type[F], workers: Sequence[int] | None = None) -> list[F]:
-        """Asks all workers, or these, at the same time. Returns all frames of a kind. Raises NotFoundError
-        when one worker says so and none has anything.
+        """Call all workers, or the given ones, at the same time, and return all frames of one kind. Raise
+        NotFoundError if a worker raises it and no worker has any frame.
         """
         not_found: list[NotFoundError] = []
 
@@ -205,7 +203,7 @@ class WorkerAnswers:
         return rows
 
     def some(self, found: Sequence[F]) -> list[F]:
-        """Raises UnavailableError when no worker has answered."""
+        """Return the answers. Raise UnavailableError if no worker has answered."""
         if not found:
             raise UnavailableError(f"no worker answers: {'; '.join(self.missing)}")
         return list(found)

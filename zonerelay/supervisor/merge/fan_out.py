@@ -1,15 +1,15 @@
-"""The fan-out of operators' requests to all workers, and the one answer of the relay.
+"""Forwards operators' requests to all workers, and merges the answers into one answer of the relay.
 
-The catalogue declares how the answers of each operation become one; what is more than that is a method here.
+The catalogue declares how the answers of each operation are merged; more complex merges are methods here.
 Lists stay streams: the supervisor holds one row of each worker, never a queue. `End.missing` names the
-workers that do not answer in time; the answer does not wait for them. A message id tells which worker
-accepted the message; the other workers are asked when that one does not have it, because a spool may have
-changed its worker. A shared queue is read through one worker.
+workers that do not answer in time; the answer does not wait for them. A message id contains the worker that
+accepted the message. If that worker does not have the message, the others are queried, because a spool may
+have moved to another worker. A shared queue is read through one worker.
 
-One stream of all workers: what they tell as it happens, each frame with the number of its worker.
-
-The buffers are those of the workers: what the reader does not take, a worker loses and counts. That a worker
-has ended is said in the stream; a tail goes on with the worker after it, a transcript with the others.
+`LiveStream` merges the live streams of all workers, in which each frame has the number of its worker. The
+buffers are those of the workers: if the reader is too slow, a worker drops frames and counts them. The end of
+a worker is reported in the stream. A tail continues with the worker that replaces it, a transcript with the
+others.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from zonerelay.supervisor.merge.merging import (
 )
 
 LOOK_AGAIN = 1.0
-"""Seconds until a worker that has ended, or is new, is asked."""
+"""Seconds until a worker that has ended, or is new, is queried again."""
 ROOM = 100
-"""Frames between the workers and the reader."""
+"""Frames buffered between the workers and the reader."""
 
 Told = MailEvent | Missed | TranscriptLine
 
 
 class LiveStream:
-    """Of one request."""
+    """The merged live stream of one request."""
 
     def __init__(self, relay: Relay, call: Call) -> None:
         self._relay = relay
@@ -63,7 +63,9 @@ class LiveStream:
         self._octets = 0
 
     async def run(self, answer: Answer) -> End:
-        """Ends when the client leaves; a transcript also with what it may have. Raises ControlError."""
+        """Send the stream until the client leaves, or until a transcript reaches its limit. Raise
+        ControlError.
+        """
         tasks = Tasks()
         try:
             self._ask_all(tasks)
@@ -98,7 +100,7 @@ class LiveStream:
                 async for frame in answered:
                     if isinstance(frame, Told):
                         await self._told.put(msgspec.structs.replace(frame, worker=worker))
-        except (ControlError, KeyError) as error:  # the worker is no more
+        except (ControlError, KeyError) as error:  # the worker no longer exists
             failed = error if isinstance(error, ControlError) else ControlError(f"worker {worker} has ended")
             await self._told.put(failed)
         for why in asked.missing if asked.missed(worker) else ():
@@ -108,7 +110,7 @@ class LiveStream:
         self._read.discard(worker)
 
     def _over(self, line: TranscriptLine) -> str:
-        """Return the reason for which the transcript of all workers ends here, if it does."""
+        """Return the reason why the transcript of all workers ends here, or "" if it continues."""
         request = self._request
         assert isinstance(request, Transcript)
         self._octets += len(line.text) + 1
@@ -125,7 +127,7 @@ Custom = Callable[[WorkerAnswers], Awaitable[answers.Frame]]
 
 
 class FanOut:
-    """Satisfies `control.runner.Handler`."""
+    """Implements `control.runner.Handler`."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -201,7 +203,7 @@ class FanOut:
         return answers.End(count=len(rows[:limit]), more=len(rows) > limit, missing=asked.missing)
 
     async def _find(self, asked: WorkerAnswers, answer: Answer) -> None:
-        """Sends the answer of the one worker that has what is asked for."""
+        """Send the answer of the worker that has the requested object."""
         first = int(getattr(answer.call.request, "message_id", "00")[-2:], 16)
         not_found: NotFoundError | None = None
         for worker in sorted(asked.workers(), key=lambda each: each != first):
@@ -245,12 +247,12 @@ class FanOut:
 
     async def _change(self, asked: WorkerAnswers) -> answers.Changed:
         shared = self._relay.shared
-        # Of a shared queue one worker after the other: each changes what the others do not attempt.
+        # A shared queue is changed by one worker after the other, each of which skips the others' attempts.
         found = await (asked.one_by_one(answers.Changed) if shared else asked.rows(answers.Changed))
         return merge_changed(asked.some(found), shared=shared)
 
     async def _undo(self, asked: WorkerAnswers) -> answers.Changed:
-        """Undo in each worker what it has changed itself, also in a shared queue."""
+        """Undo in each worker what that worker has changed, even if the queue is shared."""
         refused: list[ControlError] = []
 
         async def undo(worker: int) -> answers.Changed | None:
@@ -261,7 +263,7 @@ class FanOut:
                 return None
 
         found = [each for each in await asyncio.gather(*map(undo, asked.workers())) if each is not None]
-        # One that did not run then has no such act.
+        # A worker that did not run then does not have the act.
         refused.sort(key=lambda error: isinstance(error, NotFoundError))
         if not found and (asked.missing or not refused):
             raise UnavailableError(f"no worker that answers has it: {'; '.join(asked.missing)}")
@@ -272,7 +274,7 @@ class FanOut:
         return msgspec.structs.replace(whole, note="; ".join(filter(None, (whole.note, *notes))))
 
     async def _suspend(self, asked: WorkerAnswers) -> answers.OrderGiven:
-        """Suspend in one worker after the other: the first gives a new order its id."""
+        """Suspend in one worker after the other, because the first one assigns the id of a new order."""
         given = asked.some(await asked.one_by_one(answers.OrderGiven))
         (order,) = merge_orders([each.order] for each in given)
         return merged(given, given[0], least="first_expiry", order=order)
@@ -285,13 +287,13 @@ class FanOut:
         return self._readers(asked) if operation.merge.of_queue else list(asked.workers())
 
     def _readers(self, asked: WorkerAnswers) -> list[int]:
-        """Return the workers that are asked for the contents of the queue."""
+        """Return the workers to query for the contents of the queue."""
         workers = list(asked.workers())
         return workers[:1] if self._relay.shared else workers
 
 
 async def _begin(streams: dict[int, Rows], heads: dict[int, Any]) -> None:
-    """Look for the first row of all streams at the same time: to find none takes longest."""
+    """Request the first row of all streams at the same time, because an empty result takes longest."""
     begun = (_advance(worker, streams, heads) for worker in streams)
     # A stream can be closed only when no task is reading it.
     for outcome in await asyncio.gather(*begun, return_exceptions=True):
@@ -300,7 +302,7 @@ async def _begin(streams: dict[int, Rows], heads: dict[int, Any]) -> None:
 
 
 async def _advance(worker: int, streams: dict[int, Rows], heads: dict[int, Any]) -> None:
-    """Makes the next row of this worker its head, if there is one."""
+    """Read the next row of this worker into `heads`, if there is one."""
     async for frame in streams[worker]:
         if isinstance(frame, answers.DeliveryRow):
             heads[worker] = frame

@@ -1,10 +1,10 @@
-"""The supervisor's answers over HTTP for all workers together: `/metrics` and `/readyz`.
+"""The supervisor's HTTP answers for all workers together: `/metrics` and `/readyz`.
 
-Each scrape asks every worker at once; a worker that does not answer within `METRICS_TIMEOUT` counts with its
-last metrics. The relay is ready when at least one worker takes connections, and every worker that takes
-connections can write and sync its spool. A worker that is being replaced or restarted does not make the
-relay unready, because the others take its clients. A worker that runs and does not answer makes the relay
-unready until it is replaced.
+Each scrape queries all workers at the same time. A worker that does not answer within `METRICS_TIMEOUT`
+counts with its last metrics. The relay is ready if at least one worker accepts connections, and every worker
+that accepts connections can write to its spool and sync it. A worker that is being replaced or restarted does
+not make the relay unready, because the others accept its clients. A worker that runs and does not answer
+makes the relay unready until it is replaced.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RelayMetrics:
         ProcessCollector(registry=self._registry)
 
     async def refresh(self) -> None:
-        """Asks every worker for its metrics; the last ones of a worker that does not answer stay."""
+        """Query every worker for its metrics. A worker that does not answer keeps its last ones."""
         starts = {member.index: member.policy.starts for member in self._state.members()}
         await asyncio.gather(
             *(self._ask(worker, starts[worker], path) for worker, path in self._state.sockets().items())
@@ -48,7 +48,9 @@ class RelayMetrics:
             found = await ask(path, Call(request=PartMetrics()), Families, silence=METRICS_TIMEOUT)
         except (UnansweredError, ControlError):
             return
-        if any(member.index == worker for member in self._state.members()):  # or it has just been forgotten
+        if any(
+            member.index == worker for member in self._state.members()
+        ):  # the worker may have just been forgotten
             self._totals.take(worker, start, found.families)
 
     def exposition(self) -> bytes:
@@ -76,7 +78,7 @@ READINESS_TIMEOUT = 7.0
 
 
 class RelayReadiness:
-    """The answer to `/readyz`. It never raises."""
+    """The answer to `/readyz`. Computing it never raises."""
 
     def __init__(self, state: RelayState) -> None:
         self._state = state

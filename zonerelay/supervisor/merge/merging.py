@@ -1,4 +1,4 @@
-"""The rules by which the answers of several workers become one answer of the relay. Pure."""
+"""The rules for merging the answers of several workers into one answer of the relay. Pure."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ from zonerelay.operations.operation import Merge
 S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_KEYS = 10_000
-"""Rows of a summary, as one worker's."""
+"""The maximum number of rows in a summary, the same as for one worker."""
 ONCE_GONE = frozenset({"bounce", "drop"})
-"""Verbs after which the next worker of a shared queue finds what is left, not the same again."""
+"""Commands after which the next worker of a shared queue finds what is left, not the same
+deliveries again.
+"""
 
 
 def summed(rows: Iterable[S], merge: Merge) -> list[S]:
-    """One row for all that have the same `key`, by the rules of the merge."""
+    """Merge the rows that have the same `key` into one row each, by the rules in `merge`."""
     found = []
     for some in _alike(rows, *merge.key.split()):
         whole = max(some, key=lambda row: _rank(getattr(row, merge.worst))) if merge.worst else some[-1]
@@ -48,8 +50,8 @@ def _rank(value: Enum) -> int:
 def merged(
     rows: Sequence[S], whole: S, *, add: str = "", most: str = "", least: str = "", **more: object
 ) -> S:
-    """Return the `whole` with fields of all rows, named in words: added up, or the most or the least of them.
-    Where no row knows a field, it is that of the whole.
+    """Return `whole` with the named fields computed from all rows, as a sum, a maximum or a minimum. If no
+    row has a value of a field, the value of `whole` stays.
     """
     rules: tuple[tuple[Callable[[list[Any]], object], str], ...] = ((sum, add), (max, most), (min, least))
     for rule, names in rules:
@@ -61,8 +63,8 @@ def merged(
 
 
 def merge_explained(found: Sequence[Explanation]) -> Explanation:
-    """Workers say the same but for what each has met: the longest suspension is told, and everything that one
-    of them has learned of an address.
+    """Merge explanations, which differ only in what each worker has observed. The longest suspension and
+    everything that a worker has learned about an address are kept.
     """
     whole = max(found, key=lambda each: each.suspended_until or 0.0)
     learned: defaultdict[tuple[str, int, str], list[str]] = defaultdict(list)
@@ -85,7 +87,7 @@ def merge_explained(found: Sequence[Explanation]) -> Explanation:
 
 
 def _alike(rows: Iterable[S], *names: str) -> list[list[S]]:
-    """Return the rows in groups that have the same in these fields."""
+    """Return the rows in groups that have equal values in these fields."""
     groups: dict[tuple[object, ...], list[S]] = {}
     for row in rows:
         groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
@@ -93,7 +95,9 @@ def _alike(rows: Iterable[S], *names: str) -> list[list[S]]:
 
 
 def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: bool) -> RelayStatus:
-    """Merge the answers to `status`. `own` has what only the supervisor knows; what workers know is added."""
+    """Merge the answers to `status`. `own` contains what only the supervisor knows; the workers' values are
+    added.
+    """
     answers = list(parts.values())
     destinations = _destinations((each for part in answers for each in part.destinations), shared=shared)
     problems = dict.fromkeys(own.problems)
@@ -129,20 +133,22 @@ def _until(penalty: SourcePenalty) -> float:
 
 
 def _quotas(rows: Iterable[QuotaStatus]) -> tuple[QuotaStatus, ...]:
-    """Return the quotas. All workers count the same usage; the one that looked last has seen most."""
+    """Return the quotas. All workers count the same usage, and the highest value is the latest."""
     found = {(row.user, row.quota): row for row in sorted(rows, key=lambda row: row.used)}
     return tuple(found.values())
 
 
 def merge_orders(parts: Iterable[Sequence[OrderRow]]) -> tuple[OrderRow, ...]:
-    """Return the orders, which all workers have; each counts what it did for them."""
+    """Return the suspensions and hold rules, which all workers have, with the sum of each worker's counts."""
     found = _alike((row for part in parts for row in part), "id")
     rows = (merged(some, some[-1], add="held refused") for some in found)
     return tuple(sorted(rows, key=lambda row: -row.since))
 
 
 def _usual(parts: Mapping[int, str]) -> str:
-    """Return the text that most workers give, once; the other texts with the number of their worker."""
+    """Merge messages of workers: the most frequent one first, then the others with the number of their
+    worker.
+    """
     said = [text for text in parts.values() if text]
     usual = max(said, key=said.count, default="")
     others = [f"worker {worker}: {text}" for worker, text in parts.items() if text and text != usual]
@@ -154,7 +160,9 @@ def _sum(zones: Sequence[ZoneStatus]) -> ZoneStatus:
 
 
 def _same_queue(zones: Sequence[ZoneStatus]) -> ZoneStatus:
-    """Merges counts of a shared queue: each worker counts all of it, and knows its own attempts only."""
+    """Merge counts of a shared queue, of which each worker counts all deliveries but knows only its own
+    attempts.
+    """
     total = max(zone.ready + zone.active + zone.deferred + zone.held + zone.suspended for zone in zones)
     most = merged(zones, zones[0], add="active", most="deferred held suspended oldest_seconds")
     total -= most.suspended
@@ -174,7 +182,7 @@ def _destinations(rows: Iterable[DestinationStatus], *, shared: bool) -> tuple[D
             some,
             later,
             add=own if shared else own + counted,
-            # Of a shared queue each worker counts all.
+            # Each worker counts all of a shared queue.
             most="oldest_seconds max_connections turns_seconds" + (counted if shared else ""),
             least="next_turn",
             reply=replying.reply,
@@ -187,7 +195,9 @@ def _destinations(rows: Iterable[DestinationStatus], *, shared: bool) -> tuple[D
 
 
 def merge_changed(parts: Sequence[Changed], *, shared: bool) -> Changed:
-    """Merge changes. Of a shared queue each worker sees all deliveries, and skips what others attempt."""
+    """Merge the results of a change. Each worker sees all deliveries of a shared queue, and skips those that
+    others are attempting.
+    """
     whole = merged(
         parts,
         parts[0],
@@ -204,7 +214,7 @@ def merge_changed(parts: Sequence[Changed], *, shared: bool) -> Changed:
 
 
 def merge_summaries(parts: Sequence[Summary]) -> Summary:
-    """Adds what the workers have, and counts no more keys than one of them would."""
+    """Merge summaries, and count no more keys than one worker would."""
     found: dict[str, list[int]] = {}
     other = [0] * (len(parts[0].minutes) + 1)
     for part in parts:

@@ -1,4 +1,4 @@
-"""The state of the relay as the supervisor knows it: its workers, their control sockets, its problems."""
+"""The state of the relay as the supervisor knows it: its workers, their control sockets, and its problems."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers
 
 
 class RelayState:
-    """Satisfies `control_client.Relay`. `settings` are those in force, `problems` are of the last reload."""
+    """Implements `control_client.Relay`. `settings` are the active ones, and `problems` are those of the last
+    reload.
+    """
 
     def __init__(self, workers: Workers, settings: Settings, sockets: Sockets, clock: Clock) -> None:
         self.settings = settings
         self.problems: tuple[str, ...] = ()
         self.retried: list[Retried] = []
-        """What the supervisor opens beside mail."""
+        """The endpoints that the supervisor opens."""
         self.draining = False
         self.taken_up = clock.now()
         self.refused: float | None = None
@@ -47,7 +49,7 @@ class RelayState:
         return {m.index: control_socket_path(self.settings, m.index) for m in self.members() if m.answers}
 
     def running(self) -> dict[int, Path]:
-        """Return the control sockets of the workers that take connections, by index."""
+        """Return the control sockets of the workers that accept connections, by index."""
         return {
             m.index: control_socket_path(self.settings, m.index)
             for m in self.members()
@@ -55,7 +57,7 @@ class RelayState:
         }
 
     def submission(self) -> tuple[Path, ...]:
-        """Return the sockets on which workers take mail from the HTTP server."""
+        """Return the sockets on which workers accept mail from the HTTP server."""
         return tuple(submission_socket_path(self.settings, worker) for worker in self.running())
 
     def unreachable(self) -> dict[int, str]:

@@ -1,1 +1,1 @@
-"""The processes of the workers: start, channel, restart policy, and their replacement one after the other."""
+"""The worker processes: their start, channel, restart policy, and rolling replacement."""

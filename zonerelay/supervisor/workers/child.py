@@ -1,8 +1,8 @@
-"""One process of a worker: its start, its channel, its signals, its exit status in words. It takes no
+"""One process of a worker: its start, its channel, its signals, and a description of its exit. It makes no
 decisions.
 
-The channel is a pair of sockets that keep packet boundaries; the worker sends over it what a service sends to
-systemd (sd_notify(3)). When either process dies the other one reads the end of the channel.
+The channel is a pair of sockets that preserve packet boundaries. The worker sends over it what a service
+sends to systemd (sd_notify(3)). If either process dies, the other one reads the end of the channel.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from zonerelay.process.setup import CHANNEL
 
 MAX_PACKET = 1024 * 1024
-"""More than any is; the last metrics of a worker come in pieces."""
+"""More than the size of any packet. The last metrics of a worker are sent in several packets."""
 
 Heard = Callable[["Child", str], None]
 Ended = Callable[["Child", int], None]
 
 
 class Child:
-    """A child. `heard` gets each packet, `ended` the exit status (negative: a signal), once."""
+    """The process of a worker. `heard` is called with each packet, and `ended` once with the exit status,
+    which is negative for a signal.
+    """
 
     def __init__(self, heard: Heard, ended: Ended) -> None:
         self._heard = heard
@@ -38,7 +40,7 @@ class Child:
         return 0 if self._process is None else self._process.pid
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], fds: Sequence[int]) -> None:
-        """Start the process. Raises OSError."""
+        """Start the process. Raise OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             ours.setblocking(False)
@@ -59,13 +61,13 @@ class Child:
         self._watch = asyncio.get_running_loop().create_task(self._wait(self._process))
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the process, which may have ended meanwhile."""
+        """Send a signal to the process, which may have ended already."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
     def tell(self, packet: str) -> None:
-        """Send a packet, which is lost when the process does not read."""
+        """Send a packet, which is lost if the process does not read."""
         if self._channel is not None:
             with contextlib.suppress(OSError):
                 self._channel.send(packet.encode())
@@ -85,7 +87,7 @@ class Child:
 
     async def _wait(self, process: asyncio.subprocess.Process) -> None:
         status = await process.wait()
-        self._read()  # its last words may still be in the channel
+        self._read()  # the channel may still contain its last packets
         self._close()
         self._ended(self, status)
 
@@ -97,7 +99,7 @@ class Child:
 
 
 def ending(status: int, *, killed_because: str = "", last_words: str = "") -> str:
-    """Describe how a process ended. `status` as asyncio has it: negative is a signal."""
+    """Describe how a process ended. A negative `status` is a signal, as in asyncio."""
     if status < 0:
         try:
             name = signal.Signals(-status).name

@@ -1,8 +1,9 @@
 """The start of a worker's process: its command line, its environment, and the descriptors that it inherits.
 
-The command is the one that the supervisor was started with, with `worker` in place of `serve`. Workers read
-the configuration that is active from a copy beside the spool: what an operator is editing must not stop a
-worker that is started again. Where its mail is, it reads from the one that the relay was started with.
+The command is the one with which the supervisor was started, with `worker` in place of `serve`. Workers read
+the active configuration from a copy next to the spool, because a file that an operator is editing must not
+prevent the restart of a worker. The location of its mail is read from the configuration with which the relay
+was started.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NOT_FOR_WORKERS = (
 
 
 class Launcher:
-    """Satisfies `workers.Launch`; call `begin` first. `held` is the descriptor of the lock, which all
+    """Implements `workers.Launch`. Call `begin` first. `held` is the descriptor of the lock, which all
     processes of the relay inherit.
     """
 
@@ -54,7 +55,7 @@ class Launcher:
         self._at_start = (home / AT_START).absolute()
         self._settings = settings
         self.limits: Path | None = None
-        """The socket where the totals of limits are kept."""
+        """The socket of the shared limits."""
 
     def __call__(
         self, index: int, *, drains_spool: bool
@@ -70,7 +71,7 @@ class Launcher:
             **self._environment,
             STARTED_WITH: str(self._at_start),
             SOCKETS: "{}" if drains_spool else self._sockets.as_text(index, count_of(self._settings)),
-            # sd_watchdog_enabled(3): a sign of life in half of the time.
+            # sd_watchdog_enabled(3): a sign of life is due in half of the time.
             "WATCHDOG_USEC": str(int(min(self._settings.worker_timeout / BEATS, LONGEST_BEAT) * 2_000_000)),
         }
         if self.limits is not None:
@@ -79,12 +80,12 @@ class Launcher:
         return command, environment, (self._held, *descriptors)
 
     def begin(self, text: bytes) -> None:
-        """Writes down the configuration that the relay is started with. Raises OSError."""
+        """Write the configuration with which the relay is started. Raise OSError."""
         self._put(self._at_start, text)
         self._put(self._config, text)
 
     def put_in_force(self, text: bytes, settings: Settings) -> None:
-        """Writes the configuration that new workers read, whole or not at all. Raises OSError."""
+        """Write the configuration that new workers read, completely or not at all. Raise OSError."""
         if text != self._texts[self._config]:
             self._put(self._config, text)
         self._settings = settings
@@ -93,7 +94,8 @@ class Launcher:
         return self._texts[self._config]
 
     def _put(self, path: Path, text: bytes) -> None:
-        # On a full disk a relay that is started again with the same configuration has to be able to drain it.
+        # If the disk is full, a relay that is restarted with the same configuration must still be able to
+        # drain it.
         if not _holds(path, text):
             durable.write(path, text)
         self._texts[path] = text

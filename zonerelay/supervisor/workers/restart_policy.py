@@ -2,10 +2,10 @@
 
 The supervisor reports what happened to the worker and asks which action is due.
 
-Policy: a worker that dies is started again, at once if it was healthy for a minute, otherwise after a pause
-that doubles. A worker that hangs gets SIGTERM, and SIGKILL when it does not end; a worker that takes too
-long to stop gets SIGKILL. After the supervisor itself was held up (a suspended machine) a worker's silence
-is no hang.
+Policy: a worker that dies is restarted, at once if it was healthy for a minute, otherwise after a pause that
+doubles each time. A worker that hangs gets SIGTERM, then SIGKILL if it does not end. A worker that takes too
+long to stop gets SIGKILL. If the supervisor itself was not running for a while (a suspended machine), the
+silence of a worker does not count as a hang.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 WELL_AFTER = 60.0
-"""Seconds of running after which a death is not the former one's continuation."""
+"""Seconds of running after which a death no longer counts as a consequence of the previous one."""
 HUNG_GRACE = 5.0
-"""A hung worker's time to obey SIGTERM: its loop may go on."""
+"""Seconds that a hung worker has to obey SIGTERM, because its event loop may recover."""
 
 
 class Phase(enum.StrEnum):
@@ -38,7 +38,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerTimeouts:
-    """Seconds that a worker may take until it is ready, may be silent, and may take to stop."""
+    """Seconds that a worker may take to get ready, may be silent, and may take to stop."""
 
     start: float
     silence: float
@@ -46,7 +46,7 @@ class WorkerTimeouts:
 
 
 class RestartPolicy:
-    """The policy for one worker over all its processes; `starts` counts them."""
+    """The restart policy of one worker over all its processes. `starts` counts them."""
 
     def __init__(self, timeouts: WorkerTimeouts, now: float) -> None:
         self.timeouts = timeouts
@@ -54,7 +54,7 @@ class RestartPolicy:
         self.since = now
         self.starts = 0
         self.deaths = 0
-        """Ends in a row that the supervisor did not ask for."""
+        """Consecutive ends that the supervisor did not request."""
         self._next = now
         self._heard = now
         self._ready = now
@@ -74,13 +74,17 @@ class RestartPolicy:
         return self._wanted
 
     def is_well(self, now: float) -> bool:
-        """Return whether the worker runs, and was not restarted a moment ago: its death would be news."""
+        """Return whether the worker runs and was not restarted a moment ago, so that its death would be a new
+        problem.
+        """
         return self.phase is Phase.RUNNING and (self.deaths == 0 or now - self._ready > WELL_AFTER)
 
-    # What is due
+    # Due actions
 
     def due(self, now: float, *, late: bool = False) -> Action | None:
-        """Returns the action that is due. `late`: the caller itself was held up since its last call."""
+        """Return the action that is due. `late` says that the caller itself was not running since its last
+        call.
+        """
         if late:
             self._heard = now
         match self.phase:
@@ -98,23 +102,23 @@ class RestartPolicy:
         return None
 
     def _kill(self) -> Action | None:
-        """Kills only once: SIGKILL cannot be sped up."""
+        """Kill the process once; another SIGKILL has no effect."""
         first, self._killed = not self._killed, True
         return Action.KILL if first else None
 
-    # What is wanted
+    # Commands
 
     def stop(self, now: float) -> Action | None:
-        """Stops the worker for good. Returns the action for its process."""
+        """Stop the worker for good. Return the action for its process."""
         self._wanted = False
         return self._end(now)
 
     def want(self) -> None:
-        """Let the worker run; one that is stopping is started again, one that is over is not."""
+        """Let the worker run. A worker that is stopping is started again; one that has finished is not."""
         self._wanted = True
 
     def replace(self, now: float) -> Action | None:
-        """Stops the worker, and starts it again at once. Returns the action for its process."""
+        """Stop the worker and start it again at once. Return the action for its process."""
         return self._end(now)
 
     def _end(self, now: float) -> Action | None:
@@ -127,7 +131,7 @@ class RestartPolicy:
                 self._enter(Phase.OVER, now)
         return None
 
-    # What happened
+    # Events
 
     def started(self, now: float) -> None:
         self.starts += 1
@@ -145,12 +149,12 @@ class RestartPolicy:
         self._heard = now
 
     def stopping(self, now: float) -> None:
-        """Note that the worker stops because another process than the supervisor wants it to."""
+        """Note that the worker stops because another process than the supervisor stops it."""
         if self.phase in (Phase.STARTING, Phase.RUNNING):
             self._enter(Phase.STOPPING, now)
 
     def ended(self, now: float, *, finished: bool = False) -> None:
-        """Note that the process has ended. `finished`: there is nothing left to do for this worker."""
+        """Note that the process has ended. `finished` says that the worker has nothing left to do."""
         asked = self.phase is Phase.STOPPING
         ran_well = self.phase in (Phase.RUNNING, Phase.HUNG) and now - self._ready > WELL_AFTER
         if finished or not self._wanted:
@@ -165,5 +169,5 @@ class RestartPolicy:
 
 
 def pause(deaths: int) -> float:
-    """Returns the seconds before the next start, after so many deaths in a row."""
+    """Return the seconds before the next start, after this number of consecutive deaths."""
     return 0.0 if deaths == 0 else float(min(FIRST_PAUSE * 2.0 ** min(deaths - 1, 20), LONGEST_PAUSE))

@@ -1,10 +1,10 @@
 """The rolling restart: which worker is replaced next. Pure.
 
-Policy: workers are replaced one at a time, and only while another worker takes connections, so that clients
-hardly wait; the restart does not wait for workers that die at each start. A successor counts as up when it
-has run for `STEADY` seconds, because one that dies with its first client is no success. When a successor does
-not come up, or dies while others are still being replaced, the remaining workers stay as they are and the
-restart has failed, unless that worker was in trouble before.
+Policy: workers are replaced one at a time, and only while another worker accepts connections, so that clients
+hardly wait. The restart does not wait for workers that die at each start. A successor counts as up when it
+has run for `STEADY` seconds, because one that dies with its first client is not a success. If a successor
+does not come up, or dies while others are still being replaced, the remaining workers are not replaced and
+the restart has failed, unless that worker was failing before.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from zonerelay.supervisor.workers.restart_policy import Phase, RestartPolicy
 
 STEADY = 1.0
-"""Seconds for which a successor runs before the next worker is replaced."""
+"""Seconds for which a successor must run before the next worker is replaced."""
 HOPELESS = 3
-"""Deaths in a row after which the restart does not wait for a worker."""
+"""Consecutive deaths after which the restart does not wait for a worker."""
 
 
 class RollingRestart:
-    """A rolling restart. `failed` is the worker that did not come up, `replaced` lists those that did, `done`
-    tells the end.
+    """A rolling restart. `failed` is the worker that did not come up, `replaced` lists those that did, and
+    `done` says that it has ended.
     """
 
     def __init__(self, workers: Mapping[int, RestartPolicy]) -> None:
@@ -31,14 +31,14 @@ class RollingRestart:
         self.failed: int | None = None
         self.replaced: list[int] = []
         self._deaths: dict[int, int] = {}
-        """Of those that have been replaced and were not in trouble before."""
+        """The deaths of the workers that have been replaced and were not failing before."""
 
     @property
     def done(self) -> bool:
         return self.failed is not None or (self._current is None and not self._starts)
 
     def step(self, policies: Mapping[int, RestartPolicy], now: float) -> int | None:
-        """Returns the index of the worker to replace now, or `None`."""
+        """Return the index of the worker to replace now, or None."""
         self._look(policies, now)
         if self.done or self._current is not None:
             return None
@@ -48,13 +48,13 @@ class RollingRestart:
             policy = policies[worker]
             self._current = worker
             self._was_in_trouble = policy.deaths > 0 and policy.phase is not Phase.RUNNING
-            # A worker that had died before has been restarted since; that start is not ours.
+            # A worker that had died before was restarted by its policy, not by this rolling restart.
             self._starts[worker] = policy.starts
             return worker
         return None
 
     def _look(self, policies: Mapping[int, RestartPolicy], now: float) -> None:
-        """Finds out whether the worker that is being replaced has come up or failed."""
+        """Check whether the worker that is being replaced has come up or failed."""
         self._starts = {worker: starts for worker, starts in self._starts.items() if worker in policies}
         if self.failed is None:
             self.failed = self._fallen(policies)
@@ -77,14 +77,14 @@ class RollingRestart:
         self._current = None
 
     def _fallen(self, policies: Mapping[int, RestartPolicy]) -> int | None:
-        """Returns a worker that had come up and has died since by itself, or `None`."""
+        """Return a worker that had come up and has died since on its own, or None."""
         known = ((worker, deaths) for worker, deaths in self._deaths.items() if worker in policies)
         return next((worker for worker, deaths in known if policies[worker].deaths > deaths), None)
 
 
 def _can_be_spared(worker: int, policies: Mapping[int, RestartPolicy]) -> bool:
-    """Return whether another worker takes the clients, or none will soon: then they wait in the
-    queue there.
+    """Return whether another worker accepts the clients, or none will soon, in which case they wait in the
+    socket's queue.
     """
     others = [policy for other, policy in policies.items() if other != worker]
     return any(policy.phase is Phase.RUNNING for policy in others) or all(

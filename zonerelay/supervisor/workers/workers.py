@@ -1,7 +1,7 @@
 """All workers of the relay: the supervisor starts, watches, restarts, replaces and stops their processes.
 
-One task (`run`) takes every step that the restart policies ask for; signals, exits and packets only wake it.
-Promise: no process outlives the supervisor's run unnoticed, and no spool ever has two processes, because a
+One task (`run`) takes every step that the restart policies require. Signals, exits and packets only wake it.
+Promise: no process outlives the supervisor's run unnoticed, and a spool never has two processes, because a
 successor is started only after its predecessor has been waited for.
 """
 
@@ -29,8 +29,8 @@ MAX_WORDS = 500
 
 @dataclass(slots=True)
 class SupervisedWorker:
-    """A supervised worker. `drains_spool`: it listens nowhere and ends when its spool is empty. `edition`:
-    that of its configuration. `verdict`: what it said of a reload.
+    """A worker under supervision. If `drains_spool`, it does not listen and ends when its spool is empty.
+    `edition` is that of its configuration. `verdict` is its result of a reload.
     """
 
     index: int
@@ -52,7 +52,7 @@ class SupervisedWorker:
 
     @property
     def answers(self) -> bool:
-        """Its control socket is open."""
+        """Whether its control socket is open."""
         return self.policy.phase in (Phase.RUNNING, Phase.HUNG, Phase.STOPPING)
 
     def status(self, now: float) -> WorkerStatus:
@@ -74,12 +74,14 @@ class SupervisedWorker:
 
 
 START_TIMEOUT = 600.0
-"""A spool that a crash left is read before its worker is ready: as long as the unit's TimeoutStartSec."""
+"""Seconds that a worker may need to get ready, because it first reads the spool that a crash left. It equals
+the unit's TimeoutStartSec.
+"""
 STOP_GRACE = 10.0
-"""On top of shutdown_timeout: outcomes are synced and the spool is closed."""
+"""Seconds in addition to shutdown_timeout, in which outcomes are synced and the spool is closed."""
 TICK = 0.25
 HELD_UP = 2.0
-"""Seconds between two ticks that say that this process itself was not allowed to run."""
+"""Seconds between two ticks that show that this process itself was not running."""
 
 
 def timeouts_of(settings: Settings) -> WorkerTimeouts:
@@ -111,24 +113,24 @@ class Workers:
         self.timeouts = timeouts
         self.roll: RollingRestart | None = None
         self.edition = 0
-        """Of the configuration in force: one more whenever that changes."""
+        """The edition of the active configuration, which increases with every change."""
         self._launch = launch
         self._log = log
         self._now = now
         self._awake = asyncio.Event()
         self._stopping = False
         self.ready = asyncio.get_running_loop().create_future()
-        """Done when all workers listen for the first time; a StartError when one cannot."""
+        """Completes when all workers listen for the first time, with a StartError if one cannot."""
 
     # ---- the workers there are -----------------------------------------------------------------------------
 
     @property
     def policies(self) -> dict[int, RestartPolicy]:
-        """The restart policies of the workers that take connections, by index."""
+        """The restart policies of the workers that accept connections, by index."""
         return {index: each.policy for index, each in self.members.items() if not each.drains_spool}
 
     def employ(self, workers: int, draining: Sequence[int] = ()) -> None:
-        """Sets the number of workers, and the indexes of the workers that only drain their spools."""
+        """Set the number of workers, and the indexes of the workers that only drain their spools."""
         for index in (*range(workers), *draining):
             member = self.members.get(index)
             drains_spool = index >= workers
@@ -144,7 +146,7 @@ class Workers:
         self.wake()
 
     def dismiss(self, workers: int, *, drain: bool) -> None:
-        """Reduces the number of workers. `drain`: the others stay until their spools are empty."""
+        """Reduce the number of workers. With `drain`, the others stay until their spools are empty."""
         for index, member in self.members.items():
             if index < workers or member.drains_spool:
                 continue
@@ -156,7 +158,9 @@ class Workers:
         self.wake()
 
     def replace_draining(self) -> None:
-        """Replaces, at once, the draining workers that have another configuration: they take no clients."""
+        """Replace the draining workers that have another configuration. This happens at once, because they
+        have no clients.
+        """
         for member in self.members.values():
             if member.drains_spool and member.edition != self.edition:
                 self._do(member, member.policy.replace(self._now()))
@@ -178,7 +182,7 @@ class Workers:
         self._awake.set()
 
     def stop(self) -> None:
-        """Stops all workers for good; `run` returns when all have ended."""
+        """Stop all workers for good. `run` returns when all have ended."""
         self._stopping = True
         self.roll = None
         for member in self.members.values():
@@ -186,7 +190,7 @@ class Workers:
         self.wake()
 
     def kill(self) -> None:
-        """Kills all processes at once, as in a crash, which loses nothing."""
+        """Kill all processes at once. As in a crash, no mail is lost."""
         for member in self.members.values():
             if member.child is not None:
                 member.child.signal(signal.SIGKILL)
@@ -273,7 +277,7 @@ class Workers:
         match key:
             case "READY":
                 member.policy.ready(now)
-                if member.edition != self.edition:  # it had read the former one when it was started
+                if member.edition != self.edition:  # it read the former configuration at its start
                     self.tell_to_reload(member)
                 self.wake()
             case "STOPPING":
@@ -303,7 +307,7 @@ class Workers:
         text, member.metrics = member.metrics + text, ""
         families = msgspec.json.decode(text, type=tuple[Family, ...])
         self.totals.take(member.index, member.policy.starts, families)
-        # An answer to a scrape that was on its way has less.
+        # The reply to a scrape in progress has lower values.
         self.totals.bury(member.index, member.policy.starts)
 
     def _ended(self, member: SupervisedWorker, child: Child, status: int) -> None:
@@ -311,7 +315,7 @@ class Workers:
         first_time = member.policy.phase is Phase.STARTING and not self.ready.done()
         why = ending(status, killed_because=member.because, last_words=member.last_words)
         member.child = None
-        # An empty spool ends a worker that drains it only; its number may be wanted again by now.
+        # An empty spool ends a worker only if it drains the spool. Its number may be in use again by now.
         member.emptied = member.emptied and member.drains_spool
         member.policy.ended(self._now(), finished=member.emptied)
         self.totals.bury(member.index, member.policy.starts)
