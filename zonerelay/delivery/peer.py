@@ -1,20 +1,17 @@
-"""Opens the socket to a peer, from the right address of ours, and only to an address that is allowed.
+"""Opens the socket to a peer, from the right source address and only to an allowed address.
 
-With a source the socket is bound to the source's address of the peer's family, or not opened: mail never
-leaves from an address that the zone does not name.
+With a source, the socket is bound to the source's address of the peer's family, or not opened, so that mail
+never leaves from an address that the zone does not name. The peer's address is checked right before the
+connection to that address, so that a name that resolves differently a moment later cannot evade the check.
+The caller owns the socket that is returned. If a function raises, including by cancellation, no socket stays
+open.
 
-The peer's address is checked right before the connection to that very address, so that a name that resolves
-differently a moment later cannot evade the check. The caller owns the socket that is returned. When a
-function raises, by cancellation too, no socket stays open.
+`ConnectionKey` and `Terms` are what a batch demands of its connection: source, credential and next hop, with
+the zone's and the route's terms. The key is chosen once for a batch, before a connection is searched: the
+source by `source.py`, the credential by `auth/logins.py`, and the host by `connection/session_limits.py`. An
+idle connection carries a batch only if it matches.
 
-What a batch demands of its connection: source, credential and next hop, with the zone's and the route's
-terms.
-
-The key is chosen once for a batch, before a connection is looked for: the source by `source/selection.py`,
-the credential by `auth/logins.py`, the host by `connection/host_order.py`. An idle connection carries a batch
-only when it matches.
-
-A bounded set of keys that leave it after a time: what the relay remembers about hosts for a while.
+`ExpiringSet` is a bounded set of keys that expire, for what the relay remembers about hosts.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ MAX_REMEMBERED = 10_000
 
 
 class ExpiringSet:
-    """Keys are in the set for `seconds` after the latest `add`. A full set forgets the oldest key."""
+    """A set in which keys stay for `seconds` after the latest `add`. A full set forgets the oldest key."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
@@ -65,12 +62,12 @@ class ExpiringSet:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionKey:
-    """A connection key. `source` and `credential` are `None` in zones without any. `text` tells the keys of
-    one zone apart.
+    """The key of a connection. `source` and `credential` are None in zones without any. `text` identifies the
+    key within one zone.
 
-    `ipv4_only`: the batch does not use the source's IPv6 for now, so a connection over IPv6 does not match.
-    `host` (`name:port`): the one of several equal next hops that the batch tries first. `verify`: the message
-    demands TLS and a certificate that is checked (RFC 8689), whatever the route demands.
+    `ipv4_only` says that the batch does not use the source's IPv6 for now, so a connection over IPv6 does not
+    match. `host` (`name:port`) is the one of several equal next hops that the batch tries first. `verify`
+    says that the message demands TLS and a verified certificate (RFC 8689), whatever the route demands.
     """
 
     source: SourceSettings | None = None
@@ -89,7 +86,7 @@ class ConnectionKey:
             object.__setattr__(self, "text", f"{source}{family} {credential} {self.host}{verify}")
 
     def from_source(self, chosen: ConnectionKey) -> ConnectionKey:
-        """Returns the same key with the source and family that `SourceSelection` has chosen."""
+        """Return the same key with the source and family that `SourceSelection` has chosen."""
         if self is ANY_CONNECTION:
             return chosen
         return replace(self, source=chosen.source, ipv4_only=chosen.ipv4_only)
@@ -102,7 +99,7 @@ PoolKey = tuple[DestinationKey, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """The demands for which a connection is opened, and that limit which mail it carries."""
+    """The demands with which a connection is opened, and which limit the mail that it carries."""
 
     zone: ZoneSettings
     route: Route
@@ -110,7 +107,9 @@ class Terms:
 
     @property
     def pool_key(self) -> PoolKey:
-        """Connections with equal pool keys may carry each other's mail while the settings stay."""
+        """The key under which the pool keeps a connection. Connections with equal pool keys may carry each
+        other's mail while the settings do not change.
+        """
         return self.route.destination, self.key.text
 
     @property
@@ -125,18 +124,20 @@ class Terms:
         return demand
 
     def verifying(self) -> Terms:
-        """Returns terms that demand a certificate that is checked: these, when they do already."""
+        """Return terms that demand a verified certificate, which are these terms if they do so already."""
         if self.tls.mode in (TlsMode.VERIFY, TlsMode.DANE):
             return self
         return replace(self, key=replace(self.key, verify=True))
 
     def ehlo_name(self, hostname: str) -> str:
-        """Returns the name for EHLO: the source's, else the zone's, else the relay's."""
+        """Return the name for EHLO: the source's, or else the zone's, or else the relay's."""
         source = self.key.source
         return (source.ehlo_name if source is not None else "") or self.zone.ehlo_name or hostname
 
     def cover(self, other: Terms) -> bool:
-        """False when these terms were made under settings that no longer hold: TLS, names, source, log-in."""
+        """Return false if these terms were made under settings that have changed: TLS, names, source or
+        login.
+        """
         mine, theirs = self.route, other.route
         return (
             (self.zone is other.zone or self.zone == other.zone)
@@ -146,11 +147,11 @@ class Terms:
 
 
 class HostTrouble(Exception):
-    """A host cannot be used for this attempt; another host may do.
+    """A host cannot be used for this attempt. Another host may be usable.
 
-    `reply` says why. `asked` is false when nothing was sent to a peer. `said` is the host's own reply, if
-    there was one. `down`: the host serves no mail now, so other hosts are tried before it for a while
-    (`connection/host_order.py`).
+    `reply` says why. `asked` is false if nothing was sent to a peer. `said` is the host's own reply, if there
+    was one. `down` says that the host serves no mail now, so other hosts are tried before it for a while
+    (`connection/session_limits.py`).
     """
 
     scope = Scope.HOST
@@ -173,8 +174,8 @@ class HostTrouble(Exception):
 
 
 class SourceTrouble(HostTrouble):
-    """This machine cannot send from an address of a source. `ip` is the address, `reason` the
-    system's words.
+    """This machine cannot send from an address of a source. `ip` is the address, and `reason` the system's
+    message.
     """
 
     scope = Scope.LOCAL
@@ -197,13 +198,13 @@ class NoSource(HostTrouble):
 
 
 def display_address(ip: str, port: int) -> str:
-    """Returns `ip:port`, with brackets around IPv6."""
+    """Return `ip:port`, with brackets around IPv6."""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def check_address(zone: ZoneSettings, host: str, ip: str) -> None:
-    """Raises HostTrouble for a private address that DNS led to. The operator chose a next hop, so it is not
-    checked.
+    """Raise HostTrouble for a private address that was found in DNS. A next hop was chosen by the operator,
+    so it is not checked.
     """
     if zone.allow_private_addresses or zone.next_hop or not is_private(ip):
         return
@@ -213,7 +214,7 @@ def check_address(zone: ZoneSettings, host: str, ip: str) -> None:
 
 
 def own_address(source: SourceSettings, *, ipv6: bool) -> str:
-    """Returns the source's address of a family, `""` if it has none."""
+    """Return the source's address of a family, or `""` if it has none."""
     return next((ip for ip in source.address if (":" in ip) == ipv6), "")
 
 
@@ -226,7 +227,7 @@ async def open_socket(
     timeout: float,
     source: SourceSettings | None = None,
 ) -> socket.socket:
-    """Returns a connected, non-blocking TCP socket. Raises HostTrouble."""
+    """Return a connected, non-blocking TCP socket. Raise HostTrouble."""
     check_address(zone, host, ip)
     address = display_address(ip, port)
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
@@ -256,13 +257,13 @@ async def open_socket(
     return sock
 
 
-# The errors of bind for an address on no interface, and for a family that is switched off.
+# The errors of bind for an address on no interface, and for a family that is disabled.
 _NOT_HERE = frozenset((errno.EADDRNOTAVAIL, errno.EINVAL, errno.ENODEV, errno.EAFNOSUPPORT))
 
 
 def _bind(sock: socket.socket, source: SourceSettings, *, ipv6: bool) -> None:
-    """Raises SourceTrouble when this machine lacks the source's address now, OSError for any other
-    trouble.
+    """Bind to the source's address. Raise SourceTrouble if this machine lacks the address now, and OSError
+    for any other failure.
     """
     ip = own_address(source, ipv6=ipv6)
     if not ip:
@@ -270,7 +271,8 @@ def _bind(sock: socket.socket, source: SourceSettings, *, ipv6: bool) -> None:
         raise HostTrouble(Reply(451, "3.5", f"the source {source.name} has no {family} address"), asked=False)
     no_port_yet = getattr(socket, "IP_BIND_ADDRESS_NO_PORT", None)  # Linux only
     if no_port_yet is not None:
-        # The kernel chooses the port at connect, for one peer. At bind all peers would share 28,000 ports.
+        # The kernel chooses the port when connecting, for one peer. When binding, all peers would share
+        # 28,000 ports.
         sock.setsockopt(socket.IPPROTO_IP, no_port_yet, 1)
     try:
         sock.bind((ip, 0))

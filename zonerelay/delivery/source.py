@@ -1,13 +1,12 @@
-"""Selects the source that sends a batch, and reports refusals and absent addresses.
+"""Selects the source that sends a batch, and reports refusals and missing addresses.
 
 Policies:
 
-- A source of weight 0 sends no mail, even when all others are passed over: an operator empties a source this
-  way.
-- A source whose address this machine lacks is passed over for all mail (`ABSENT_FOR`). A source that the
-  batch's hosts have refused for its reputation is passed over there (`zone.source_penalty`) while another one
-  is left. When every source has been refused, the one with the oldest refusal sends.
-- A source that has lost only its IPv6, in either way, sends over IPv4; to hosts without IPv4 it sends over
+- A source of weight 0 sends no mail, even if all others are skipped, so that an operator can drain a source.
+- A source whose address this machine lacks is skipped for all mail (`ABSENT_FOR`). A source that the batch's
+  hosts have refused because of its reputation is skipped there (`zone.source_penalty`) while another one is
+  left. If every source has been refused, the one with the oldest refusal sends.
+- A source that cannot use its IPv6 for either reason sends over IPv4. To hosts without IPv4 it sends over
   IPv6 if that can be bound.
 - A zone without a usable source sends nothing: its mail waits.
 """
@@ -36,13 +35,11 @@ from zonerelay.routing.destinations.route import Route, SiteKey
 from zonerelay.smtp.client.reputation import blames_address
 
 # Remembers hosts that have refused a source, and source addresses that this machine lacks.
-#
 # A refusal counts for one source and the hosts of one destination, in all zones, until its penalty is over.
-# While a source has IPv4 as well, a refusal over IPv6 counts for its IPv6 only: the next attempt uses IPv4.
-# An address that cannot be bound is passed over by all mail for `ABSENT_FOR` seconds and then tried again.
-#
-# The memory is lost with the process: after a restart each refusal is learnt again, at the price of one
-# deferral. It is bounded by `MAX_REMEMBERED` and forgets the oldest refusal first. No I/O.
+# While a source has IPv4 as well, a refusal over IPv6 counts only for its IPv6, and the next attempt uses
+# IPv4. An address that cannot be bound is skipped for all mail for `ABSENT_FOR` seconds and then tried again.
+# The memory is lost with the process. After a restart each refusal is learnt again, at the cost of one
+# deferral. It is bounded by `MAX_REMEMBERED`, and the oldest refusal is forgotten first. No I/O.
 
 MAX_REMEMBERED = 10_000
 ABSENT_FOR = 60.0
@@ -50,8 +47,8 @@ ABSENT_FOR = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """A penalty. `hosts` have refused `source` with `reply`. `until` is Unix time; `ipv6`: the penalty is for
-    IPv6 alone.
+    """A penalty: `hosts` have refused `source` with `reply`. `until` is Unix time. `ipv6` says that the
+    penalty is only for IPv6.
     """
 
     source: str
@@ -78,7 +75,9 @@ _Key = tuple[str, str, bool]
 
 
 class SourceMemory:
-    """Times inside are monotonic, so a clock that is set does not lengthen a penalty."""
+    """The memory of refusals and missing addresses. Its times are monotonic, so setting the clock does not
+    extend a penalty.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -86,7 +85,7 @@ class SourceMemory:
         self._absences: dict[tuple[str, str], _Absence] = {}
 
     def keep(self, sources: Iterable[SourceSettings]) -> None:
-        """Forgets every other source."""
+        """Forget every other source."""
         names = {source.name for source in sources}
         owners = {(source.name, ip) for source in sources for ip in source.address}
         for key in [key for key in self._refusals if key[0] not in names]:
@@ -97,7 +96,7 @@ class SourceMemory:
     # Refusals.
 
     def refused(self, source: str, hosts: str, reply: Reply, *, seconds: float, ipv6: bool) -> bool:
-        """Notes a refusal. Returns true when the source had no penalty there before."""
+        """Note a refusal. Return true when the source had no penalty there before."""
         key = (source, hosts, ipv6)
         is_new = self._in_force(key) is None
         now = self._clock.monotonic()
@@ -108,14 +107,14 @@ class SourceMemory:
         return is_new
 
     def refused_at(self, source: str, hosts: str, *, ipv6: bool = False) -> float | None:
-        """Returns when these hosts last refused the source, `None` when no penalty is active. `ipv6`: when
-        they refused its IPv6 alone.
+        """Return when these hosts last refused the source, or None if no penalty is active. With `ipv6`,
+        return when they refused only its IPv6.
         """
         refusal = self._in_force((source, hosts, ipv6))
         return None if refusal is None else refusal.at
 
     def penalties(self) -> list[Penalty]:
-        """Returns all active penalties, the latest last."""
+        """Return all active penalties, the latest last."""
         now, offset = self._clock.monotonic(), self._clock.now() - self._clock.monotonic()
         return [
             Penalty(source, hosts, refusal.reply, refusal.until + offset, ipv6)
@@ -130,50 +129,47 @@ class SourceMemory:
         del self._refusals[key]
         return None
 
-    # Absences.
+    # Missing addresses.
 
     def absent(self, source: str, ip: str, reason: str) -> bool:
-        """Notes that an address cannot be bound. Returns true when that is news."""
+        """Note that an address cannot be bound. Return true if that is new."""
         now = self._clock.monotonic()
         is_new = (source, ip) not in self._absences
         self._absences[source, ip] = _Absence(now + ABSENT_FOR, reason)
         return is_new
 
     def present(self, source: str, ip: str) -> bool:
-        """Notes that an address can be bound. Returns true when that is news."""
+        """Note that an address can be bound. Return true if that is new."""
         return self._absences.pop((source, ip), None) is not None
 
     def is_absent(self, source: str, ip: str) -> bool:
-        """Return whether the address is not worth a try."""
+        """Return whether the address should not be tried now."""
         if not self._absences:
             return False
         absence = self._absences.get((source, ip))
         return absence is not None and absence.until > self._clock.monotonic()
 
     def absences(self) -> list[tuple[str, str, str]]:
-        """Returns source, address and reason of all addresses that could not be bound when they were last
-        tried.
-        """
+        """Return the source, address and reason of all addresses that could not be bound at the last try."""
         return [(source, ip, absence.reason) for (source, ip), absence in self._absences.items()]
 
 
-# Draws the source of a message by weighted rendezvous hashing, without state.
-#
-# Every source draws a number from its name and the key of the mail, bent by its weight; the highest number
-# wins. So a message keeps its source over retries and restarts, sources share mail by their weights, and a
-# source that is added or removed moves only its own mail. Pure.
+# Chooses the source of a message by weighted rendezvous hashing, without state.
+# Every source computes a number from its name and the key of the mail, adjusted by its weight. The highest
+# number wins. So a message keeps its source over retries and restarts, sources share mail by their weights,
+# and adding or removing a source moves only its own mail. Pure.
 
 _SPAN = 2.0**64
 
 
 def key_of(by: SourceBy, message_id: MessageId, sender: Mailbox) -> str:
-    """Returns the key that binds mail to a source. A report has no sender, so its key is the message id."""
+    """Return the key that binds mail to a source. A report has no sender, so its key is the message id."""
     return sender.lower() if by is SourceBy.SENDER and sender != NULL_SENDER else message_id
 
 
 def in_order(sources: Iterable[SourceSettings], key: str) -> list[SourceSettings]:
-    """Returns the source for this key first, then its substitutes in order. Sources of weight 0 are
-    left out.
+    """Return the source for this key first, then its substitutes in order. Sources of weight 0
+    are omitted.
     """
     drawn = [(_draw(source, key), source.name, source) for source in sources if source.weight]
     drawn.sort(key=lambda each: each[:2], reverse=True)
@@ -181,20 +177,20 @@ def in_order(sources: Iterable[SourceSettings], key: str) -> list[SourceSettings
 
 
 def shares(sources: Sequence[SourceSettings]) -> list[float]:
-    """Returns the part of the mail that each source takes while none is passed over."""
+    """Return the share of the mail that each source gets while none is skipped."""
     total = sum(source.weight for source in sources)
     return [source.weight / total if total else 0.0 for source in sources]
 
 
 def _draw(source: SourceSettings, key: str) -> float:
     digest = blake2b(f"{source.name} {key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    # -log(u) / weight is exponential with the weight as its rate, so each source has the least number with
+    # -log(u) / weight is exponential with the weight as its rate, so each source has the smallest number with
     # the probability of its share. The half keeps u between 0 and 1.
     return math.log((int.from_bytes(digest, "big") + 0.5) / _SPAN) / source.weight
 
 
 class SourceObserver(Protocol):
-    """Hears of refused and absent sources; `telemetry.events` has it."""
+    """An observer of refused and missing sources. `telemetry.events` implements it."""
 
     def source_refused(
         self, zone: str, source: str, destination: str, reply: Reply, until: float
@@ -209,11 +205,11 @@ class SourceObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """The state of one source for one destination. `share` of the zone's mail, 0 to 1.
+    """The state of one source for one destination. `share` is its share of the zone's mail, 0 to 1.
 
-    `penalty`: why the source, or its IPv6, is passed over there. `absent`: the addresses that this machine
-    lacks now. `first`: true when the mail would go out from this source now; `None` when that depends on the
-    message.
+    `penalty` is the reason why the source, or its IPv6, is skipped there. `absent` are the addresses that
+    this machine lacks now. `first` is true if the mail would be sent from this source now, and None if that
+    depends on the message.
     """
 
     source: SourceSettings
@@ -235,7 +231,7 @@ class SourceSelection:
         self._keys: dict[tuple[str, bool], ConnectionKey] = {}
 
     def configure(self, sources: Iterable[SourceSettings]) -> None:
-        """Replaces the sources. A source whose addresses have changed loses its penalties."""
+        """Replace the sources. A source whose addresses have changed loses its penalties."""
         new = {source.name: source for source in sources}
         same = [
             each
@@ -255,9 +251,9 @@ class SourceSelection:
     def choose(
         self, zone: ZoneSettings, route: Route, message: Message, unfit: Collection[str] = ()
     ) -> ConnectionKey | None:
-        """Returns the key with the batch's source, `None` when no source of the zone can be used now.
+        """Return the key with the batch's source, or None if no source of the zone can be used now.
 
-        `unfit` sources are left out.
+        `unfit` sources are excluded.
         """
         drawn_by = key_of(zone.source_by, message.id, message.envelope.sender)
         source = self._choose(self._usable(zone, unfit), drawn_by, _hosts(route.site))
@@ -270,7 +266,7 @@ class SourceSelection:
         return key
 
     def reachable(self, key: ConnectionKey, ips: Sequence[str]) -> tuple[str, ...]:
-        """Returns the addresses of a host that the key's source can reach."""
+        """Return the addresses of a host that the key's source can reach."""
         source = key.source
         if source is None:
             return tuple(ips)
@@ -280,7 +276,7 @@ class SourceSelection:
         return tuple(ip for ip in ips if ":" in ip or four)
 
     def another_left(self, terms: Terms, unfit: Collection[str] = ()) -> bool:
-        """Return whether another source, none of the `unfit`, may send the mail that was just refused."""
+        """Return whether another source, not in `unfit`, may send the mail that was just refused."""
         hosts = _hosts(terms.route.site)
         return any(
             self._memory.refused_at(source.name, hosts) is None for source in self._usable(terms.zone, unfit)
@@ -318,12 +314,12 @@ class SourceSelection:
     # Results of attempts.
 
     def heard(self, terms: Terms, reply: Reply, peer: str) -> bool:
-        """Notes a refusal from the peer at this address. Returns true when it is about our address."""
+        """Note a refusal from the peer at this address. Return true when it is about our address."""
         source = terms.key.source
         if source is None or not blames_address(reply):
             return False
         zone, hosts = terms.zone, _hosts(terms.route.site)
-        # A source that was told to keep to IPv4 and went over IPv6 nevertheless has no IPv4 to go back to.
+        # A source that was to use IPv4 but used IPv6 has no IPv4 to return to.
         ipv6_alone = peer.startswith("[") and len(source.address) > 1 and not terms.key.ipv4_only
         seconds = zone.source_penalty
         if self._memory.refused(source.name, hosts, reply, seconds=seconds, ipv6=ipv6_alone):
@@ -334,12 +330,12 @@ class SourceSelection:
         return True
 
     def lost(self, source: SourceSettings, trouble: SourceTrouble) -> bool:
-        """Notes an address that cannot be bound. Returns true when the source cannot be used without it."""
+        """Note an address that cannot be bound. Return true if the source cannot be used without it."""
         self._absent(source.name, trouble.ip, trouble.reason)
         return self._is_absent(source)
 
     def bound(self, source: SourceSettings, peer: str) -> None:
-        """Notes a connection from the source to this address of a host."""
+        """Note a connection from the source to this address of a host."""
         ip = own_address(source, ipv6=":" in peer)
         if self._memory.present(source.name, ip):
             self._observer.source_back(source.name, ip)
@@ -348,10 +344,12 @@ class SourceSelection:
         if self._memory.absent(source, ip, reason):
             self._observer.source_absent(source, ip, reason)
 
-    # Reports for people.
+    # Reports for operators.
 
     def problems(self) -> tuple[str, ...]:
-        """Returns the problems for `status`. Asks the system again, because no mail may have tried since."""
+        """Return the problems for `status`. The system is queried again, because no mail may have been tried
+        since.
+        """
         found = []
         for name, ip, reason in self._memory.absences():
             if is_address_of_this_machine(ip_address(ip)):
@@ -362,14 +360,14 @@ class SourceSelection:
         return tuple(found)
 
     def penalty_counts(self) -> dict[str, int]:
-        """Returns, for every source, how many destinations pass it over."""
+        """Return, for every source, how many destinations skip it."""
         counts = dict.fromkeys(self._sources, 0)
         for penalty in self._memory.penalties():
             counts[penalty.source] = counts.get(penalty.source, 0) + 1
         return counts
 
     def statuses(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> list[SourceStatus]:
-        """Returns the status of every source of a zone, for mail of `sender` (`""`: unknown) to a site."""
+        """Return the status of every source of a zone, for mail of `sender` (`""`: unknown) to a site."""
         hosts = "" if site is None else _hosts(site)
         sources = [self._sources[name] for name in zone.sources if name in self._sources]
         usable = self._usable(zone, ())
@@ -390,8 +388,8 @@ class SourceSelection:
 
 
 def from_elsewhere(outcome: Outcome) -> Outcome:
-    """Returns the outcome of a refusal of our address while another source is left: a deferral of this mail
-    alone.
+    """Return the outcome of a refusal of our address while another source is left, which defers only this
+    mail.
     """
     reply = outcome.reply
     if outcome.verdict is Verdict.BOUNCED and not outcome.local and blames_address(reply):
@@ -403,10 +401,10 @@ def from_elsewhere(outcome: Outcome) -> Outcome:
 
 
 def sent_from(source: SourceSettings, outcome: Outcome) -> Outcome:
-    """Adds the source to an outcome that reached a peer, for the log."""
+    """Add the source to an outcome that reached a peer, for the log."""
     return replace(outcome, source=source.name) if outcome.peer else outcome
 
 
 def _hosts(site: SiteKey) -> str:
-    """Returns the hosts of a site. Reputation is lost with hosts, whichever zone sent the mail."""
+    """Return the hosts of a site. Reputation belongs to hosts, whichever zone sent the mail."""
     return site.partition(" ")[2]

@@ -1,8 +1,8 @@
-"""Routing: the zone of a recipient (`zones`), the hosts of a domain (`destinations`), and what both ask.
+"""Routing: the zone of a recipient (`zones`), the hosts of a domain (`destinations`), and what both need.
 
-`dns` resolves names, `mta_sts` keeps policies of recipient domains, `idna` converts domain names,
-`addresses` knows private and own IP addresses, and matches addresses against networks.
+`dns` resolves names, `mta_sts` keeps the policies of recipient domains, `idna` converts domain names, and
+`addresses` knows private and own IP addresses and matches addresses against networks.
 
-Each sub-package says which modules are for code outside: the import contracts in pyproject.toml refuse
-others.
+The header of each sub-package names the modules that code outside may import. The import contracts in
+pyproject.toml enforce this.
 """

@@ -1,10 +1,10 @@
-"""IP addresses that mail from the Internet's DNS must not lead to, and our own.
+"""IP addresses that mail must not reach through public DNS, and our own addresses.
 
-`is_private` keeps a stranger's MX record from making the relay talk to loopback, the local network or a
-cloud's metadata service (169.254.169.254). It judges the address of the connection, not a name, because a
-name may resolve differently the next time. The table is the IANA special-purpose registries (RFC 6890)
-written out, so that it does not change with the Python version. Of IPv6 the global unicast addresses alone
-are public; one that embeds an IPv4 address is judged by that.
+`is_private` keeps a forged MX record from making the relay connect to loopback, the local network or a
+cloud's metadata service (169.254.169.254). It checks the address of the connection, not a name, because a
+name may resolve differently the next time. The table contains the IANA special-purpose registries (RFC 6890),
+so that it does not change with the Python version. Of IPv6, only global unicast addresses are public; one
+that embeds an IPv4 address is judged by that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ _made: dict[int, tuple[Sequence[Network], Networks]] = {}
 
 
 def networks_of(networks: Sequence[Network]) -> Networks:
-    """Returns the networks of settings, made once: with many a reload does that in a thread."""
+    """Return the networks of settings. The result is cached; for many networks a reload builds it in a
+    thread.
+    """
     known = _made.get(id(networks))
     if known is None or known[0] is not networks:
         if len(_made) >= _MADE:
@@ -54,7 +56,7 @@ def networks_of(networks: Sequence[Network]) -> Networks:
 
 @lru_cache(1024)
 def address_number(address: str) -> tuple[int, int]:
-    """Returns the IP version and the address as a number; zeros for a text that is no address."""
+    """Return the IP version and the address as a number, or zeros for a text that is not an address."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:  # a Unix socket
@@ -67,7 +69,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 _IPV4 = tuple(
     ipaddress.IPv4Network(text)
     for text in (
-        "0.0.0.0/8",  # "this network"; connecting to 0.0.0.0 reaches the own host
+        "0.0.0.0/8",  # "this network"; connecting to 0.0.0.0 reaches the local host
         "10.0.0.0/8",
         "100.64.0.0/10",  # carrier-grade NAT (RFC 6598), also used by overlay networks
         "127.0.0.0/8",
@@ -85,7 +87,7 @@ _IPV4 = tuple(
     )
 )
 _GLOBAL = ipaddress.IPv6Network("2000::/3")
-"""Everything else of IPv6 is not given out for the Internet, or embeds an IPv4 address in some form."""
+"""The rest of IPv6 is not assigned for the Internet, or embeds an IPv4 address in some form."""
 _IPV6 = tuple(
     ipaddress.IPv6Network(text)
     for text in (
@@ -100,7 +102,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 @lru_cache(4096)
 def is_private(ip: str) -> bool:
-    """Return whether Internet mail must not go to the address. A text that is no IP address counts as
+    """Return whether Internet mail must not go to the address. A text that is not an IP address counts as
     private.
     """
     try:
@@ -116,8 +118,8 @@ def is_private(ip: str) -> bool:
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Returns the IPv4 address where packets to an IPv6 address end up: mapped, 6to4 or NAT64. Other forms
-    (compatible, `::ffff:0:a.b.c.d` of RFC 2765, Teredo, NAT64 of one's own) are never public.
+    """Return the IPv4 address that packets to an IPv6 address finally reach: mapped, 6to4 or NAT64. Other
+    forms (compatible, `::ffff:0:a.b.c.d` of RFC 2765, Teredo, a local NAT64 prefix) are never public.
     """
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
@@ -129,7 +131,7 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 
 class OwnAddresses:
-    """Knows whether an address and port is one of our own listeners: mail sent there would loop."""
+    """Checks whether an address and port is one of our own listeners, because mail sent there would loop."""
 
     def __init__(self, listeners: Iterable[ListenAddress]) -> None:
         self._exact: set[tuple[IPAddress, int]] = set()
@@ -143,7 +145,7 @@ class OwnAddresses:
                 self._exact.add((ipaddress.ip_address(listener.host), listener.port))
 
     def has_port(self, port: int) -> bool:
-        """Return whether an address with this port can be ours; if not, names need no look-up."""
+        """Return whether an address with this port can be ours. If not, names need no look-up."""
         return port in self._wildcard_ports or any(own == port for _, own in self._exact)
 
     def includes(self, ip: str, port: int) -> bool:
@@ -159,7 +161,7 @@ class OwnAddresses:
 
 
 def is_address_of_this_machine(address: IPAddress) -> bool:
-    """Asks the kernel: a socket can only be bound to an address that an interface has."""
+    """Return whether an interface has the address. The kernel allows binding only to such addresses."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

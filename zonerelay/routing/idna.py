@@ -1,7 +1,7 @@
 """Domain names for DNS and TLS: A-labels in lower case without a final dot.
 
-The only home of the idna library (IDNA 2008 with UTS #46 mapping). Plain ASCII names skip the library,
-because it refuses characters of real names (underscores). Raises ValueError with the reason in words.
+Only this module uses the idna library (IDNA 2008 with UTS #46 mapping). Plain ASCII names bypass the library,
+because it rejects characters of real names (underscores). Functions raise ValueError with the reason as text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 
 @lru_cache(8192)
 def ascii_domain(domain: str) -> str:
-    """Returns the ASCII form: `Bücher.Example.` becomes `xn--bcher-kva.example`. Raises ValueError."""
+    """Return the ASCII form: `Bücher.Example.` becomes `xn--bcher-kva.example`. Raise ValueError."""
     name = domain.lower().removesuffix(".")
     if not name.isascii():
         name = _encode(name)

@@ -1,13 +1,12 @@
-"""Looks up, fetches, keeps and refreshes the MTA-STS policies of recipient domains (RFC 8461 3 and 5.1).
+"""Looks up, fetches, stores and refreshes the MTA-STS policies of recipient domains (RFC 8461 3 and 5.1).
 
-A held policy counts until its `max_age` is over, whatever DNS and the policy's server say meanwhile, so an
-attacker gains nothing by suppressing an answer. It is fetched again when its TXT record has another id
-(routing waits for that, up to `FIRST_WAIT`), and in the background when it is used and a day old or half its
-life. A domain whose policy cannot be fetched is treated as one without a policy, for `RETRY_AFTER`.
+A stored policy applies until its `max_age` is over, whatever DNS and the policy's server say by then, so an
+attacker gains nothing by suppressing an answer. It is fetched again if its TXT record has another id (routing
+waits for that, up to `FIRST_WAIT`), and in the background if it is used and is a day old or has reached half
+its life. A domain whose policy cannot be fetched is treated as one without a policy, for `RETRY_AFTER`.
 
-Policies are in memory and on disk (`files.py`), which is read at the first question, so a relay whose zones
-do not use MTA-STS pays nothing. Equal questions are joined. `look_up` does not raise for any trouble of the
-network.
+Policies are stored in memory and on disk. The disk is read at the first look-up, so a relay whose zones do
+not use MTA-STS has no cost. Equal look-ups are joined. `look_up` does not raise for any network error.
 """
 
 from __future__ import annotations
@@ -35,19 +34,18 @@ from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus
 from zonerelay.routing.idna import ascii_domain
 
 # MTA-STS (RFC 8461) as texts and values: the TXT record, the policy, and the hosts that it allows. Pure.
-#
-# A record or a policy that breaks the RFC's syntax counts as none. The ValueError says why, in words for logs
-# that quote no more than a few characters. Unknown fields are skipped, as later versions need.
+# A record or a policy with a syntax error counts as none. The ValueError contains a message for logs that
+# quotes no more than a few characters. Unknown fields are skipped, as later versions need.
 
 VERSION = "STSv1"
 MAX_LIFE = 31_557_600
-"""Seconds (RFC 8461 3.2); the limit of a longer `max_age`."""
+"""Seconds (RFC 8461 3.2). A longer `max_age` is reduced to this."""
 MIN_LIFE = 60.0
 """Seconds for which any policy is used, so that one with `max_age` 0 is not fetched for every message."""
 REFRESH_AGE = 86_400.0
 MAX_PATTERNS = 50
 MAX_POLICY = 64 * 1024
-"""Octets of a policy; RFC 8461 3.3 suggests this limit."""
+"""The maximum size in bytes, as suggested by RFC 8461 3.3."""
 
 _RECORD = re.compile(r"v=STSv1[ \t]*;")
 _RECORD_FIELD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}=[!-:<>-~]+", re.ASCII)
@@ -64,7 +62,9 @@ class StsMode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StsPolicy:
-    """A policy. `patterns` are in lower-case ASCII: `mx.example.com`, `*.example.com` (one label)."""
+    """An MTA-STS policy. `patterns` are in lower-case ASCII: `mx.example.com`, `*.example.com`
+    (one label).
+    """
 
     mode: StsMode
     patterns: tuple[str, ...]
@@ -78,7 +78,7 @@ class StsPolicy:
 
 @dataclass(frozen=True, slots=True)
 class HeldPolicy:
-    """A domain's policy, fetched at a Unix time; `id` is that of the TXT record at that time."""
+    """A domain's policy, fetched at a Unix time. `id` is that of the TXT record at that time."""
 
     domain: str
     id: str
@@ -91,14 +91,14 @@ class HeldPolicy:
 
     @property
     def refresh_from(self) -> float:
-        """Returns the Unix time at which the policy is a day old, or half its life (RFC 8461 10.2 suggests
-        the day).
+        """The Unix time at which the policy is a day old, or half its life (RFC 8461 10.2
+        suggests the day).
         """
         return self.fetched + min(REFRESH_AGE, (self.expires - self.fetched) / 2)
 
 
 def record_id(texts: Iterable[str]) -> str:
-    """Returns the id in the TXT records of `_mta-sts.DOMAIN`, `""` when they say that there is no policy."""
+    """Return the id in the TXT records of `_mta-sts.DOMAIN`, or `""` if they declare no policy."""
     records = [text for text in texts if _RECORD.match(text)]
     if len(records) != 1:
         return ""  # RFC 8461 3.1: more than one is none
@@ -113,7 +113,7 @@ def record_id(texts: Iterable[str]) -> str:
 
 
 def parse_policy(body: bytes) -> StsPolicy:
-    """Returns the policy in a file's bytes. Raises ValueError."""
+    """Return the policy in the bytes of a file. Raise ValueError."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
@@ -125,7 +125,7 @@ def parse_policy(body: bytes) -> StsPolicy:
         if key == "mx":
             patterns.append(_pattern(value))
         elif key:
-            fields.setdefault(key, value)  # of repeated ones the first counts
+            fields.setdefault(key, value)  # the first of repeated fields counts
     if fields.get("version") != VERSION:
         raise ValueError(f"the policy does not say version: {VERSION}")
     mode = _mode(fields.get("mode", ""))
@@ -137,7 +137,7 @@ def parse_policy(body: bytes) -> StsPolicy:
 
 
 def _field(line: str) -> tuple[str, str]:
-    """Returns key and value, `("", "")` for an empty line."""
+    """Return the key and the value, or `("", "")` for an empty line."""
     if not line.strip(" \t"):
         return "", ""
     key, colon, value = line.partition(":")
@@ -171,14 +171,13 @@ def _shown(text: str) -> str:
     return repr(text[:_SHOWN])
 
 
-# Keeps MTA-STS policies on disk, a JSON file for each domain, so that a restart forgets no policy.
-#
-# A reader finds the old file or the new one. A malformed file (an editor) is skipped, reported, and
-# overwritten by the next policy of its domain. Expired policies are removed. Every method touches the disk:
-# do not call it on the event loop.
+# Stores MTA-STS policies on disk, as a JSON file for each domain, so that they survive a restart.
+# A reader finds the old file or the new one. A malformed file (edited by hand) is skipped, reported, and
+# overwritten by the next policy of its domain. Expired policies are removed. Every method accesses the disk,
+# so do not call it on the event loop.
 
 MAX_FILE = 32 * 1024
-"""Octets; `MAX_PATTERNS` names of 253 fit."""
+"""Bytes, enough for `MAX_PATTERNS` names of 253 bytes."""
 DIRECTORY = "mta-sts"
 _SUFFIX = ".json"
 _NO_POLICY = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
@@ -186,8 +185,8 @@ _NO_POLICY = (OSError, ValueError, KeyError, TypeError, OverflowError, Recursion
 
 
 def policy_directory(settings: Settings) -> Path:
-    """Returns the directory beside the spool, which all workers of a relay share; made with the first
-    policy.
+    """Return the directory next to the spool, which all workers of a relay share. It is created with the
+    first policy.
     """
     return settings.spool.path.parent / DIRECTORY
 
@@ -199,16 +198,14 @@ class Loaded:
 
 
 class StsFiles:
-    """The files of one directory. `writable` false: change nothing."""
+    """The policy files of one directory. If `writable` is false, nothing is changed."""
 
     def __init__(self, directory: Path, *, writable: bool = True) -> None:
         self._directory = directory
         self._writable = writable
 
     def load(self, now: float, limit: int) -> Loaded:
-        """Returns the active policies, the latest first. Raises OSError when the directory cannot
-        be read.
-        """
+        """Return the active policies, the latest first. Raise OSError if the directory cannot be read."""
         found: list[HeldPolicy] = []
         problems: list[str] = []
         for path in self._files():
@@ -227,7 +224,7 @@ class StsFiles:
         return Loaded(tuple(found[:limit]), tuple(problems))
 
     def save(self, held: HeldPolicy) -> None:
-        """Write a policy to disk. Raises OSError."""
+        """Write a policy to disk. Raise OSError."""
         if not self._writable:
             return
         durable.make_directory(self._directory, mode=0o755)
@@ -244,11 +241,11 @@ class StsFiles:
             for entry in entries:
                 if entry.name.endswith(_SUFFIX):
                     yield Path(entry.path)
-                elif entry.name.endswith(durable.DRAFT):  # a power cut left it
+                elif entry.name.endswith(durable.DRAFT):  # left by a power failure
                     self._unlink(Path(entry.path))
 
     def _unlink(self, path: Path) -> None:
-        """Removes a file if that is possible: it is expired, or read again next time."""
+        """Remove a file if possible. It is expired, or is read again next time."""
         if self._writable:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -258,7 +255,7 @@ class StsFiles:
 
 
 def _read(path: Path, now: float) -> HeldPolicy:
-    """Raises one of `_NO_POLICY`."""
+    """Return the policy in a file. Raise one of `_NO_POLICY`."""
     with path.open("rb") as file:
         data = file.read(MAX_FILE + 1)
     if len(data) > MAX_FILE:
@@ -276,16 +273,16 @@ def _read(path: Path, now: float) -> HeldPolicy:
 
 HTTPS_PORT = 443
 FIRST_WAIT = 10.0
-"""Seconds that mail waits for a policy that is not held yet; the fetch goes on afterwards."""
+"""Seconds that mail waits for a policy that is not stored yet. The fetch continues afterwards."""
 FETCH_TIMEOUT = 60.0
 """Seconds for one fetch (RFC 8461 3.3 suggests a minute)."""
 RETRY_AFTER = 300.0
 """Seconds after a failure until the next attempt (RFC 8461 3.3 suggests five minutes)."""
 PENDING_LIFE = 30.0
-"""Seconds that mail goes without a policy that is still being fetched."""
+"""Seconds for which mail is sent without a policy that is still being fetched."""
 MAX_FETCHES = 20  # at a time
 MAX_POLICIES = 10_000
-MAX_NAME = 244  # characters of a domain: with "_mta-sts." in front it has to be a name, too
+MAX_NAME = 244  # characters of a domain; with the prefix "_mta-sts." it must still be a valid name
 
 _log = logging.getLogger(__name__)
 
@@ -305,7 +302,7 @@ class FetchPolicy(Protocol):
 
 
 class StsObserver(Protocol):
-    """Hears of policies and failures; `telemetry.events.mta_sts.StsEvents` has it."""
+    """An observer of policies and failures. `telemetry.events.mta_sts.StsEvents` implements it."""
 
     def looked_up(self, result: str) -> None: ...
 
@@ -319,7 +316,9 @@ class StsObserver(Protocol):
 
 
 class StsUntold:
-    """The observer of a look-up from outside the relay: `PolicyLookup` has all that there is to report."""
+    """An observer that does nothing, for look-ups outside the relay, whose `PolicyLookup` contains everything
+    to report.
+    """
 
     def looked_up(self, result: str) -> None: ...
 
@@ -334,7 +333,7 @@ class StsUntold:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLookup:
-    """The result of a look-up. `held` is the active policy; `expires` is Unix time: when to look again.
+    """The result of a look-up. `held` is the active policy. `expires` is the Unix time of the next look-up.
 
     Without a policy, `problem` says why there may be one that the relay could not fetch.
     """
@@ -375,8 +374,8 @@ class StsPolicies:
         self._loading: asyncio.Task[None] | None = None
 
     async def look_up(self, zone: ZoneSettings, domain: str) -> PolicyLookup:
-        """Returns the policy of a domain (an ASCII name). `zone` says which addresses the policy's server may
-        have.
+        """Return the policy of a domain (an ASCII name). `zone` determines which addresses the policy's
+        server may have.
         """
         await self._loaded()
         if len(domain) > MAX_NAME:
@@ -394,7 +393,7 @@ class StsPolicies:
         return found
 
     def held(self, domain: str) -> HeldPolicy | None:
-        """Returns the active policy without asking DNS, `None` without one."""
+        """Return the active policy without querying DNS, or None."""
         held = self._held.get(domain)
         if held is None or held.expires <= self._clock.now():
             return None
@@ -402,7 +401,7 @@ class StsPolicies:
         return held
 
     def mismatch(self, held: HeldPolicy, hosts: Sequence[str]) -> None:
-        """Reports MX hosts of the domain that are not in its policy."""
+        """Report MX hosts of the domain that are not in its policy."""
         self._observer.mismatch(held.domain, hosts, mode=held.policy.mode.value)
 
     async def close(self) -> None:
@@ -435,7 +434,7 @@ class StsPolicies:
             await asyncio.wait((task,), timeout=FIRST_WAIT)
 
     def _start_fetch(self, zone: ZoneSettings, domain: str, policy_id: str) -> asyncio.Task[None] | None:
-        """Returns the fetch in progress, or a new one; `None` shortly after a failure."""
+        """Return the fetch in progress, or a new one, or None shortly after a failure."""
         task = self._fetching.get(domain)
         if task is not None:
             return task
@@ -447,7 +446,7 @@ class StsPolicies:
         return task
 
     async def _fetch(self, zone: ZoneSettings, domain: str, policy_id: str) -> None:
-        """Keeps the policy, or the reason why there is none. Never raises."""
+        """Store the policy, or the reason why there is none. Never raises."""
         try:
             async with asyncio.timeout(FETCH_TIMEOUT), self._slots:
                 held = await self._fetched(zone, domain, policy_id)
@@ -463,7 +462,7 @@ class StsPolicies:
             del self._fetching[domain]
 
     async def _fetched(self, zone: ZoneSettings, domain: str, policy_id: str) -> HeldPolicy:
-        """Returns the policy. Raises WebError, and ValueError when the answer is no policy."""
+        """Return the policy. Raise WebError, and ValueError if the answer is not a policy."""
         host = f"mta-sts.{domain}"
         port = "" if self._port == HTTPS_PORT else f":{self._port}"
 
@@ -519,7 +518,7 @@ class StsPolicies:
             self._observer.files(f"the policy of {held.domain} cannot be kept: {error}")
 
     async def _loaded(self) -> None:
-        """Waits until the policies on disk are known."""
+        """Wait until the policies on disk have been read."""
         if self._loading is None:
             self._loading = asyncio.get_running_loop().create_task(self._load())
         if not self._loading.done():

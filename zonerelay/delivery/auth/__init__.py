@@ -1,7 +1,7 @@
-"""Log-ins at next hops (smarthosts): `logins` is the face.
+"""Logins at next hops (smarthosts). `logins` is the entry point.
 
-`accounts` decides whether a credential may be tried, `oauth` fetches access tokens (`oauth_grants` has the
-protocol as values), `secret_files` reads secrets and keeps refresh tokens.
+`accounts` decides whether a credential may be tried, reads secrets and stores refresh tokens. `oauth` fetches
+access tokens.
 
-Code outside takes `logins`.
+Code outside imports `logins`.
 """

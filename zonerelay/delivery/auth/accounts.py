@@ -2,13 +2,13 @@
 
     new ──accepted──▶ proven ──refused──▶ refused ──its pause is over──▶ one try ──accepted──▶ proven
                                             ▲  │                           │
-                                            │  └─ another secret, another  └─refused: twice as long─┐
-                                            │     configuration, an operator's word: new            │
+                                            │  └─ other secrets, another   └─refused: twice as long─┐
+                                            │     configuration, an operator's request: new         │
                                             └───────────────────────────────────────────────────────┘
 
-Servers lock accounts after repeated wrong passwords, so a refusal ends all tries for a pause. Log-ins go one
-at a time, after an accepted one too, because the server's idea of the password may have changed since.
-Log-ins that were waiting when one was refused are not carried out.
+Servers lock accounts after repeated wrong passwords, so a refusal prevents all tries for a pause. Logins run
+one at a time, even after an accepted one, because the password may have changed on the server since. Logins
+that were waiting when one was refused are not made.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ FIRST_PAUSE = 300.0
 LONGEST_PAUSE = 3600.0
 
 TRY_TIME = 120.0
-"""Seconds for which the one try after a pause keeps others back, should it never report."""
+"""Seconds for which the one try after a pause blocks others if it never reports a result."""
 
 PATIENCE = 15.0
-"""Seconds that a log-in with a proven secret waits for another one. A host that hangs must not hold up
-log-ins at other hosts, and servers answer a wrong password within 10 seconds.
+"""Seconds that a login with a proven secret waits for another one. A host that hangs must not block logins at
+other hosts, and servers reply to a wrong password within 10 seconds.
 """
 
 
 class Account:
-    """One credential at one zone. `problem` says in words why it cannot log in, `""` while it can.
+    """The state of one credential at one zone. `problem` says why it cannot log in, and is `""` while it can.
 
-    `epoch` changes with each refusal. `stale`: the digest of a token that was refused for its age.
+    `epoch` changes with each refusal. `stale` is the digest of a token that was refused because of its age.
     """
 
     def __init__(self, zone: str, credential: str) -> None:
@@ -61,7 +61,7 @@ class Account:
 
     @contextlib.asynccontextmanager
     async def one_at_a_time(self, material: str) -> AsyncIterator[None]:
-        """Holds the account for one log-in."""
+        """Hold the account for one login."""
         try:
             async with asyncio.timeout(PATIENCE if self.is_proven(material) else None):
                 await self._lock.acquire()
@@ -74,7 +74,7 @@ class Account:
             self._lock.release()
 
     def may_try(self, material: str, now: float) -> bool:
-        """Return whether a log-in may start. `material` is the digest of the present secrets. True may be the
+        """Return whether a login may start. `material` is the digest of the present secrets. True may be the
         one try after a pause.
         """
         if not self.refused:
@@ -97,7 +97,7 @@ class Account:
         self._failures += 1
 
     def accept(self, material: str) -> bool:
-        """Notes an accepted log-in. Returns true when the account had a problem before."""
+        """Note an accepted login. Return true if the account had a problem before."""
         news = bool(self.problem)
         self.forgive()
         self._proven = material
@@ -105,44 +105,40 @@ class Account:
         return news
 
     def is_proven(self, material: str) -> bool:
-        """Return whether a log-in with these secrets was accepted and no later event speaks against them."""
+        """Return whether a login with these secrets was accepted and nothing has invalidated them since."""
         return bool(self._proven) and self._proven == material
 
     @property
     def is_known(self) -> bool:
-        """True when the last log-in says something about the next."""
+        """Whether the result of the last login predicts the next one."""
         return bool(self._proven or self.problem)
 
     def doubt(self) -> None:
         self._proven = ""
 
     def forgive(self) -> None:
-        """Allows a try as if there had been no refusal. The problem stands until a log-in succeeds."""
+        """Allow a try as if there had been no refusal. The problem remains until a login succeeds."""
         self.refused = False
         self._failures = 0
         self._until = 0.0
 
 
 def digest(*secrets: str) -> str:
-    """Returns the `material` of secrets: enough to notice a change, and no secret."""
+    """Return the `material` of secrets, which detects a change but reveals no secret."""
     return hashlib.sha256("\0".join(secrets).encode()).hexdigest()
 
 
-# Reads secrets, and keeps refresh tokens that a token server has replaced.
-#
-# A file is looked at each time its secret is needed and read again when it has changed, so that a new
-# password needs no restart and no signal.
-#
-# A server that rotates refresh tokens may refuse the old one, so a lost token costs the operator another
-# log-in in a browser. A new token is stored before the new access token is used: in the file that held the
-# old one, atomically and readable by its owner alone. Where that file cannot be written (an environment
-# variable, systemd's credentials, a directory that the relay may only read) the token goes to a file of its
-# own in `directory`. That file is used as long as the operator has not changed the original which it
-# replaces.
-#
-# Raises SecretError, whose text is for the operator.
+# Reads secrets, and stores refresh tokens that a token server has replaced.
+# A file is checked each time its secret is needed and read again if it has changed, so a new password needs
+# no restart and no signal.
+# A server that rotates refresh tokens may refuse the old one, so a lost token would cost the operator another
+# login in a browser. A new token is stored before the new access token is used: in the file that held the old
+# one, atomically and readable only by its owner. If that file cannot be written (an environment variable,
+# systemd's credentials, a read-only directory), the token is stored in a separate file in `directory`. That
+# file is used until the operator changes the original that it replaces.
+# SecretError is raised with a message for the operator.
 
-# The fields of stat that change with a file.
+# The fields of stat that change when a file changes.
 _Look = tuple[int, ...]
 
 
@@ -156,7 +152,7 @@ class Secrets:
         """Returns the password of a mailbox of the outbox, by its zone. Raises SecretError."""
 
     async def get(self, reference: str) -> str:
-        """Returns the secret behind a reference. Raises SecretError."""
+        """Return the secret behind a reference. Raise SecretError."""
         if self.of_mailbox is not None and queue_of(reference).kind is Kind.MAILBOX:
             return self.of_mailbox(reference)
         path = secret_path(reference, self.environment)
@@ -170,13 +166,13 @@ class Secrets:
         return known[1]
 
     def forget(self) -> None:
-        """Drops what was read, because new settings have other references."""
+        """Forget the secrets that were read, because new settings have other references."""
         self._read.clear()
 
 
 def _look(path: Path) -> _Look:
-    """Runs on the event loop: a stat takes microseconds on a small local file, a thread would cost a
-    hundred.
+    """Return the identity of a file's content. It runs on the event loop, because a stat takes microseconds
+    on a small local file and a thread would cost a hundred.
     """
     try:
         found = os.stat(path)  # noqa: PTH116  (half the time of Path.stat)
@@ -189,7 +185,7 @@ MAX_KEPT = 256 * 1024
 
 
 class KeptTokens:
-    """Refresh tokens in `directory`, which must be private to the relay. Methods block: run them in a
+    """Refresh tokens in `directory`, which must be private to the relay. Methods block, so run them in a
     thread.
     """
 
@@ -197,7 +193,7 @@ class KeptTokens:
         self._directory = directory
 
     def current(self, credential: str, original: str) -> str:
-        """Returns the token that has replaced the operator's, or the operator's own. Raises SecretError."""
+        """Return the token that has replaced the operator's, or the operator's own. Raise SecretError."""
         path = self._path(credential)
         try:
             with path.open("rb") as file:
@@ -213,8 +209,8 @@ class KeptTokens:
         raise SecretError(f"{path} is damaged; remove it to start afresh")
 
     def replace(self, credential: str, reference: str, original: str, token: str) -> None:
-        """Stores a token. `original`: the present value of `reference`. Raises SecretError when no place
-        takes it.
+        """Store a token. `original` is the present value of `reference`. Raise SecretError if it cannot be
+        stored anywhere.
         """
         if reference.startswith("/"):
             with contextlib.suppress(OSError):

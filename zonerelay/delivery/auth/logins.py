@@ -1,17 +1,17 @@
 """Logs in at smarthosts: chooses a batch's credential, decides whether it may be tried, and reports the
 result.
 
-- A log-in needs TLS. A connection whose certificate was not verified will do only where the operator wrote
-  `tls = "required"`.
-- A refusal (5yz to AUTH, no mechanism in common, a server that cannot prove itself, a token server's final
-  no) bounces no mail. It is reported once, is a problem in `status` and metrics, and ends all tries with the
-  credential at the zone for a pause (`accounts.py`). With one credential in the zone the refusal suspends the
-  destination; with several it defers the message.
-- A 4yz reply, a broken connection and a malformed answer are the host's trouble: the courier tries another
+- A login needs TLS. A connection whose certificate was not verified is accepted only if the operator set `tls
+  = "required"`.
+- A refusal (5yz to AUTH, no mechanism in common, a server that cannot prove its identity, a permanent error
+  of a token server) bounces no mail. It is reported once, is a problem in `status` and metrics, and prevents
+  all tries with the credential at the zone for a pause (`accounts.py`). With one credential in the zone the
+  refusal suspends the destination; with several it defers the message.
+- A 4yz reply, a broken connection and a malformed answer are failures of the host: the courier tries another
   host.
-- When a secret cannot be read or a token server cannot be reached, mail waits and the operator is told.
-- A token that was fetched earlier may have been revoked since: its refusal is a StaleTokenError. Another
-  token is fetched and shown on a new connection, once.
+- If a secret cannot be read or a token server is unreachable, mail waits and the operator is notified.
+- A token that was fetched earlier may have been revoked since, so its refusal is a StaleTokenError. Another
+  token is fetched and tried on a new connection, once.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ if TYPE_CHECKING:  # a command that only explains needs no metrics
 
 MAX_SHOWN = 200
 MAX_WORDS = 500
-"""Characters of a reply that are kept: the text is stored with every message that waits."""
+"""Characters of a reply that are kept, because the text is stored with every message that waits."""
 
 _PASSWORDS_OFF = ("7.30", "7.139")
-"""With one of these Microsoft refuses passwords: of everybody, or in one tenant or mailbox."""
+"""With one of these codes Microsoft refuses passwords, either for everyone or for one tenant or mailbox."""
 NO_PASSWORDS = (
     "password logins are switched off there: use XOAUTH2 (token_url; docs/deliver/smarthosts.md), or have an "
     "administrator switch them on again"
@@ -72,13 +72,13 @@ NO_PASSWORDS = (
 
 
 class AuthDialog(Protocol):
-    """One connection during its log-in, one command at a time."""
+    """A connection during its login, on which one command is sent at a time."""
 
     who: str
     address: str
 
     async def say(self, line: bytes) -> tuple[int, str]:
-        """Sends a line and returns the reply's code and text. Raises HostTrouble."""
+        """Send a line and return the reply's code and text. Raise HostTrouble."""
 
 
 class NoLogin(HostTrouble):
@@ -90,7 +90,7 @@ class NoLogin(HostTrouble):
 
 
 class StaleTokenError(Exception):
-    """A token from an earlier fetch was refused; a fresh one may do."""
+    """A token from an earlier fetch was refused. A new one may be accepted."""
 
     def __init__(self, token: str) -> None:
         super().__init__("a token from earlier was refused")
@@ -98,7 +98,7 @@ class StaleTokenError(Exception):
 
 
 def _no_login(account: Account, scope: Scope) -> NoLogin:
-    """Return what becomes of mail while the account has a problem."""
+    """Return the error for mail while the account has a problem."""
     where = f" at {account.host}" if account.host else ""
     text = f"zone {account.zone} cannot log in{where}: {account.problem}"
     return NoLogin(Reply(454, "7.0", text), scope, address=account.address)
@@ -106,9 +106,9 @@ def _no_login(account: Account, scope: Scope) -> NoLogin:
 
 @dataclass(slots=True, eq=False)
 class Login:
-    """The log-in of one connection. `material`: see `Account`. `scope`: that of a refusal.
+    """The login of one connection. `material` is described in `Account`. `scope` is the scope of a refusal.
 
-    `is_new`: the secret is certainly not out of date.
+    `is_new` says that the secret is certainly up to date.
     """
 
     logins: Logins
@@ -125,9 +125,9 @@ class Login:
         self.epoch = self.account.epoch
 
     async def run(self, dialog: AuthDialog, capabilities: Capabilities, *, security: str) -> None:
-        """Logs in on a connection with EHLO done. `security` as in `Session.security`.
+        """Log in on a connection after EHLO. `security` is as in `Session.security`.
 
-        Raises HostTrouble (NoLogin included) and StaleTokenError.
+        Raise HostTrouble (including NoLogin) and StaleTokenError.
         """
         self._check_tls(dialog, security)
         credential = self.credential
@@ -178,7 +178,7 @@ class Login:
         raise self._refused(dialog, words)
 
     async def _converse(self, dialog: AuthDialog, talking: SaslConversation) -> Reply:
-        """Returns the last reply. Raises HostTrouble and SaslError."""
+        """Run the dialog and return the last reply. Raise HostTrouble and SaslError."""
         line = talking.begin()
         while True:
             code, text = await dialog.say(line)
@@ -222,7 +222,7 @@ class Logins:
         self._post = post
         self._accounts: dict[tuple[str, str], Account] = {}
         self._credentials: dict[str, CredentialSettings] = {}
-        # The credentials of mailboxes, each under the name of the one zone that uses it.
+        # The credentials of mailboxes, each under the name of the only zone that uses it.
         self._mailboxes: dict[str, CredentialSettings] = {}
         self._patterns: Senders = {}
         self._ending: list[str] = []
@@ -234,7 +234,7 @@ class Logins:
     def configure(
         self, credentials: Sequence[CredentialSettings], senders: Senders, zones: Sequence[ZoneSettings]
     ) -> None:
-        """Replaces the settings; a credential that was refused may be tried again. `senders`: see
+        """Apply new settings. A credential that was refused may be tried again. `senders` is described in
         `senders_of`.
         """
         old = self._credentials
@@ -262,7 +262,9 @@ class Logins:
                 self._resume(key[0])
 
     def provide(self, credential: CredentialSettings) -> None:
-        """Adds the credential of a mailbox, whose name is its zone's. An earlier refusal is forgotten."""
+        """Add the credential of a mailbox, whose name is that of its zone. An earlier refusal
+        is forgotten.
+        """
         name = credential.name
         self._mailboxes[name] = self._credentials[name] = credential
         account = self._accounts.get((name, name))
@@ -271,17 +273,17 @@ class Logins:
             self.forgive(name)
 
     def withdraw(self, name: str) -> None:
-        """Removes the credential of a mailbox."""
+        """Remove the credential of a mailbox."""
         self._mailboxes.pop(name, None)
         self._credentials.pop(name, None)
         self._accounts.pop((name, name), None)
 
     def passwords_of_mailboxes(self, read: Callable[[str], str]) -> None:
-        """Sets the reader of mailbox passwords. `read(zone)` raises SecretError."""
+        """Set the reader of mailbox passwords. `read(zone)` raises SecretError."""
         self._secrets.of_mailbox = read
 
     def forgive(self, zone: str) -> None:
-        """Allows a try at once, because an operator asked for it."""
+        """Allow a try at once, because an operator requested it."""
         for account in self._accounts.values():
             if account.zone == zone and account.problem:
                 account.forgive()
@@ -289,7 +291,7 @@ class Logins:
                     self._tokens[account.credential].retry_now()
 
     def problems(self) -> Iterator[str]:
-        """Yields one line per account that cannot log in, or soon will not, for `status`."""
+        """Yield one line per account that cannot log in, or soon will not, for `status`."""
         yield from self._ending
         for account in self._accounts.values():
             if account.problem:
@@ -298,7 +300,7 @@ class Logins:
                 yield f"{who}: {account.problem}"
 
     def login_states(self) -> Iterator[tuple[str, str, bool]]:
-        """Yields zone, credential and whether it can log in, for accounts that have tried."""
+        """Yield zone, credential and whether it can log in, for accounts that have tried."""
         for account in self._accounts.values():
             if account.is_known and queue_of(account.zone).kind is not Kind.MAILBOX:
                 yield account.zone, account.credential, not account.problem
@@ -316,7 +318,7 @@ class Logins:
     # ---- one batch ----------------------------------------------------------------------------
 
     def credential_for(self, zone: ZoneSettings, sender: str) -> CredentialSettings:
-        """Returns the zone's first credential for this envelope sender. Raises NoLogin."""
+        """Return the zone's first credential for this envelope sender. Raise NoLogin."""
         credential = self._credentials.get(first_for(sender, zone, self._patterns))
         if credential is not None:
             return credential
@@ -324,17 +326,13 @@ class Logins:
         raise NoLogin(Reply(451, "7.0", text), Scope.LOCAL)
 
     def explain(self, zone: ZoneSettings, sender: str) -> str:
-        """Returns the credential that a zone uses for this sender, and the problem that keeps it from logging
-        in.
-        """
+        """Return the credential that a zone uses for this sender, and the problem that prevents its login."""
         name = first_for(sender, zone, self._patterns)
         account = self._accounts.get((zone.name, name))
         return f"{name}, which cannot log in: {account.problem}" if account and account.problem else name
 
     async def opening(self, terms: Terms, open_with: Callable[[Login], Awaitable[_Session]]) -> _Session:
-        """Returns a session that is logged in. `open_with` connects and runs the log-in. Raises
-        HostTrouble.
-        """
+        """Return a session that is logged in. `open_with` connects and runs the login. Raise HostTrouble."""
         login = await self._prepare(terms)
         try:
             return await open_with(login)
@@ -358,7 +356,7 @@ class Logins:
             final = isinstance(error, TokenError) and error.refused
             self._broken(account, str(error), await self._material_or_none(credential) if final else None)
             raise _no_login(account, scope) from error
-        # A server may have replaced the refresh token meanwhile.
+        # A server may have replaced the refresh token by now.
         if credential.token_url:
             material = await self._material_or_none(credential)
         return Login(self, account, scope, credential, identity, material, terms.tls.mode, new)
@@ -374,7 +372,9 @@ class Logins:
         return ""
 
     async def _identity(self, credential: CredentialSettings, refused: str) -> tuple[SaslIdentity, bool]:
-        """Returns the identity, and whether it is certainly not out of date. Never the `refused` token."""
+        """Return the identity, and whether it is certainly up to date. The `refused` token is
+        never returned.
+        """
         if not credential.token_url:
             return SaslIdentity(credential.user, await self._secrets.get(credential.password)), True
         source = self._token_source(credential)
@@ -400,7 +400,9 @@ class Logins:
     # ---- what came of it ----------------------------------------------------------------------
 
     def _broken(self, account: Account, problem: str, material: str | None) -> None:
-        """Notes a log-in that could not be tried. `material`: the secrets that an operator has to correct."""
+        """Note a login that could not be tried. `material` are the secrets that an operator has
+        to correct.
+        """
         news = problem != account.problem
         if material is None:
             account.problem, account.host, account.address = problem, "", ""
@@ -431,15 +433,15 @@ class Logins:
 
 
 def senders_of(credentials: Sequence[CredentialSettings]) -> Senders:
-    """Returns the senders of each credential that is not for every sender. Raises ValueError."""
+    """Return the senders of each credential that is restricted to senders. Raise ValueError."""
     return {each.name: AddressPatterns(each.sender) for each in credentials if each.sender}
 
 
 def first_for(sender: str, zone: ZoneSettings, senders: Senders) -> str:
-    """Returns the name of the zone's first credential for this envelope sender, `""` when there is none."""
+    """Return the name of the zone's first credential for this envelope sender, or `""`."""
     return next((name for name in zone.credentials if name not in senders or senders[name].match(sender)), "")
 
 
 def token_directory(settings: Settings) -> Path:
-    """Returns the directory, beside the spool, for refresh tokens whose own file cannot be written."""
+    """Return the directory, next to the spool, for refresh tokens whose original file cannot be written."""
     return settings.spool.path.parent / "refresh-tokens"

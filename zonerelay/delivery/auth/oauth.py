@@ -1,15 +1,14 @@
-"""Fetches and keeps access tokens for XOAUTH2, with a refresh token or the application's own secret.
+"""Fetches and stores access tokens for XOAUTH2, with a refresh token or the application's own secret.
 
-For one credential one request runs at a time, and all callers wait for the same token. A token is used until
-shortly before it ends and is replaced before that in the background, so that no mail waits. After a failure
-the token server is left alone for a pause that grows; until it is over, callers get the last error.
+For each credential one request runs at a time, and all callers wait for the same token. A token is used until
+shortly before it expires, and is replaced before that in the background, so that no mail waits. After a
+failure the token server is not queried for a pause that grows. Until it is over, callers get the last error.
 
-Raises TokenError (`refused`: see `oauth_grants.py`) and SecretError. A token is in no text, log or repr.
+TokenError (see its `refused`) and SecretError are raised. No token appears in a text, log or repr.
 
-Requests to a token server and its answers (RFC 6749) as values. No I/O.
-
-A refusal is an error that only an operator can mend (a revoked grant, a wrong client secret). Every other
-answer without a token is trouble that may pass. The text of neither contains a secret.
+Requests to a token server and its answers (RFC 6749) are values without I/O. A refusal is an error that only
+an operator can correct (a revoked grant, a wrong client secret). Every other answer without a token is a
+temporary failure. Neither message contains a secret.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from zonerelay.process.threads import FILES
 from zonerelay.process.webclient import Response, WebError, request
 
 MAX_ANSWER = 64 * 1024
-MAX_TOKEN = 8 * 1024  # octets that fit into one line of AUTH, in base64
+MAX_TOKEN = 8 * 1024  # bytes that fit into one line of AUTH, in base64
 
 DEFAULT_LIFE = 600.0
-"""Seconds that a token is used when the server does not say how long it is valid (RFC 6749 5.1)."""
+"""Seconds for which a token is used if the server does not report its lifetime (RFC 6749 5.1)."""
 
 SHORTEST_LIFE = 5.0
 LONGEST_LIFE = 24 * 3600.0
 
 _SHOWN = 300
 _TOKEN = re.compile(r"[!-~]+", re.ASCII)
-# RFC 6749 5.2, and what Microsoft and Google add: nothing of it passes by waiting.
+# RFC 6749 5.2, and the additions of Microsoft and Google. None of these errors is temporary.
 _REFUSALS = frozenset(
     (
         "invalid_grant",
@@ -61,7 +60,9 @@ _REFUSALS = frozenset(
 
 
 class TokenError(Exception):
-    """There is no token; the text says why. `refused`: waiting does not help, an operator has to act."""
+    """A token could not be fetched; the message says why. If `refused`, waiting does not help and an operator
+    has to act.
+    """
 
     def __init__(self, text: str, *, refused: bool = False) -> None:
         super().__init__(text)
@@ -70,7 +71,7 @@ class TokenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """An access token. `refresh_token` replaces the one that was used; `""` keeps it."""
+    """An access token. `refresh_token` replaces the one that was used, unless it is `""`."""
 
     access_token: str = field(repr=False)
     life: float
@@ -78,7 +79,7 @@ class Grant:
 
 
 def request_form(settings: CredentialSettings, *, client_secret: str, refresh_token: str) -> dict[str, str]:
-    """Returns the form of a token request. Empty values are left out, because servers refuse them."""
+    """Return the form of a token request. Empty values are omitted, because servers refuse them."""
     form = {
         "grant_type": settings.grant.value,
         "client_id": settings.client_id,
@@ -91,18 +92,18 @@ def request_form(settings: CredentialSettings, *, client_secret: str, refresh_to
 
 
 def read_answer(status: int, body: bytes, *, secrets: Sequence[str] = ()) -> Grant:
-    """Returns the token. Raises TokenError, whose text leaves out the `secrets` that a server may repeat."""
+    """Return the token. Raise TokenError, whose message omits the `secrets` that a server may repeat."""
     document = _document(body)
     if status == 200:
         return _granted(document)
     error = document.get("error")
     if not isinstance(error, str):
-        # RFC 6749 5.2: a server that says 401 does not know the client.
+        # RFC 6749 5.2: a server that replies 401 does not know the client.
         text = f"it answered {status}" + ("" if document else " without an error code")
         raise TokenError(text, refused=status == 401)
     described = document.get("error_description")
     words = f"{error}: {described}" if isinstance(described, str) and described else error
-    for secret in filter(None, secrets):  # before the text is cut: a part of a secret is a secret, too
+    for secret in filter(None, secrets):  # before the text is cut: a part of a secret is secret
         words = words.replace(secret, "[secret]")
     text = f"it answered {status} {_printable(words)}"
     raise TokenError(text, refused=error in _REFUSALS or status == 401)
@@ -130,7 +131,7 @@ def _granted(document: dict[str, object]) -> Grant:
 
 
 def _life(expires_in: object) -> float:
-    """Returns the life of a token in seconds. Some servers write the number as text."""
+    """Return the life of a token in seconds. Some servers write the number as text."""
     if isinstance(expires_in, bool) or not isinstance(expires_in, int | float | str):
         return DEFAULT_LIFE
     try:
@@ -150,7 +151,7 @@ def _printable(text: str) -> str:
 TIMEOUT = 30.0
 
 SPARE = 30.0
-"""Seconds before its end from which a token is not used any more: clocks differ, and log-ins take time."""
+"""Seconds before its end from which a token is no longer used, because clocks differ and logins take time."""
 
 AHEAD = 0.8
 """The part of its life after which a token is replaced in the background."""
@@ -197,7 +198,7 @@ class TokenSource:
         self._failed_with: tuple[str, str] | None = None
 
     async def material(self) -> tuple[str, str]:
-        """Returns client secret and refresh token as they are now. Raises SecretError."""
+        """Return client secret and refresh token as they are now. Raise SecretError."""
         settings = self._settings
         secret = await self._secrets.get(settings.client_secret) if settings.client_secret else ""
         if not settings.refresh_token:
@@ -208,7 +209,7 @@ class TokenSource:
         return secret, await FILES.run(self._kept.current, settings.name, original)
 
     async def token(self) -> tuple[str, bool]:
-        """Returns the token, and whether it was fetched just now. Raises TokenError and SecretError."""
+        """Return the token, and whether it was fetched just now. Raise TokenError and SecretError."""
         now = self._clock.monotonic()
         if self._token and now < self._good_until:
             if now >= self._renew_at and self._fetching is None and now >= self._pause_until:
@@ -217,7 +218,7 @@ class TokenSource:
         return await self._fresh(), True
 
     async def another_than(self, refused: str) -> str:
-        """Returns a token other than the one that a server refused. Raises as `token`."""
+        """Return a token other than the one that a server refused. Raise the same errors as `token`."""
         if self._token != refused and self._clock.monotonic() < self._good_until:
             return self._token
         return await self._fresh()
@@ -233,16 +234,18 @@ class TokenSource:
         return await asyncio.shield(self._fetching)
 
     async def _raise_unless_corrected(self, trouble: TokenError | SecretError) -> None:
-        """Raises the trouble unless the secrets have changed since: it says nothing about other secrets."""
+        """Raise the last error unless the secrets have changed since, because it does not apply to other
+        secrets.
+        """
         if self._failed_with is None or await self.material() == self._failed_with:
             raise trouble
 
     def retry_now(self) -> None:
-        """Ends the pause after a failure, because an operator asked for it."""
+        """End the pause after a failure, because an operator requested it."""
         self._pause_until = 0.0
 
     def forget(self) -> None:
-        """Drops the present token, which a smarthost refuses."""
+        """Drop the present token, which a smarthost has refused."""
         self._good_until = 0.0
 
     async def close(self) -> None:
@@ -259,7 +262,7 @@ class TokenSource:
     def _fetched(self, task: asyncio.Task[str]) -> None:
         self._fetching = None
         if not task.cancelled():
-            task.exception()  # the callers have it; after their cancellation it is not needed
+            task.exception()  # the callers receive the error; if they were cancelled it is not needed
 
     def _renewed(self, task: asyncio.Task[str]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -299,13 +302,13 @@ class TokenSource:
         return grant
 
     async def _keep(self, token: str) -> None:
-        """Stores a new refresh token before the access token is used, so that a crash cannot lose it."""
+        """Store a new refresh token before the access token is used, so that a crash cannot lose it."""
         settings = self._settings
         try:
             original = await self._secrets.get(settings.refresh_token)
             self._unkept = (original, token)
             await FILES.run(self._kept.replace, settings.name, settings.refresh_token, original, token)
         except SecretError as error:
-            self._warn(str(error))  # the token serves until the next start, and the operator is told
+            self._warn(str(error))  # the token works until the next start, and the operator is notified
         else:
             self._unkept = None

@@ -1,26 +1,25 @@
 """The state of one batch during an attempt: its progress, its body, and the transaction for the next peer.
 
-The state decides which recipients a transaction names: those without a final answer, whom the peer's
+The state decides which recipients a transaction names: those without a final outcome that the peer's
 extensions can serve, and no more than the peer's limits (LIMITS, RFC 9422) allow. For a peer that lacks
-8BITMIME or SMTPUTF8 the message is converted, if the zone says so (RFC 6152 3 and RFC 6531 3.6 leave the
-choice to the relay), and that form is sent from then on. What cannot be converted is returned, but in its
-first `PATIENCE` seconds only by a host that has taken mail: some hosts in front of others (greylisting
-daemons) offer less than those behind them.
+8BITMIME or SMTPUTF8 the message is converted if the zone says so (RFC 6152 3 and RFC 6531 3.6 leave the
+choice to the relay), and that form is sent from then on. What cannot be converted is bounced. In its first
+`PATIENCE` seconds it is bounced only by a host that has accepted mail, because some hosts in front of others
+(greylisting daemons) offer less than those behind them.
 
 MAILMAX is `Session.max_transactions`. RCPTDOMAINMAX counts the domains of all recipients that were named on a
 connection (RFC 9422 4.3), accepted or not. A host that announces no RCPTDOMAINMAX gets one domain in a
-transaction, unless the zone says that domains mix: of several domains Google takes the first and answers 451
-4.3.0 for the others.
+transaction, unless the zone says that domains mix: of several domains Google accepts the first and replies
+451 4.3.0 for the others.
 
-A next hop that answers 530 (RFC 4954 6, RFC 3207 4) wants a log-in or TLS that the zone does not configure.
+A next hop that replies 530 (RFC 4954 6, RFC 3207 4) requires a login or TLS that the zone does not configure.
 The reply is about the configuration, not about the mail: the recipients are deferred with scope HOST instead
-of bounced, until an operator has seen it. An MX host that answers 530 refuses the mail, because the relay has
-no credentials for it.
+of bounced, until an operator has corrected it. An MX host that replies 530 refuses the mail, because the
+relay has no credentials for it.
 
-The outcomes of one batch while the courier goes from connection to connection.
-
-A recipient is *open* until a peer has answered for it. An open recipient may have a *tentative* outcome: the
-one that it gets when no connection is left to try.
+`BatchProgress` holds the outcomes of one batch while the courier goes from connection to connection. A
+recipient is *open* until a peer has replied for it. An open recipient may have a *tentative* outcome, which
+it gets if no connection is left to try.
 """
 
 from __future__ import annotations
@@ -63,20 +62,20 @@ class BatchProgress:
 
     @property
     def answered(self) -> bool:
-        """True when a recipient has a final outcome."""
+        """Whether a recipient has a final outcome."""
         return len(self.open) < len(self._known)
 
     def settle_open(self, outcome: Outcome) -> None:
-        """Gives every open recipient the same final outcome."""
+        """Give every open recipient the same final outcome."""
         for index in self.open:
             self._known[index] = outcome
         self.open = []
 
     def host_failed(self, host: str, trouble: HostTrouble, *, counts: bool = True) -> None:
-        """Records that a host could not be asked. A later host that cannot be asked outweighs what an earlier
-        host said. `counts` false: it uses up no attempt.
+        """Note that a host could not be used. A later such host replaces the outcome of an earlier one. If
+        `counts` is false, it is not counted as an attempt.
 
-        A trouble of our own (scope LOCAL) does not replace a deferral by a host.
+        An error of the relay itself (scope LOCAL) does not replace a deferral by a host.
         """
         outcome = Outcome(
             Verdict.DEFERRED,
@@ -93,14 +92,14 @@ class BatchProgress:
             self.undecided(outcome)
 
     def give_up(self) -> None:
-        """Makes the tentative outcomes of the open recipients final."""
+        """Make the tentative outcomes of the open recipients final."""
         for index in self.open:
             self._known[index] = self._tentative[index]
         self.open = []
 
     def undecided(self, outcome: Outcome) -> None:
-        """Gives this deferral to the open recipients that no host has deferred so far, because some hosts
-        were not asked.
+        """Give this deferral to the open recipients that no host has deferred so far, because some hosts were
+        not tried.
         """
         for index in self.open:
             known = self._tentative[index]
@@ -108,16 +107,16 @@ class BatchProgress:
                 self._tentative[index] = outcome
 
     def refuse_open(self, reply: Reply, peer: Peer) -> None:
-        """Bounces the open recipients: the peer announced that it would refuse the message, so it is not
-        asked.
+        """Bounce the open recipients: the peer announced that it would refuse the message, so
+        it is not sent.
         """
         self.settle_open(
             Outcome(Verdict.BOUNCED, reply, Scope.MESSAGE, peer.host, peer.address, peer.tls, local=True)
         )
 
     def unsupported(self, indices: Sequence[int], reply: Reply, peer: Peer, *, for_now: bool) -> None:
-        """Notes that this host lacks what the recipients need. The bounce is final only when every host of
-        the route does. `for_now`: the host may offer more later, so that they are deferred.
+        """Note that this host lacks what the recipients need. The bounce is final only if every host of the
+        route does. `for_now` says that the host may offer more later, so that they are deferred.
         """
         verdict = Verdict.BOUNCED
         if for_now:
@@ -128,7 +127,7 @@ class BatchProgress:
                 self._tentative[index] = outcome
 
     def record(self, indices: Sequence[int], transaction: Transaction, peer: Peer) -> None:
-        """Takes over the outcomes of a finished transaction for these recipients."""
+        """Record the outcomes of a finished transaction for these recipients."""
         if transaction.unanswered:
             self._suppose(transaction.outcomes[0])
             return
@@ -143,10 +142,10 @@ class BatchProgress:
             self.left_out([index for index in indices if self._known[index] is None], peer)
 
     def suspect(self, indices: Sequence[int], transaction: Transaction) -> None:
-        """Takes over the outcomes of a transaction whose refusal may be about the connection, and leaves the
-        recipients without an answer of their own open.
+        """Record the outcomes of a transaction whose refusal may be about the connection. Recipients without
+        a reply of their own stay open.
 
-        They are deferred without an attempt when nothing is left to ask, also after a permanent refusal.
+        They are deferred without an attempt if nothing is left to try, even after a permanent refusal.
         """
         refusal = transaction.refusal
         everyone = transaction.refused_at is Phase.RCPT and refusal is not None and refusal.code != CLOSING
@@ -158,7 +157,7 @@ class BatchProgress:
         self.open = [index for index in self.open if self._known[index] is None]
 
     def left_out(self, indices: Sequence[int], peer: Peer) -> None:
-        """Notes that the recipients need another transaction."""
+        """Note that the recipients need another transaction."""
         later = Outcome(
             Verdict.DEFERRED, OVERFLOW, Scope.RECIPIENT, peer.host, peer.address, peer.tls, counts=False
         )
@@ -166,7 +165,9 @@ class BatchProgress:
             self._tentative[index] = later
 
     def outcomes(self, otherwise: Outcome) -> list[Outcome]:
-        """Returns the result. When a host has answered for some recipients, the rest has no HOST trouble."""
+        """Return the result. If a host has replied for some recipients, the others get no outcome of scope
+        HOST.
+        """
         answered = self.answered
         for index in self.open:
             outcome = self._tentative[index] or otherwise
@@ -205,10 +206,10 @@ class NoTurnError(Exception):
 class BatchState:
     """The state of one batch. `message` is what is sent: the stored message, or the zone's rendition of it.
 
-    `source_unfit`: this machine lacks the source's address, or the source shares no address family with the
-    hosts. `family_missed`: the source shares no address family with one host at least. `unfit`: the names of
-    the sources that were given up for these reasons. `address_blamed`: a peer has refused the source's
-    address for its reputation.
+    `source_unfit` says that this machine lacks the source's address, or that the source shares no address
+    family with the hosts. `family_missed` says that the source shares no address family with at least one
+    host. `unfit` are the names of the sources that were excluded for these reasons. `address_blamed` says
+    that a peer has refused the source's address because of its reputation.
     """
 
     def __init__(
@@ -226,29 +227,31 @@ class BatchState:
         self.family_missed = False
         self.address_blamed = False
         self.left_out = False
-        """True when the peer's limits kept a recipient out of the latest transaction."""
+        """Whether the peer's limits excluded a recipient from the latest transaction."""
         self._is_young = now < batch.message.envelope.created + PATIENCE
         self._conversion_tried = False
         self.lacking = False
-        """True when a peer lacks an extension that a recipient needs."""
+        """Whether a peer lacks an extension that a recipient needs."""
         self.suspect: Suspect | None = None
-        """The latest refusal that may be about its connection, while another connection has not answered."""
+        """The latest refusal that may be about its connection, until another connection has
+        shown the cause.
+        """
         self.asked_again = 0
-        """Suspect refusals since the latest message that was taken."""
+        """Suspect refusals since the latest accepted message."""
         self.opening = ""
         """The host and the address of the latest connection that was opened."""
         self.exchange: tuple[Transaction, Session] | None = None
-        """The transaction that runs, and its connection."""
+        """The transaction in progress, and its connection."""
         self.unverified: tuple[str, HostTrouble] | None = None
-        """The latest host whose TLS is not what the message demands, while other mail demands less."""
+        """The latest host whose TLS does not meet the message's demand, although other mail demands less."""
 
     def send(self, rendered: Rendered) -> None:
-        """Sends this rendition instead of the stored message. Call it before anything is sent."""
+        """Use this rendition instead of the stored message. Call it before anything is sent."""
         self.message, self._read_body = rendered.message, rendered.read_body
         self.body = SentBody(self._read_body, self.message, self._check_claim)
 
     def wants_conversion(self, session: Session) -> bool:
-        """Return whether this peer takes the message in seven bits alone, and no conversion was tried."""
+        """Return whether this peer accepts the message only in seven bits, and no conversion was tried."""
         message, capabilities = self.message, session.capabilities
         if self._conversion_tried:
             return False
@@ -257,7 +260,7 @@ class BatchState:
         )
 
     async def convert(self, renderer: Renderer) -> None:
-        """Sends the message in seven bits from now on, if the zone allows it and nothing is lost. Raises
+        """Use the message in seven bits from now on, if the zone allows it and nothing is lost. Raise
         StoreError and RenderError.
         """
         self._conversion_tried = True
@@ -268,8 +271,8 @@ class BatchState:
             await self.body.open()
 
     def transaction(self, session: Session) -> Transaction | None:
-        """Returns the transaction for the open recipients that this peer can serve, `None` when there are
-        none.
+        """Return the transaction for the open recipients that this peer can serve, or None if
+        there are none.
         """
         asking = self._servable(session)
         self.left_out = False
@@ -288,13 +291,13 @@ class BatchState:
         return Transaction(self.message, deliveries, session.capabilities, session.peer)
 
     async def reopen_body(self) -> None:
-        """Reads the body again from its beginning. Raises StoreError."""
+        """Read the body again from its beginning. Raise StoreError."""
         await self.body.close()
         self.body = SentBody(self._read_body, self.message, self._check_claim)
         await self.body.open()
 
     def record(self, transaction: Transaction, session: Session, *, suspect: bool = False) -> None:
-        """Takes over the outcomes of a finished transaction. `suspect`: its refusal may be about the
+        """Record the outcomes of a finished transaction. `suspect` is its refusal if that may be about the
         connection.
         """
         if not transaction.delivered and self.batch.zone.next_hop:
@@ -352,14 +355,14 @@ WANTS_MORE = 530
 
 
 PASSWORDS_OFF = "7.30"
-"""Microsoft takes no password for this log-in. RFC 8689 5 has the same code for mail that demands TLS."""
+"""Microsoft accepts no password for this login. RFC 8689 5 has the same code for mail that demands TLS."""
 
 
 def without_auth_bounces(
     outcomes: Sequence[Outcome | None], zone: str, *, require_tls: bool
 ) -> list[Outcome | None]:
-    """Returns the outcomes of a transaction with a next hop, with deferrals in the place of bounces for a
-    log-in that is missing or of the wrong kind. `require_tls`: the message demands TLS of every hop.
+    """Return the outcomes of a transaction with a next hop, with deferrals instead of bounces for a missing
+    or wrong login. `require_tls` says that the message demands TLS of every hop.
     """
     return [None if each is None else _without_auth_bounce(each, zone, require_tls) for each in outcomes]
 
@@ -389,7 +392,7 @@ def _without_auth_bounce(outcome: Outcome, zone: str, require_tls: bool) -> Outc
 def within_limits(
     session: Session, zone: ZoneSettings, deliveries: Sequence[Delivery], wanted: list[int]
 ) -> list[int]:
-    """Returns the positions of `wanted` that the next transaction may name; none when the connection cannot
+    """Return the positions of `wanted` that the next transaction may name, or none if the connection cannot
     serve them.
     """
     limits = session.capabilities.limits
@@ -411,14 +414,14 @@ def mixes(zone: ZoneSettings, rcptdomainmax: int | None) -> bool:
 def _of_few_domains(
     domains: set[str], deliveries: Sequence[Delivery], wanted: list[int], most: int
 ) -> list[int]:
-    """Returns the recipients whose domain the connection has named or has room for, in their order."""
+    """Return the recipients whose domain the connection has named or may still name, in order."""
     return [index for index in wanted if _has_room(domains, deliveries[index].domain, most)]
 
 
 def _of_one_domain(
     domains: set[str], deliveries: Sequence[Delivery], wanted: list[int], most: int | None
 ) -> list[int]:
-    """Returns the recipients in the first domain that the connection has room for."""
+    """Return the recipients in the first domain that the connection may still name."""
     if len(wanted) == 1 and most is None:  # the usual case
         return wanted
     for index in wanted:
@@ -429,7 +432,7 @@ def _of_one_domain(
 
 
 def _has_room(domains: set[str], domain: str, most: int) -> bool:
-    """True when the connection has named the domain or may name it; then the domain counts from now on."""
+    """Return true if the connection has named the domain or may name it. The domain counts from then on."""
     if len(domains) < most:
         domains.add(domain)
     return domain in domains

@@ -1,9 +1,9 @@
-"""Delivers to captured mail the batches of zones whose next hop is "capture:".
+"""Delivers the batches of zones whose next hop is "capture:" to captured mail.
 
-The store of the capture has synced the message before there is an outcome, so a crash between the two repeats
-the batch, and a message with the same id is the same message there. A full disk and any other trouble of the
-file is a deferral, as our own (scope LOCAL); a message that can never be kept bounces. One message at a time
-is in memory. Old messages are looked for every `EXPIRED` seconds.
+The capture store has synced the message before there is an outcome, so a crash between the two repeats the
+batch, and a message with the same id is the same message there. A full disk or any other error of the file is
+a deferral with scope LOCAL. A message that can never be stored bounces. Only one message at a time is in
+memory. Old messages are searched every `EXPIRED` seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HOST = "capture"
 
 
 class Capturing:
-    """The courier of a worker for captured mail. Opens the store with the first batch, or with `start`."""
+    """The courier of a worker for captured mail. It opens the store with the first batch, or with `start`."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Capturing:
             await CAPTURE.run(self._capture.close)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """Raises nothing but CancelledError and ClaimLostError."""
+        """Deliver a batch to captured mail. Only CancelledError and ClaimLostError are raised."""
         async with self._lock:
             self.start()
             try:
@@ -74,7 +74,7 @@ class Capturing:
                 raise
             except StoreError as error:
                 outcome = _outcome(Verdict.DEFERRED, unreadable(error))
-            except Exception as error:  # noqa: BLE001 - unknown trouble is temporary
+            except Exception as error:  # noqa: BLE001 - an unknown error is temporary
                 self._trouble("capture", error)
                 outcome = _outcome(
                     Verdict.DEFERRED, Reply(451, "3.0", f"internal error: {type(error).__name__}")
@@ -108,7 +108,7 @@ class Capturing:
 
     async def _expire(self) -> None:
         while True:
-            with contextlib.suppress(Exception):  # the next message tells
+            with contextlib.suppress(Exception):  # the next message reports it
                 await CAPTURE.run(self._expire_now)
             await asyncio.sleep(EXPIRED)
 

@@ -1,40 +1,40 @@
-"""Carries batches to hosts, from an idle connection to the last MX host.
+"""Delivers batches to hosts, over an idle connection or new ones, up to the last MX host.
 
-The courier reads the first piece of the body and uses an idle connection if there is one. Otherwise it opens
+The courier reads the first chunk of the body and uses an idle connection if there is one. Otherwise it opens
 connections to the route's hosts in the order of preference (equal hosts shuffled, RFC 5321 5.1) until every
-recipient has an answer or `max_hosts_per_attempt` addresses have been tried.
+recipient has a reply or `max_hosts_per_attempt` addresses have been tried.
 
 Policies:
 
-- When an idle connection turns out to be closed before it has answered MAIL, the transaction runs again on a
-  fresh connection and is not counted as an attempt.
-- A refusal that may be about the connection (`connection/session_limits.py`) is asked about once more on
-  a new connection to the same host, or, when there may be too many connections, on the next idle one.
+- If an idle connection turns out to be closed before it has answered MAIL, the transaction runs again on a
+  new connection and is not counted as an attempt.
+- A refusal that may be about the connection (`connection/session_limits.py`) is tried once more on a new
+  connection to the same host, or, if there may be too many connections, on the next idle one.
 - A failure before the reply to MAIL concerns the host: the courier tries the next one. A later failure is a
-  deferral, because a second host would be asked to take what the first may have taken.
-- Every failure of a host is a deferral, a greeting with 5yz and a forbidden address included. Mail bounces
-  only for a peer's 5yz to a recipient or the message, for a message beyond an announced SIZE (5.3.4), and
-  where every host of the route lacks an extension and the message is not converted (`batch_state.py`): 8-bit
+  deferral, because the first host may have accepted the message, and a second host must not get it, too.
+- Every failure of a host is a deferral, including a greeting with 5yz and a forbidden address. Mail bounces
+  only for a peer's 5yz to a recipient or the message, for a message larger than an announced SIZE (5.3.4),
+  and if every host of the route lacks an extension and the message is not converted (`batch_state.py`): 8-bit
   content without 8BITMIME (5.6.3), UTF-8 in addresses or header fields without SMTPUTF8 (5.6.7).
 - In a zone with sources the batch has one source, and a peer's refusal of the source's address is remembered
-  with the source (`source/selection.py`). A refusal of the address bounces no mail and suspends no
-  destination while another source is left: the next attempt uses that one. A source whose address this
-  machine lacks, or that shares no address family with the hosts, gives way to the next source at once.
-- Hosts that were found dead lately are tried last (`connection/host_order.py`). In a zone with credentials
-  the batch has one credential and uses connections that were logged in with it; while the log-in fails the
-  batch waits (`auth/logins.py`). Where no credential is configured and the next hop wants a
-  log-in, no mail bounces (`batch_state.py`).
+  with the source (`source.py`). A refusal of the address bounces no mail and suspends no destination while
+  another source is left: the next attempt uses that one. A source whose address this machine lacks, or that
+  shares no address family with the hosts, is replaced by the next source at once.
+- Hosts that were recently found dead are tried last (`connection/session_limits.py`). In a zone with
+  credentials the batch has one credential and uses connections that were logged in with it; while the login
+  fails the batch waits (`auth/logins.py`). If no credential is configured and the next hop requires a login,
+  no mail bounces (`batch_state.py`).
 - A host that refuses BDAT or parameters that it offers gets mail without them for a day (`extensions.py`).
-- A message that demands TLS and a verified certificate (`require_tls`) has connections of its own where other
-  mail demands less. A host that does not meet the demand defers this message alone (4.7.30).
-- When a peer limits transactions with LIMITS (RFC 9422), the courier sends several transactions, and opens
+- A message that demands TLS and a verified certificate (`require_tls`) has separate connections if other mail
+  demands less. A host that does not meet the demand defers only this message (4.7.30).
+- If a peer limits transactions with LIMITS (RFC 9422), the courier sends several transactions, and opens
   several connections to the same host as long as each one settles a recipient.
-- An unexpected exception is a deferral that says nothing about the host (scope LOCAL), and goes to the event
-  loop's exception handler.
+- An unexpected exception is a deferral that says nothing about the host (scope LOCAL), and is passed to the
+  event loop's exception handler.
 
-A cancelled delivery aborts its connection, because a late reply could be paired with another message. So
-does one whose claim is lost. When no recipient has an answer yet, the delivery ends with that exception;
-otherwise it returns its outcomes, so that mail that a peer has taken is not sent again.
+A cancelled delivery aborts its connection, because a late reply could be paired with another message. So does
+a delivery whose claim is lost. If no recipient has a reply yet, the delivery ends with that exception.
+Otherwise it returns its outcomes, so that mail that a peer has accepted is not sent again.
 """
 
 from __future__ import annotations
@@ -85,17 +85,17 @@ from zonerelay.store.contract import ClaimLostError, StoreError
 from zonerelay.telemetry.events.transcript import Record, Transcripts
 
 MAX_ASKED_AGAIN = 3
-"""Suspect refusals, without a message taken in between, until a batch gives up."""
+"""Suspect refusals, without an accepted message in between, until a batch stops trying."""
 
 FEWER_PATIENCE = 10.0
-"""Seconds that a batch waits for one of the connections that a host takes at a time."""
+"""Seconds that a batch waits for one of the connections that a host accepts at a time."""
 
 MAX_LACKING = 20
-"""Addresses of hosts that one attempt may find to lack what the message needs."""
+"""Addresses of hosts that lack what the message needs, which one attempt may try."""
 
 
 class SmtpCourier:
-    """The SMTP courier of a worker. Owns every outgoing connection."""
+    """The SMTP courier of a worker. It owns every outgoing connection."""
 
     def __init__(
         self,
@@ -142,7 +142,9 @@ class SmtpCourier:
         """Sends QUIT to idle peers within `quit_timeout`. Active sessions end when their batch is done."""
 
     def learned(self, address: str) -> tuple[str, ...]:
-        """Returns what is done differently at an address (`ip:port`) because of what the host has done."""
+        """Return what is done differently at an address (`ip:port`) because of the host's
+        earlier behavior.
+        """
         lines = []
         if (most := self._limits.most(address)) is not None:
             lines.append(f"a connection ends after {most} messages: the host refused more")
@@ -153,7 +155,7 @@ class SmtpCourier:
         return tuple(lines)
 
     def phase_of(self, key: DeliveryKey) -> tuple[str, float] | None:
-        """Return what an attempt waits for, and for how many seconds at most (0 where that is not known)."""
+        """Return what an attempt waits for, and for how many seconds at most (0 if unknown)."""
         for state in self._carried:
             batch = state.batch
             if key.message_id == batch.message.id and any(key == each.key for each in batch.deliveries):
@@ -165,7 +167,7 @@ class SmtpCourier:
         return None
 
     def join(self) -> None:
-        """Let a transcript that has just begun record the transactions that are under way."""
+        """Let a transcript that has just begun record the transactions in progress."""
         for state in self._carried:
             if state.exchange is None:
                 continue
@@ -177,8 +179,8 @@ class SmtpCourier:
                 record.joined(f"waits {left} for {transaction.phase}", transaction.phase is Phase.BODY)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """Returns one outcome per delivery, in order. Raises only CancelledError and ClaimLostError, and only
-        while no peer has answered for a recipient.
+        """Deliver a batch and return one outcome per delivery, in order. Only CancelledError and
+        ClaimLostError are raised, and only while no peer has replied for a recipient.
         """
         route = named_after(batch.deliveries, batch.route, batch.zone)
         terms = Terms(batch.zone, route, ANY_CONNECTION)
@@ -199,10 +201,10 @@ class SmtpCourier:
                 raise
             progress.settle_open(_CUT_SHORT)
         except NoTurnError:
-            progress.undecided(_NO_TURN)  # the peers' replies so far stand
+            progress.undecided(_NO_TURN)  # the peers' replies so far remain valid
         except NoLogin as trouble:
             progress.host_failed("", trouble)
-        except Exception as error:  # noqa: BLE001  DESIGN rule 3: unknown trouble is temporary
+        except Exception as error:  # noqa: BLE001 - DESIGN rule 3: an unknown error is temporary
             context = {"message": f"delivery of {batch.message.id} failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
             reply = Reply(451, "3.0", f"internal error: {type(error).__name__}")
@@ -234,7 +236,7 @@ class SmtpCourier:
             await self._attempt(state)
 
     def _next_hop_key(self, batch: Batch) -> ConnectionKey:
-        """Raises NoLogin."""
+        """Return the key with the batch's next hop and credential. Raise NoLogin."""
         zone, credential = batch.zone, None
         if zone.credentials:
             credential = self._logins.credential_for(zone, batch.message.envelope.sender)
@@ -250,7 +252,7 @@ class SmtpCourier:
             await self._find_takers(state, reused=session is not None)
 
     async def _attempt_from_sources(self, state: BatchState) -> None:
-        """Attempts from the batch's own source, and from the next one when that source cannot be used
+        """Try to deliver from the batch's own source, and from the next one if that source cannot be used
         here.
         """
         batch = state.batch
@@ -267,9 +269,9 @@ class SmtpCourier:
             state.unfit.add(key.source.name)
 
     async def _find_takers(self, state: BatchState, *, reused: bool) -> None:
-        """Goes from connection to connection until no recipient is open or nothing is left to try.
+        """Try connections one after the other until no recipient is open or nothing is left to try.
 
-        `reused`: an idle connection has been tried, so only fresh connections follow.
+        `reused` says that an idle connection has been tried, so only new connections follow.
         """
         terms = state.terms
         slot: Slot | None = None
@@ -306,7 +308,7 @@ class SmtpCourier:
     async def _open(
         self, state: BatchState, slot: Slot, host: MxHost, ip: str, plan: TlsPlan
     ) -> Session | HostTrouble:
-        """Returns a new connection, which owns the slot from then on, or the reason why there is none."""
+        """Return a new connection, which then owns the slot, or the reason why there is none."""
         terms = state.terms
         state.opening = f"{host.name} [{display_address(ip, host.port)}]"
         slot.record = self._record(state, host.name, display_address(ip, host.port), None)
@@ -314,7 +316,8 @@ class SmtpCourier:
             try:
                 session = await self._opener.open(terms, host, ip, slot, plan)
             except HostTrouble as trouble:
-                # The host may take fewer connections than we allow: its idle ones give way to this one.
+                # The host may accept fewer connections than we allow, so its idle ones are closed for this
+                # one.
                 if not (_is_not_now(trouble) and await self._pool.clear(terms.route)):
                     raise
                 session = await self._opener.open(terms, host, ip, slot, plan)
@@ -330,14 +333,16 @@ class SmtpCourier:
         return session
 
     def _report_skipped(self, session: Session, line: str) -> None:
-        """Reports a line without a code, once a day for a host."""
+        """Report a line without a code, once a day for a host."""
         peer = session.peer
         if line and peer.address not in self._seen_skipped:
             self._seen_skipped.add(peer.address)
             self._skipped(peer.host, peer.address, line)
 
     def _record(self, state: BatchState, host: str, peer: str, before: Record | None) -> Record | None:
-        """The record of a connection that carries this batch, if an operator has begun a transcript of it."""
+        """Return the record of a connection that carries this batch, if an operator has started a transcript
+        of it.
+        """
         if not self._transcripts.on:
             return None
         names = {state.terms.route.name, host, peer, *(each.domain for each in state.batch.deliveries)}
@@ -362,7 +367,7 @@ class SmtpCourier:
             self._order.troubled(host, ip, trouble)
 
     async def _endpoints(self, state: BatchState) -> AsyncGenerator[tuple[MxHost, str, TlsPlan], None]:
-        """Yields hosts and addresses to try. A host that cannot be found counts as tried.
+        """Yield hosts and addresses to try. A host that cannot be found counts as tried.
 
         A host that lacks what the message needs does not count.
         """
@@ -421,7 +426,7 @@ class SmtpCourier:
         return found
 
     async def _plan(self, host: MxHost, found: Addresses, state: BatchState) -> TlsPlan | None:
-        """Returns what TLS with this host must be, `None` when DNS rules the host out."""
+        """Return the TLS requirements for this host, or None if DNS excludes it."""
         try:
             return await self._planner.plan(state.terms, host, found)
         except HostTrouble as trouble:
@@ -429,10 +434,10 @@ class SmtpCourier:
             return None
 
     async def _use(self, session: Session, state: BatchState) -> bool:
-        """Runs transactions on a connection until no recipient is open or the connection can serve no more.
+        """Run transactions on a connection until no recipient is open or the connection can serve no more.
 
-        Returns true when the peer's limits ended it and another connection to the host may serve more. When
-        the host may have too many connections, an idle one goes on.
+        Return true if the peer's limits ended it and another connection to the host may serve more. If the
+        host may have too many connections, an idle one continues.
         """
         limited = await self._run(session, state)
         if state.asked_again > MAX_ASKED_AGAIN:
@@ -450,7 +455,7 @@ class SmtpCourier:
         return limited
 
     async def _run(self, session: Session, state: BatchState) -> bool:
-        """Does what `_use` does, on this connection alone."""
+        """Run transactions as `_use` does, only on this connection."""
         in_step, transaction = False, None
         protocol = session.protocol
         if self._transcripts.on or protocol.record is not None:
@@ -490,9 +495,10 @@ class SmtpCourier:
         return in_step and (state.left_out or session.transactions >= session.max_transactions)
 
     def _is_suspect(self, transaction: Transaction, session: Session, state: BatchState) -> bool:
-        """Returns true when the refusal that ended a transaction may be about the connection, and ends it.
+        """Return true if the refusal that ended a transaction may be about the connection, and end the
+        connection.
 
-        Learns from a transaction that was asked again on another connection.
+        Learn from a transaction that was repeated on another connection.
         """
         others = 0 if transaction.delivered else self._pool.open_at(state.terms) - 1
         before, state.suspect = state.suspect, None
@@ -513,7 +519,7 @@ class SmtpCourier:
         return suspect is not None
 
     def _hear(self, transaction: Transaction, session: Session, state: BatchState) -> None:
-        """Notes replies that refuse our address. Recipients of one transaction mostly share their reply."""
+        """Note replies that refuse our address. Recipients of one transaction usually share their reply."""
         replies = {
             outcome.reply
             for outcome in transaction.outcomes
@@ -525,7 +531,7 @@ class SmtpCourier:
 
 
 def _is_not_now(trouble: HostTrouble) -> bool:
-    """Return whether the host itself has refused the connection for now."""
+    """Return whether the host itself has temporarily refused the connection."""
     return trouble.said is not None and trouble.said.is_transient
 
 
@@ -534,7 +540,7 @@ def _beginning_with(address: str, ips: Sequence[str], host: MxHost) -> list[str]
 
 
 def _for_its_tls(outcome: Outcome, host: str, trouble: HostTrouble) -> Outcome:
-    """Returns the outcome for a message that demands more of TLS than other mail: it says nothing about the
+    """Return the outcome for a message that demands more TLS than other mail. It says nothing about the
     hosts, which other mail may reach (RFC 8689 4.2.1).
     """
     if outcome.scope is not Scope.HOST:

@@ -1,9 +1,8 @@
-"""Decides which of a host's offers are used: BDAT in the place of DATA (RFC 3030), and the parameters that a
-message can do without (SIZE, BODY for a body of 7 bits, RET, ENVID, NOTIFY, ORCPT, a SMTPUTF8 without need).
+"""Decides which of a host's extensions are used: BDAT instead of DATA (RFC 3030), and the optional parameters
+of a message (SIZE, BODY for a body of 7 bits, RET, ENVID, NOTIFY, ORCPT, an unnecessary SMTPUTF8).
 
 Some hosts offer an extension and then refuse it. For `REMEMBER_FOR` seconds such a host gets mail without it
-(`peer/expiring_set.py`). The decision is made once for each connection, so that mail to other hosts pays
-nothing.
+(`ExpiringSet`). The decision is made once for each connection, so that mail to other hosts has no cost.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ REMEMBER_FOR = 24 * 3600.0
 
 
 class UsedExtensions:
-    """The extensions of hosts, as a worker used them."""
+    """The extensions of hosts, as experienced by a worker."""
 
     def __init__(self, clock: Clock) -> None:
         self._without_bdat = {trouble: ExpiringSet(clock, REMEMBER_FOR) for trouble in BdatTrouble}
@@ -33,15 +32,15 @@ class UsedExtensions:
         self._took_mail = ExpiringSet(clock, REMEMBER_FOR)
 
     def trouble(self, address: str) -> str:
-        """Returns why a host (`ip:port`) gets DATA instead of BDAT, `""` if it does not."""
+        """Return why a host (`ip:port`) gets DATA instead of BDAT, or `""`."""
         return next((trouble for trouble, hosts in self._without_bdat.items() if address in hosts), "")
 
     def few_parameters(self, address: str) -> bool:
-        """Returns true when a host has refused parameters that it offers, and taken mail without them."""
+        """Return true if a host has refused parameters that it offers, and accepted mail without them."""
         return address in self._few_parameters
 
     def allow(self, session: Session) -> None:
-        """Settles what a new session uses."""
+        """Set what a new session uses."""
         address = session.peer.address
         session.has_taken_mail = address in self._took_mail
         if self.few_parameters(address):
@@ -54,7 +53,7 @@ class UsedExtensions:
             session.protocol.on_surplus = functools.partial(surplus.add, address)
 
     def learn(self, session: Session, transaction: Transaction) -> None:
-        """Learns from a finished transaction."""
+        """Learn from a finished transaction."""
         if transaction.parameters_refused:
             session.capabilities = replace(session.capabilities, few_parameters=True)
         elif session.capabilities.few_parameters and transaction.delivered:
@@ -74,7 +73,7 @@ class UsedExtensions:
 def chunked(
     session: Session, message: Message, deliveries: Sequence[Delivery], body: SentBody
 ) -> Transaction | None:
-    """Returns the transaction with BDAT, `None` for a body that goes with DATA."""
+    """Return the transaction with BDAT, or None for a body that is sent with DATA."""
     if not (body.whole and can_be_chunked(body.head)):
         return None
     content = as_chunk(body.head, plain=body.plain_lines)

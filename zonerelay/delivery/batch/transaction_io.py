@@ -1,13 +1,13 @@
 """Runs one transaction on one connection: bytes, bodies and deadlines, but no decisions.
 
-A broken connection, a silent or confused peer and a body that cannot be read to its end become outcomes of
-the transaction, which is DONE afterwards. When the body cannot be read, the final dot is never sent and the
-connection is aborted, so that no peer takes a truncated message.
+A broken connection, a silent or malformed peer and a body that cannot be read to its end become outcomes of
+the transaction, which is DONE afterwards. If the body cannot be read, the final dot is never sent and the
+connection is aborted, so that no peer accepts a truncated message.
 
-Before each write it is asked whether the message is still this relay's to send (`SentBody.check_claim`): a
-wait for the peer, or a standstill of this machine, may have outlasted the lease, and then another relay sends
-it. The end of a message is written when everything before it has left this process: what is left in a buffer
-would go out after a standstill without a further question.
+Before each write, `SentBody.check_claim` checks whether this relay still owns the message: a wait for the
+peer, or a pause of this machine, may have outlasted the lease, and then another relay sends it. The end of a
+message is written only when everything before it has left this process, because data left in a buffer would
+be sent after a pause without another check.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from zonerelay.smtp.client.transaction import Phase, Transaction
 from zonerelay.store.contract import ClaimLostError, StoreCorruptError, StoreError
 
 MOST_AT_ONCE = 16 * 1024
-"""Octets that the system's buffer for a connection takes when everything before them was answered."""
+"""Bytes that the system's buffer for a connection accepts when everything before them was acknowledged."""
 
 Timeouts = dict[Phase, float]
 
@@ -47,11 +47,11 @@ def phase_timeouts(settings: DeliverySettings) -> Timeouts:
 
 
 class SentBody:
-    """A stored body while it is sent. `open` reads the first piece before the first command to the peer.
+    """A stored body while it is sent. `open` reads the first chunk before the first command to the peer.
 
-    A body of one piece stays in memory and can be sent again. A longer body is read once, and `spent` says
-    that a new Body is needed. Every method raises StoreError when the store fails or when the length is not
-    the message's; then the message must not be completed.
+    A body of one chunk stays in memory and can be sent again. A longer body is read once, and `spent` says
+    that a new object is needed. Every method raises StoreError if the store fails or if the length is not the
+    message's. Then the message must not be completed.
     """
 
     __slots__ = ("_check", "_id", "_pieces", "_seen", "_size", "head", "plain_lines", "spent", "whole")
@@ -59,7 +59,7 @@ class SentBody:
     def __init__(self, read_body: ReadBody, message: Message, check_claim: CheckClaim) -> None:
         self.head = b""
         self.whole = False
-        """True when `head` is the complete body."""
+        """Whether `head` is the complete body."""
         self.spent = False
         self.plain_lines = message.plain_lines
         self._size = message.size
@@ -74,16 +74,16 @@ class SentBody:
             self.whole = True
 
     async def next(self) -> bytes:
-        """Returns the piece after `head`, and so on; `b""` at the end."""
+        """Return the chunk after `head`, and so on, then `b""` at the end."""
         self.spent = True
         return self._count(await anext(self._pieces, b""))
 
     def check_claim(self) -> None:
-        """Raises ClaimLostError when another relay may be sending the message."""
+        """Raise ClaimLostError if another relay may be sending the message."""
         self._check(self._id)
 
     async def close(self) -> None:
-        """Releases the reader. A `whole` body has been read to its end and needs no close."""
+        """Release the reader. A `whole` body has been read to its end and need not be closed."""
         close = getattr(self._pieces, "aclose", None)  # generators hold resources, plain iterators need not
         if close is not None:
             await close()
@@ -98,8 +98,8 @@ class SentBody:
 async def run_transaction(
     transaction: Transaction, protocol: ClientProtocol, body: SentBody, timeouts: Timeouts
 ) -> None:
-    """Runs the transaction until it is DONE. Raises only CancelledError, ClaimLostError, and exceptions that
-    are bugs.
+    """Run the transaction until it is DONE. Only CancelledError, ClaimLostError, and exceptions that are bugs
+    are raised.
     """
     try:
         body.check_claim()
@@ -114,7 +114,7 @@ async def run_transaction(
                 phase = transaction.phase
             reply = protocol.next_reply() or await protocol.reply(timeouts[phase])
             command = transaction.receive(reply)
-            # Whenever something is written or nothing is left to do, every command has its reply.
+            # When something is written or nothing is left to do, every command has its reply.
             if (command or transaction.phase is Phase.DONE) and protocol.heard:
                 transaction.surplus(protocol.next_reply())
             elif command:
@@ -135,12 +135,12 @@ async def run_transaction(
 
 
 def unreadable(error: StoreError) -> Reply:
-    """Returns the deferral for a message that the store cannot read."""
+    """Return the deferral for a message that the store cannot read."""
     return Reply(451, "3.0", f"the message could not be read from the store: {error}")
 
 
 async def _write(command: bytes, protocol: ClientProtocol, body: SentBody, timeout: float) -> None:
-    """Writes a command, which may be the last BDAT with its chunk: then the last CRLF waits for the rest."""
+    """Write a command, which may be the last BDAT with its chunk. Then the last CRLF waits for the rest."""
     if len(command) > MOST_AT_ONCE:
         body.check_claim()
         protocol.write(command[:-2])
@@ -151,9 +151,7 @@ async def _write(command: bytes, protocol: ClientProtocol, body: SentBody, timeo
 
 
 def _send_whole(body: SentBody, protocol: ClientProtocol) -> bool:
-    """Writes the body and the final dot. Returns false, without writing, when the peer has answered
-    before.
-    """
+    """Write the body and the final dot. Return false, without writing, if the peer has already replied."""
     if protocol.heard:
         return False
     body.check_claim()
@@ -162,7 +160,7 @@ def _send_whole(body: SentBody, protocol: ClientProtocol) -> bool:
 
 
 async def _send(body: SentBody, protocol: ClientProtocol, timeout: float) -> bool:
-    """Does the same as `_send_whole` for a longer body, which may be read while it is sent."""
+    """Send a longer body as `_send_whole` does. It may be read while it is sent."""
     stuffer = DotStuffer(plain=body.plain_lines)
     piece = stuffer.feed(body.head)
     while not body.whole and (following := await body.next()):

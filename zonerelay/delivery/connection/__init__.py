@@ -1,8 +1,7 @@
-"""Connections to peers: `session` opens and counts them, `pool` keeps idle ones, `host_order` orders
-hosts.
+"""Connections to peers: `session` opens and counts them, and `pool` keeps idle ones.
 
-`session_limits` learns how much a host takes on one connection. `client_protocol` is the asyncio protocol
-under a session.
+`session_limits` orders hosts and learns how much a host accepts on one connection. `client_protocol` is the
+asyncio protocol under a session.
 
-No module is for code outside delivery/.
+Code outside delivery/ imports none of these modules.
 """

@@ -1,10 +1,10 @@
-"""The asyncio protocol of an outgoing connection: reply lines in, bytes out.
+"""The asyncio protocol of an outgoing connection: reads reply lines and writes bytes.
 
 It is made for thousands of transactions on one connection: no task, no timeout context, at most one future
-per wait, and one timer for the life of the connection, which moves from phase to phase.
+per wait, and one timer for the life of the connection, which is reused for each phase.
 
-Promises: a reply that arrived before the connection broke is still returned; every wait ends by its deadline;
-the write limit and the reply parser's limits bound memory; bytes that arrive on an idle connection (`idle`)
+Promises: a reply that arrived before the connection broke is still returned. Every wait ends by its deadline.
+The write limit and the reply parser's limits bound memory. Bytes that arrive on an idle connection (`idle`)
 close it, because the next command would be paired with the wrong reply.
 """
 
@@ -18,7 +18,7 @@ from zonerelay.smtp.client.replies import ReplyParser
 from zonerelay.telemetry.events.transcript import Record
 
 WRITE_LIMIT = 256 * 1024
-"""Octets queued in this process before the writer waits."""
+"""Bytes queued in this process before the writer waits."""
 
 
 class ProtocolError(Exception):
@@ -44,20 +44,20 @@ class ClientProtocol(asyncio.Protocol):
         self.lost = False
         self.idle = False
         self.record: Record | None = None
-        """Of a transcript that an operator has begun."""
+        """The record of a transcript that an operator has started."""
         self.on_surplus: Callable[[], None] | None = None
-        """Called when bytes arrive on the idle connection that are no farewell."""
+        """Called when unexpected bytes other than a 421 arrive on the idle connection."""
         self._transport = transport
         self._loop = loop
         self._on_lost = on_lost
         self._parser = parser = ReplyParser()
         self._feed = parser.feed
         self.next_reply = parser.next_reply
-        """Returns a reply that has arrived, or `None`. Raises PeerError."""
+        """Returns a reply that has arrived, or None. Raises PeerError."""
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
         self._deadline = 0.0
-        # The handle is not asked for its time: uvloop's have none with less than a millisecond to go.
+        # The handle is not queried for its time: uvloop's fails with less than a millisecond left.
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
         transport.set_write_buffer_limits(high=WRITE_LIMIT)
@@ -76,7 +76,7 @@ class ClientProtocol(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
-        # No reply can come any more, so nothing that is queued can end well.
+        # No reply can arrive any more, so nothing that is queued can succeed.
         self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -100,24 +100,22 @@ class ClientProtocol(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """True when a new transaction may start: the connection is open and every byte that came was asked
-        for.
-        """
+        """Whether a new transaction may start: the connection is open and no unexpected byte has arrived."""
         return not (self.lost or self._parser.has_input or self._transport.is_closing())
 
     @property
     def skipped(self) -> str:
-        """Returns a line that was skipped because it has no code, `""` if there was none."""
+        """A line that was skipped because it has no code, or `""`."""
         return self._parser.skipped
 
     @property
     def heard(self) -> bool:
-        """True when the peer has sent bytes that were not read yet."""
+        """Whether the peer has sent bytes that have not been read yet."""
         return self._parser.has_input
 
     @property
     def time_left(self) -> float:
-        """Returns the seconds until the present wait ends."""
+        """The seconds until the present wait ends."""
         return max(self._deadline - self._loop.time(), 0.0)
 
     def write(self, data: bytes) -> None:
@@ -128,9 +126,10 @@ class ClientProtocol(asyncio.Protocol):
         self._transport.write(data)
 
     async def reply(self, timeout: float) -> Reply:
-        """Waits for the next reply after `next_reply` had none; `timeout` (seconds) covers the whole reply.
+        """Wait for the next reply after `next_reply` returned none. `timeout` (seconds) covers the whole
+        reply.
 
-        Raises ConnectionLostError, ReplyTimeoutError or PeerError.
+        Raise ConnectionLostError, ReplyTimeoutError or PeerError.
         """
         if not self.lost:
             self._start_clock(timeout)
@@ -142,9 +141,9 @@ class ClientProtocol(asyncio.Protocol):
         raise ConnectionLostError
 
     async def drain(self, timeout: float) -> None:
-        """Waits while the peer reads slower than we write. Returns when it catches up or sends a reply.
+        """Wait while the peer reads more slowly than we write. Return when it catches up or sends a reply.
 
-        Raises ConnectionLostError or ReplyTimeoutError.
+        Raise ConnectionLostError or ReplyTimeoutError.
         """
         if self._paused:
             self._start_clock(timeout)
@@ -154,11 +153,9 @@ class ClientProtocol(asyncio.Protocol):
             raise ConnectionLostError
 
     async def flush(self, timeout: float) -> None:
-        """Waits like `drain` until everything written has left (with TLS, all but what one write may
-        hold).
-        """
+        """Wait like `drain` until everything written has left (with TLS, all but what one write may hold)."""
         if not self._transport.get_write_buffer_size():
-            return  # TLS transports would pause us at a limit of 0, and find no reason to resume
+            return  # with a limit of 0, TLS transports would pause us and never resume
         self._transport.set_write_buffer_limits(high=0)
         try:
             await self.drain(timeout)
@@ -166,8 +163,8 @@ class ClientProtocol(asyncio.Protocol):
             self._transport.set_write_buffer_limits(high=WRITE_LIMIT)
 
     def quit(self, timeout: float) -> None:
-        """Sends QUIT and closes without waiting for the 221, as Postfix does. `timeout` bounds the closing,
-        in seconds.
+        """Send QUIT and close without waiting for the 221, as Postfix does. `timeout` limits the closing, in
+        seconds.
         """
         if not self._transport.is_closing():
             self.idle = False
@@ -181,7 +178,7 @@ class ClientProtocol(asyncio.Protocol):
             self._timer = self._loop.call_later(timeout, self._transport.abort)
 
     def abort(self) -> None:
-        """Closes at once and drops queued bytes. A body that must not be completed ends here."""
+        """Close at once and drops queued bytes. A body that must not be completed ends here."""
         self._transport.abort()
 
     # Waiting.
@@ -194,7 +191,7 @@ class ClientProtocol(asyncio.Protocol):
                 waiter.set_result(None)
 
     def _change(self) -> asyncio.Future[None]:
-        """Returns a future that is done after the next event, while the clock runs. Raises ReplyTimeoutError
+        """Return a future that is done after the next event, while the timer runs. Raise ReplyTimeoutError
         afterwards.
         """
         if self._timer is None:

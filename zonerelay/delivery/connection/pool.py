@@ -1,18 +1,19 @@
-"""Connections between transactions: which stay idle, which make room, which are closed.
+"""Connections between transactions: which stay idle, which are closed for others, and which are closed.
 
-- The connection that became idle last is reused first, so that few connections stay warm and the others time
-  out.
-- A connection serves mail of its own destination and connection key only: same TLS demand, source and log-in.
-- An idle connection never keeps a new one from opening. When a limit is reached, the connection that has been
-  idle longest is closed: at the same site if the site is full, else of the zone. In the zone, connections
-  that were used once go first, so that many hosts with one message each do not close the connections of other
-  mail; connections with `more` mail to come at once go last. Each waiter has one connection closed for it,
-  not one at every look. When the host itself refuses one more connection, all idle ones to it are closed.
-  When other workers wait for shared limits, connections that have been idle for `IN_THE_WAY` are closed, and
-  a connection that another worker is to have is closed after its transaction.
-- Room in a zone goes to the batch that has waited longest.
-- One timer closes idle connections on time. Taking a connection and giving it back touch no timer.
-- A connection ends with QUIT, bounded by `quit_timeout`. A connection on which the peer has sent unexpected
+- The connection that became idle last is reused first, so that few connections stay in use and the others
+  time out.
+- A connection carries only mail of its own destination and connection key: the same TLS demand, source and
+  login.
+- An idle connection never prevents a new one from opening. When a limit is reached, the connection that has
+  been idle longest is closed: at the same site if the site is full, otherwise in the zone. In the zone,
+  connections that were used once go first, so that many hosts with one message each do not close the
+  connections of other mail. Connections that expect `more` mail at once go last. One connection is closed for
+  each waiter, not one at every check. If the host itself refuses one more connection, all idle ones to it are
+  closed. If other workers wait for shared limits, connections that have been idle for `IN_THE_WAY` are
+  closed, and a connection that another worker is to have is closed after its transaction.
+- Free capacity in a zone goes to the batch that has waited longest.
+- One timer closes idle connections on time. Taking a connection and giving it back do not touch a timer.
+- A connection ends with QUIT, limited by `quit_timeout`. A connection on which the peer has sent unexpected
   bytes is not used again.
 
 The scheduler starts no more batches than the limits allow. A batch beyond the limits waits here.
@@ -28,14 +29,14 @@ from zonerelay.delivery.peer import PoolKey, Terms
 from zonerelay.routing.destinations.route import Route
 
 NOTICE_TIME = 0.3
-"""Seconds that a host has to notice closed connections."""
+"""Seconds that a host is given to notice closed connections."""
 
 PATIENCE = 0.5
-"""Seconds that a connection has to close before another one makes room as well."""
+"""Seconds that a connection has to close before another one is closed as well."""
 
 IN_THE_WAY = 0.3
-"""Seconds that a connection is idle before it makes room for another worker: most connections are used again
-sooner.
+"""Seconds for which a connection is idle before it is closed for another worker. Most connections are used
+again sooner.
 """
 
 # Idle connections, in the order in which they became idle.
@@ -53,12 +54,13 @@ class Pool:
         self._used_once: defaultdict[str, _Idle] = defaultdict(dict)  # a part of _idle_in
         self._more: set[Slot] = set()  # a part of _idle_in
         self._closing: defaultdict[str, dict[Slot, float]] = defaultdict(dict)
-        """Since when."""
-        # In the order of their arrival: the one that has waited longest looks first.
+        """The time since when each slot is closing."""
+        # In the order of arrival: the one that has waited longest is checked first.
         self._waiters: dict[asyncio.Future[None], None] = {}
-        # Waiters for room in a zone, in order: without it a later one takes the room made for an earlier one.
+        # Waiters for capacity in a zone, in order. Otherwise a later one would take what was freed for an
+        # earlier one.
         self._lines: dict[str, dict[object, None]] = {}
-        # The handle is not asked for its time: uvloop's have none with less than a millisecond to go.
+        # The handle is not queried for its time: uvloop's fails with less than a millisecond left.
         self._timer: asyncio.Handle | None = None
         self._sweep_at = 0.0
         self._closed = False
@@ -67,15 +69,13 @@ class Pool:
         return self._slots.open_under(zone)
 
     def open_at(self, terms: Terms) -> int:
-        """Returns the number of connections to the route's hosts, without those that are being closed."""
+        """Return the number of connections to the route's hosts, without those that are being closed."""
         site = terms.route.site
         closing = sum(slot.site == site for slot in self._closing[terms.zone.name])
         return self._slots.open_at(site) - closing
 
     async def next_idle(self, terms: Terms, timeout: float) -> Session | None:
-        """Waits until a connection is idle or none to the hosts is open; returns the idle one, if there is
-        one.
-        """
+        """Wait until a connection is idle or none to the hosts is open. Return the idle one, or None."""
         try:
             async with asyncio.timeout(timeout):
                 while (session := self.take(terms)) is None and self.open_at(terms):
@@ -85,7 +85,7 @@ class Pool:
         return session
 
     async def acquire(self, terms: Terms) -> Session | Slot:
-        """Returns an idle connection, or else the right to open one; waits while there is neither."""
+        """Return an idle connection, or the right to open one. Wait while there is neither."""
         place = object()
         try:
             while (session := self.take(terms)) is None:
@@ -97,7 +97,7 @@ class Pool:
             self._leave_line(terms.zone.name, place)
 
     async def reserve(self, terms: Terms) -> Slot:
-        """Returns the right to open a connection; waits for room."""
+        """Return the right to open a connection, after waiting for capacity."""
         place = object()
         try:
             while not self._has_room(terms, place):
@@ -107,10 +107,10 @@ class Pool:
             self._leave_line(terms.zone.name, place)
 
     def give_back(self, session: Session, *, more: bool = False) -> None:
-        """Takes a connection after a transaction and keeps it, or closes it. `more`: the next transaction
-        follows at once.
+        """Keep or close a connection after a transaction. `more` says that the next transaction follows at
+        once.
 
-        The connection must be in step: every command has its reply.
+        Every command on the connection must have received its reply.
         """
         if not session.protocol.usable:
             session.protocol.abort()
@@ -124,18 +124,18 @@ class Pool:
             self._keep(session, session.terms.zone.connection_idle_timeout, more=more)
 
     def abort(self, session: Session) -> None:
-        """Closes a connection that is out of step."""
+        """Close a connection on which a command has no reply."""
         if not session.slot.released:
             self._closing[session.slot.zone][session.slot] = asyncio.get_running_loop().time()
         session.protocol.abort()
 
     def granted(self) -> None:
-        """Wakes the waiters: another worker may have left room."""
+        """Wake the waiters, because another worker may have freed capacity."""
         if self._waiters:
             self._wake()
 
     def relieve(self, zone: str) -> None:
-        """Closes idle connections that other workers wait for."""
+        """Close idle connections that other workers wait for."""
         idle = self._idle_in.get(zone)
         if self._slots.shared is None or not idle:
             return
@@ -154,8 +154,8 @@ class Pool:
                 self._dismiss(session)
 
     async def clear(self, route: Route) -> bool:
-        """Closes the idle connections to the route's hosts and waits until the hosts notice. False when there
-        were none.
+        """Close the idle connections to the route's hosts and wait until the hosts have noticed. Return false
+        if there were none.
         """
         idle = self._idle_in.get(route.zone)
         there = [session for slot, session in (idle or {}).items() if slot.site == route.site]
@@ -168,8 +168,8 @@ class Pool:
         return bool(there)
 
     async def close(self) -> None:
-        """Closes idle connections and waits for them. Active connections are closed when they are
-        given back.
+        """Close idle connections and waits for them. Active connections are closed when they
+        are given back.
         """
         self._closed = True
         closing = [slot for idle in self._idle_in.values() for slot in idle]
@@ -183,7 +183,7 @@ class Pool:
     # Idle connections.
 
     def take(self, terms: Terms) -> Session | None:
-        """Returns an idle connection, or `None`."""
+        """Return an idle connection, or None."""
         pool_key = terms.pool_key
         while waiting := self._idle_of.get(pool_key):
             slot, session = waiting.popitem()
@@ -196,7 +196,7 @@ class Pool:
                 protocol.abort()
             elif session.suits(terms):
                 return session
-            else:  # it was opened under settings that no longer hold: TLS, names, source
+            else:  # it was opened under settings that have changed: TLS, names, source
                 self._quit(session)
         return None
 
@@ -245,7 +245,7 @@ class Pool:
         session.protocol.quit(self._quit_timeout)
 
     def _sweep(self) -> None:
-        """Closes connections that have been idle too long. Within a zone the first is always the oldest."""
+        """Close connections that have been idle too long. Within a zone the first is always the oldest."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._timer = None
@@ -263,10 +263,10 @@ class Pool:
     # Limits.
 
     def _has_room(self, terms: Terms, place: object) -> bool:
-        """Return whether a connection may be opened now. If not, an idle connection is asked to make room.
+        """Return whether a connection may be opened now. If not, try to close an idle connection.
 
-        `place` stands for the caller in the zone's line. The caller enters the line when the zone is full and
-        leaves it while another limit is reached, because it would only keep others waiting.
+        `place` is the caller's place in the zone's queue. The caller enters the queue when the zone is full
+        and leaves it while another limit is reached, because it would only block others.
         """
         zone = terms.zone
         if self._slots.site_is_full(terms):
@@ -275,7 +275,7 @@ class Pool:
             return False
         line = self._lines.get(zone.name)
         ahead = 0 if line is None else _ahead(line, place)
-        # Free room belongs to the waiters ahead.
+        # Free capacity belongs to the earlier waiters.
         lacking = self._slots.open_in(zone.name) + ahead + 1 - zone.max_connections
         if lacking > 0:
             self._lines.setdefault(zone.name, {})[place] = None
@@ -307,7 +307,7 @@ class Pool:
             self._dismiss(next((each for slot, each in idle.items() if slot not in self._more), first))
 
     def _evict_at(self, route: Route) -> None:
-        """Closes an idle connection at the site, of the same destination if there is one."""
+        """Close an idle connection at the site, of the same destination if there is one."""
         idle = self._idle_in.get(route.zone)
         there = [session for slot, session in (idle or {}).items() if slot.site == route.site]
         if there:
@@ -336,5 +336,7 @@ class Pool:
 
 
 def _ahead(line: dict[object, None], place: object) -> int:
-    """Returns how many places stand before a place in line; all of them when it is not in line yet."""
+    """Return how many places are ahead of a place in the queue, or all of them if it is not in
+    the queue yet.
+    """
     return next((number for number, each in enumerate(line) if each is place), len(line))

@@ -1,21 +1,19 @@
-"""Brings a connection from a host's address to the point where transactions can start. The only home of
-aiosmtplib.
+"""Prepares a connection to a host's address for transactions. Only this module uses aiosmtplib.
 
-aiosmtplib's `SMTPProtocol` waits for the greeting and sends EHLO, HELO, STARTTLS and AUTH on a socket of
-ours; then `ClientProtocol` takes over the transport. Parts of aiosmtplib that the relay avoids, with the
-reasons:
+aiosmtplib's `SMTPProtocol` waits for the greeting and sends EHLO, HELO, STARTTLS and AUTH on a socket that we
+opened. Then `ClientProtocol` takes over the transport. The relay avoids these parts of aiosmtplib:
 
 - Its parser of replies ends at a line without a code, and its error's text is a Python tuple (`_Reader`).
-- Its `SMTP` connects by name (getaddrinfo in a thread, no MX order); its opportunistic STARTTLS verifies
+- Its `SMTP` connects by name (getaddrinfo in a thread, no MX order). Its opportunistic STARTTLS verifies
   certificates, fails hard and leaves the socket open after a broken handshake.
-- After cancellation or an error it may keep its lock and the socket, so each object serves one connection,
-  and a connection that is not handed over is aborted in `finally`.
-- Its MAIL, RCPT and DATA parse addresses again and want the whole message and one reply at a time, so they
+- After cancellation or an error it may keep its lock and the socket. So each object serves one connection,
+  and a connection that is not passed on is aborted in `finally`.
+- Its MAIL, RCPT and DATA parse addresses again and need the whole message and one reply at a time, so they
   are not used.
 
-A host that refuses to talk is `HostTrouble` with a transient reply, a greeting with 5yz included (Postfix:
+A host that refuses to serve is `HostTrouble` with a transient reply, including a greeting with 5yz (Postfix:
 smtp_skip_5xx_greeting): the refusal is about the host, not about the mail, and another host or a later
-attempt may do.
+attempt may succeed.
 """
 
 from __future__ import annotations
@@ -48,20 +46,19 @@ from zonerelay.smtp.client.transaction import Peer
 from zonerelay.telemetry.events.transcript import Record
 
 # Counts open connections against the zone's and the destination's limits.
-#
 # Destinations at the same hosts share a site. A destination's limit counts the connections of all
 # destinations at the site whose limit is no larger: destinations with equal limits share the limit, a
 # destination never exceeds its own, and all together never exceed the largest.
-#
-# When several workers share the limits, an allowance says how much of them is this worker's
-# (`limits/worker/allowance.py`). It is asked in addition, and hears of every connection.
-#
+# If several workers share the limits, an allowance determines this worker's share
+# (`limits/worker/allowance.py`). It is checked in addition, and is notified of every connection.
 # A *slot* is the right to have one connection. It is taken before connecting and released when the socket is
-# gone, so connecting, active, idle and closing connections all count.
+# closed, so connecting, active, idle and closing connections all count.
 
 
 class Slot:
-    """The right to have one connection. `release` may be called again. `record` is that of a transcript."""
+    """The right to have one connection. `release` may be called more than once. `record` is that of a
+    transcript.
+    """
 
     __slots__ = ("_on_release", "line", "record", "released", "site", "zone")
 
@@ -82,7 +79,7 @@ class Slot:
 
 
 class _Line:
-    """The connections of one destination, and its limit at the latest question."""
+    """The connections of one destination, and its limit at the latest check."""
 
     __slots__ = ("limit", "open")
 
@@ -92,13 +89,13 @@ class _Line:
 
 
 AllowanceOf = Callable[[str], ZoneAllowance]
-"""Returns what this worker may use of a zone's limits, by the zone's name."""
+"""Returns this worker's allowance of a zone's limits, by the zone's name."""
 
 
 class Slots:
-    """Counts slots and calls `on_release` for each one that is free again.
+    """Counts slots and calls `on_release` for each one that is freed.
 
-    `shared`: the allowances, when other workers go by the same limits.
+    `shared` returns the allowances if other workers share the limits.
     """
 
     def __init__(self, on_release: Callable[[Slot], None], shared: AllowanceOf | None = None) -> None:
@@ -133,8 +130,8 @@ class Slots:
         return any(_open_within(lines, most) >= most for most in limits)
 
     def is_allowed(self, terms: Terms) -> bool:
-        """Return whether this worker's share of the limits has room for one more connection. Otherwise notes
-        the wish.
+        """Return whether this worker's share of the limits allows one more connection. A refusal records a
+        request.
         """
         if self.shared is None:
             return True
@@ -144,7 +141,7 @@ class Slots:
         )
 
     def may_keep(self, slot: Slot) -> bool:
-        """False when another worker is to have the connection after its transaction."""
+        """Return false if another worker is to have the connection after its transaction."""
         return self.shared is None or self.shared(slot.zone).may_keep(slot.site, slot.line)
 
     def take(self, terms: Terms) -> Slot:
@@ -177,7 +174,7 @@ def _open_within(lines: dict[DestinationKey, _Line], most: int) -> int:
 
 
 class Phase(StrEnum):
-    """What the relay waits for on a new connection."""
+    """The event that the relay waits for on a new connection."""
 
     GREETING = "the greeting"
     EHLO = "EHLO"
@@ -185,18 +182,18 @@ class Phase(StrEnum):
 
 
 class TlsTrouble(HostTrouble):
-    """The host talks, but not with the TLS that the plan demands. `unanswered`: it did not answer the first
-    message of the handshake, or closed the connection.
+    """The host does not provide the TLS that the plan demands. `unanswered` says that it did not answer the
+    first message of the handshake, or closed the connection.
     """
 
     unanswered = False
 
 
 class TlsObserver(Protocol):
-    """Hears how each connection that was to be encrypted turned out; `telemetry.events` has it."""
+    """An observer of each connection for which TLS was attempted. `telemetry.events` implements it."""
 
     def __call__(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
-        """`result`: ok, failed or fallback. `why` comes with the first fallback of a host."""
+        """Note the `result`: ok, failed or fallback. `why` is given with the first fallback of a host."""
 
 
 IN_CLEAR = Proof("none")
@@ -213,20 +210,20 @@ class Session:
     slot: Slot
     transactions: int = 0
     delivered: int = 0
-    """Recipients for whom the peer has taken a message on this connection."""
+    """Recipients for whom the peer has accepted a message on this connection."""
     idle_until: float = 0.0
     pool_key: PoolKey = field(init=False)
     """The key under which the pool keeps the connection."""
     max_transactions: int = field(init=False)
     """The number that the zone and the peer (MAILMAX, RFC 9422; `session_limits.py`) allow."""
     domains: set[str] = field(default_factory=set)
-    """Domains of the recipients so far; kept only where the peer limits them."""
+    """Domains of the recipients so far, kept only if the peer limits them."""
     chunking: bool = False
-    """True when BDAT is used instead of DATA."""
+    """Whether BDAT is used instead of DATA."""
     bdat_taken: bool = False
-    """True when the peer has taken a BDAT on this connection."""
+    """Whether the peer has accepted a BDAT on this connection."""
     has_taken_mail: bool = False
-    """True when the peer has taken a message lately, on this connection or another."""
+    """Whether the peer has accepted a message lately, on this connection or another."""
     proof: Proof = IN_CLEAR
     skipped: str = ""
     """A line without a code among the replies before the first transaction."""
@@ -238,7 +235,7 @@ class Session:
 
     @property
     def security(self) -> str:
-        """Returns none, encrypted (an unknown peer), verified, dane or mta-sts."""
+        """The security of the connection: none, encrypted (an unknown peer), verified, dane or mta-sts."""
         return self.proof.security
 
     def suits(self, terms: Terms) -> bool:
@@ -248,7 +245,7 @@ class Session:
 
 
 class SessionOpener:
-    """Opens sessions. Raises HostTrouble. After any exception no socket stays open."""
+    """Opens sessions. HostTrouble is raised on failure. After any exception no socket stays open."""
 
     def __init__(
         self,
@@ -266,7 +263,7 @@ class SessionOpener:
         self._observe = observe_tls
 
     async def open(self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsPlan) -> Session:
-        """Returns a session, which owns the slot and releases it with its socket. After an exception the
+        """Return a session, which owns the slot and releases it with its socket. After an exception the
         caller owns it.
         """
         if terms.key.credential is None:
@@ -302,7 +299,7 @@ class SessionOpener:
     async def _open_asking_twice(
         self, terms: Terms, host: MxHost, ip: str, plan: TlsPlan, slot: Slot, *, login: Login | None
     ) -> Session:
-        """Asks a host that does not answer the handshake once more with a smaller one."""
+        """Open a session. A host that does not answer the handshake is tried once more with a smaller one."""
         key = f"{host.name}:{host.port}"
         try:
             return await self._open(terms, host, ip, plan, slot, login=login)
@@ -346,8 +343,8 @@ class SessionOpener:
 
 
 class _Reader(SMTPProtocol):
-    """The protocol of aiosmtplib with our parser of replies, which skips lines without a code. Bytes that no
-    command asked for are kept, and then no further command is sent.
+    """The protocol of aiosmtplib with our parser of replies, which skips lines without a code. Unexpected
+    bytes are kept, and then no further command is sent.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -377,7 +374,7 @@ class _Reader(SMTPProtocol):
     ) -> aiosmtplib.SMTPResponse:
         self._check_step()
         response = await super().start_tls(tls_context, server_hostname, timeout)
-        # What came with the 220 was sent in clear text (RFC 3207 4.2).
+        # Bytes that arrived with the 220 were sent in clear text (RFC 3207 4.2).
         self.parser = ReplyParser()
         return response
 
@@ -406,9 +403,7 @@ class _Greeter:
         self.address = display_address(ip, host.port)
         self.proof = IN_CLEAR
         self.tls_words = ""
-        """The TLS version, with the security of the connection where the plan asked for more:
-        "TLSv1.3 dane".
-        """
+        """The TLS version, with the security of the connection if the plan required more: "TLSv1.3 dane"."""
         self.who = self.address if host.literal else f"{host.name} ({self.address})"
         self._sock = sock
         self._host = host
@@ -421,7 +416,7 @@ class _Greeter:
         self._transport: asyncio.Transport | None = None
 
     async def run(self) -> Capabilities:
-        """Returns what the server offers once the connection is what the plan demands. Raises HostTrouble."""
+        """Return what the server offers when the connection meets the plan. Raise HostTrouble."""
         await self._connect()
         if self._plan.on_connect:
             self._prove()
@@ -464,7 +459,7 @@ class _Greeter:
             raise self._trouble(Phase.GREETING, error) from error
 
     def open_transport(self) -> asyncio.Transport:
-        """Returns the open transport. Raises HostTrouble if the peer has closed it."""
+        """Return the open transport. Raise HostTrouble if the peer has closed it."""
         if self._transport is None or self._transport.is_closing():
             raise HostTrouble(
                 Reply(451, "4.2", f"{self.address} closed the connection"), address=self.address
@@ -472,7 +467,7 @@ class _Greeter:
         return self._transport
 
     def hand_over(self) -> asyncio.Transport:
-        """Returns the open transport and keeps no reference to it. Raises HostTrouble."""
+        """Return the open transport and keeps no reference to it. Raise HostTrouble."""
         transport = self.open_transport()
         if self._reader.parser.has_input:
             text = f"{self.address} sent a reply that no command asked for"
@@ -480,7 +475,7 @@ class _Greeter:
         return transport
 
     async def say(self, line: bytes) -> tuple[int, str]:
-        """Sends a line of a log-in and returns the reply's code and text, whatever they are. Raises
+        """Send a line of a login and return the reply's code and text, whatever they are. Raise
         HostTrouble.
         """
         if self.record is not None:
@@ -497,7 +492,7 @@ class _Greeter:
 
     @property
     def skipped(self) -> str:
-        """Returns a line that was skipped because it has no code, `""` if there was none."""
+        """Return a line that was skipped because it has no code, or `""`."""
         return self._reader.parser.skipped
 
     def abort(self) -> None:
@@ -507,7 +502,7 @@ class _Greeter:
             self._sock.close()
 
     async def _introduce(self) -> Capabilities:
-        """Sends EHLO, or HELO to a server that does not know EHLO (RFC 5321 3.2)."""
+        """Send EHLO, or HELO to a server that does not know EHLO (RFC 5321 3.2)."""
         timeout = self._settings.ehlo_timeout
         try:
             try:
@@ -525,7 +520,7 @@ class _Greeter:
         return self._tls.context(verify=self._plan.verify, small=small)
 
     async def _start_tls(self) -> bool:
-        """Returns false when the server declines in good order and the plan allows clear text."""
+        """Start TLS. Return false if the server refuses it properly and the plan allows clear text."""
         context = self._context()
         timeout = self._settings.starttls_timeout
         try:
@@ -546,7 +541,7 @@ class _Greeter:
         return True
 
     def _prove(self) -> None:
-        """Checks the peer's identity before any command inside TLS."""
+        """Check the peer's identity before any command inside TLS."""
         tls = self.open_transport().get_extra_info("ssl_object")
         try:
             self.proof = prove(self._plan, tls, now=self._tls.now())
@@ -558,8 +553,8 @@ class _Greeter:
             self.record.note(f"encrypted with {self.tls_words}")
 
     async def _introduce_again(self) -> Capabilities:
-        # With TLS 1.3 the peer may refuse after our side of the handshake is done, so a
-        # connection that breaks here is a failed handshake too. A refusal in words has come by TLS.
+        # With TLS 1.3 the peer may refuse after our side of the handshake is done, so a connection that
+        # breaks here is a failed handshake too. A refusal with a reply has arrived over TLS.
         try:
             reply = await self._introduced(b"EHLO", self._settings.ehlo_timeout)
         except aiosmtplib.SMTPHeloError as error:
@@ -606,7 +601,7 @@ class _Greeter:
         return TlsTrouble(Reply(451, "7.5", text), address=self.address)
 
     def _trouble(self, phase: Phase, error: Exception) -> HostTrouble:
-        """Returns a transient trouble: the failure is about the host, and no mail has been mentioned yet."""
+        """Return a transient error: the failure is about the host, and no mail has been mentioned yet."""
         said = None
         if self.record is not None and not isinstance(error, aiosmtplib.SMTPResponseException):
             self.record.note(f"{phase}: {error or type(error).__name__}")

@@ -1,40 +1,38 @@
-"""Limits that a host announces nowhere: messages in a session, and sessions at a time. No I/O.
+"""Limits that a host does not announce (messages per session, concurrent sessions), and the order of hosts.
+No I/O.
 
 Some hosts refuse MAIL, RCPT or DATA when a connection has carried enough messages (Stalwart: 452 4.4.5 at
 DATA), and MAIL when the client has too many connections (432 4.3.2). The reply looks like a refusal of the
 mail. So a refusal is *suspect*
 
-- on a connection that has delivered a message: the session may have reached its limit;
-- at MAIL on any other connection, while more connections to the host are open: they may be too many.
+- on a connection that has delivered a message, because the session may have reached its limit;
+- at MAIL on any other connection, while more connections to the host are open, because they may be too many.
 
-The courier closes the connection and asks again on another one, without using up an attempt. The answer there
-tells which it was:
+The courier closes the connection and tries again on another one, which does not count as an attempt. The
+reply there shows the cause:
 
 - The mail gets further: the refusal was about the connection. The number of messages is remembered for the
   address for `REMEMBER_FOR`, as if the host had announced it (MAILMAX, RFC 9422).
-- The same refusal: it is about the mail. It is final, and the same words of that address are not suspect for
-  `ABOUT_MAIL_FOR`. So a host that refuses many recipients, or greylists, costs one connection more for each
-  kind of refusal; where the words are never the same, `MOST_IN_VAIN` in that time.
+- The same refusal: it is about the mail. It is final, and the same text of that address is not suspect for
+  `ABOUT_MAIL_FOR`. So a host that refuses many recipients, or greylists, costs one more connection for each
+  kind of refusal. If the text is never the same, it costs at most `MOST_IN_VAIN` in that time.
 
-A random refusal must not lower the number for a day: once a connection has carried the number of messages, it
-takes two refusals before that to lower it.
+A random refusal must not lower the number for a day. So once a connection has carried the number of messages,
+two earlier refusals are needed to lower it.
 
-Orders the hosts of a route: by preference, dead hosts last.
+`HostOrder` orders the hosts of a route by preference, with dead hosts last. Equal hosts are shuffled (RFC
+5321 5.1). In a zone that shares its mail between next hops, each batch begins with one of the equal hosts and
+uses only idle connections to that host (`ConnectionKey.host`).
 
-Equal hosts are shuffled (RFC 5321 5.1). In a zone that shares its mail between next hops each batch begins
-with one of the equal hosts and uses idle connections to that host only (`ConnectionKey.host`).
-
-    up ──connecting fails, or the greeting is bad──▶ down for 30 s ──▶ a probe ──it talks──▶ up
+    up ──connecting fails, or the greeting is bad──▶ down for 30 s ──▶ a probe ──it answers──▶ up
                                                         ▲                 │
                                                         └── twice as long, up to 10 minutes
 
 The state is kept for each address (`ip:port`) and, for the choice between hosts before their look-up, for
-each `name:port`. While the time of an address runs, and while its probe is under way, the address is tried
-after all others. When its time is over, one batch tries it in its usual place. No address is ever left out:
-with every address down mail is tried as if none were.
-
-The module does no I/O. Of more than `MAX_REMEMBERED` dead hosts the ones that failed longest ago are
-forgotten.
+each `name:port`. While an address is down, and while its probe is in progress, it is tried after all others.
+When its time is over, one batch tries it in its usual place. No address is ever excluded: if every address is
+down, mail is tried as if none were. Of more than `MAX_REMEMBERED` dead hosts, those that failed longest ago
+are forgotten.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ FIRST_PAUSE = 30.0
 LONGEST_PAUSE = 600.0
 
 PROBE_TIME = 60.0
-"""Seconds for which a probe keeps other batches from the host, should the probe never report."""
+"""Seconds for which a probe keeps other batches from the host if the probe never reports a result."""
 
 
 class _Down:
@@ -71,7 +69,7 @@ class _Down:
 
 
 class DeadHosts:
-    """The dead hosts of a worker. False as a condition while no host is down."""
+    """The dead hosts of a worker. It is false as a condition while no host is down."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -81,8 +79,8 @@ class DeadHosts:
         return bool(self._down)
 
     def is_down(self, key: str) -> bool:
-        """Return whether other hosts go first. After the host's time the first call is its probe and returns
-        false.
+        """Return whether other hosts go first. After the host's time the first call starts its probe and
+        returns false.
         """
         down = self._down.get(key)
         if down is None:
@@ -95,12 +93,14 @@ class DeadHosts:
         return False
 
     def looks_down(self, key: str) -> bool:
-        """Returns the same as `is_down` without starting a probe."""
+        """Return the same as `is_down` without starting a probe."""
         down = self._down.get(key)
         return down is not None and self._clock.monotonic() < down.until
 
     def failed(self, key: str) -> None:
-        """Notes a failure. Connections that fail together count as one failure, not as several doublings."""
+        """Note a failure. Connections that fail at the same time count as one failure, not as several
+        doublings.
+        """
         now = self._clock.monotonic()
         down = self._down.get(key)
         if down is None:
@@ -129,7 +129,7 @@ class HostOrder:
         self._dead_hosts = DeadHosts(clock)
 
     def first_of(self, route: Route) -> str:
-        """Returns one of the most preferred hosts that are not known to be dead, for `ConnectionKey.host`."""
+        """Return one of the most preferred hosts that are not known to be dead, for `ConnectionKey.host`."""
         most = route.hosts[0].preference if route.hosts else 0
         best = [_name(host) for host in route.hosts if host.preference == most]
         if self._dead_hosts:
@@ -137,7 +137,7 @@ class HostOrder:
         return self._random.choice(best) if best else ""
 
     def hosts(self, terms: Terms, again: str = "") -> Iterator[MxHost]:
-        """Yields the route's hosts in the order in which they are tried, the one named `again` first."""
+        """Yield the route's hosts in the order in which they are tried, the one named `again` first."""
         yield from (host for host in terms.route.hosts if again and host.name == again)
         first = terms.key.host
         for _, equal in groupby(terms.route.hosts, key=lambda host: host.preference):
@@ -148,13 +148,13 @@ class HostOrder:
             yield from (host for host in group if host.name != again)
 
     def is_down(self, host: MxHost, ip: str) -> bool:
-        """Return whether the address is tried last. Call it right before the attempt: see
-        `DeadHosts.is_down`.
+        """Return whether the address is tried last. Call it right before the attempt (see
+        `DeadHosts.is_down`).
         """
         return bool(self._dead_hosts) and self._dead_hosts.is_down(display_address(ip, host.port))
 
     def talked(self, host: MxHost, ip: str) -> None:
-        """Notes that the host accepted a connection and answered like a mail server."""
+        """Note that the host accepted a connection and answered like a mail server."""
         if self._dead_hosts:
             for key in _keys(host, ip):
                 self._dead_hosts.talked(key)
@@ -179,10 +179,10 @@ REMEMBER_FOR = 24 * 3600.0
 ABOUT_MAIL_FOR = 3600.0
 
 MOST_IN_VAIN = 8
-"""Times, per `ABOUT_MAIL_FOR`, that refusals of one command at one address are asked about in vain."""
+"""The number of refusals of one command at one address that are retried in vain, per `ABOUT_MAIL_FOR`."""
 
 MAX_REMEMBERED = 10_000
-"""Addresses. The one that was used longest ago is forgotten first."""
+"""Addresses. The least recently used one is forgotten first."""
 
 MAX_REFUSALS = 32
 """Refusals of one command that are remembered for an address."""
@@ -191,16 +191,20 @@ MAX_TEXT = 200
 """Characters of a reply that are compared."""
 
 _PROGRESS = {Phase.MAIL: 0, Phase.RCPT: 1, Phase.DATA: 2, Phase.LAST_CHUNK: 3, Phase.FINAL_DOT: 3}
-"""How far mail gets that is refused at a phase. An only BDAT (LAST_CHUNK) is DATA and final dot in one."""
+"""How far mail gets before it is refused in a phase. A single BDAT (LAST_CHUNK) is DATA and
+final dot in one.
+"""
 _VARIABLE = re.compile(r"\S*[\d@<>\"'_/=]\S*")
-"""A word with an address, a number or an identifier: it differs between two replies for the same reason."""
+"""A word with an address, a number or an identifier, which differs between two replies for the
+same reason.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A refusal that may be about the connection. `messages`: those that the session carried before it.
+    """A refusal that may be about the connection. `messages` counts those that the session carried before it.
 
-    `others`: the open connections to the host besides this one, when the refusal may be about their number.
+    `others` is the number of other open connections to the host, if the refusal may be about their number.
     """
 
     session: Session
@@ -215,11 +219,11 @@ class _Host:
     most: int | None = None
     until: float = 0.0
     was_reached: bool = False
-    """A connection has carried `most` messages since the number was learned."""
+    """Whether a connection has carried `most` messages since the number was learned."""
     about_mail: dict[Phase, OrderedDict[str, float]] = field(default_factory=dict)
-    """Until when a refusal is not suspect."""
+    """The time until which a refusal is not suspect."""
     in_vain: dict[Phase, deque[float]] = field(default_factory=dict)
-    """When the latest suspect refusals were asked about in vain."""
+    """The times at which the latest suspect refusals were retried in vain."""
 
 
 class SessionLimits:
@@ -230,23 +234,23 @@ class SessionLimits:
         self._hosts: OrderedDict[str, _Host] = OrderedDict()
 
     def most(self, address: str) -> int | None:
-        """Returns how many messages a session with this address (`ip:port`) takes, `None` if not known."""
+        """Return how many messages a session with this address (`ip:port`) accepts, or None if unknown."""
         host = self._hosts.get(address)
         if host is None or host.until <= self._clock.monotonic():
             return None
         return host.most
 
     def apply(self, session: Session) -> None:
-        """Ends the session after the number of messages that is known."""
+        """End the session after the known number of messages."""
         most = self.most(session.peer.address)
         if most is not None:
             session.max_transactions = min(session.max_transactions, most)
 
     def suspect(self, session: Session, transaction: Transaction, *, others: int) -> Suspect | None:
-        """Returns the refusal that ended the transaction when it may be about the connection.
+        """Return the refusal that ended the transaction if it may be about the connection.
 
-        Call it after every transaction, because it also notes what the session has delivered.
-        `others` are the open connections to the host besides this one.
+        Call it after every transaction, because it also notes what the session has delivered. `others` is the
+        number of other open connections to the host.
         """
         if transaction.delivered:
             self._carried(session, transaction)
@@ -260,7 +264,7 @@ class SessionLimits:
             return None
         if self._is_about_mail(session.peer.address, phase, reply):
             return None
-        # A limit that is told at RCPT may count recipients.
+        # A limit that is reported at RCPT may count recipients.
         messages = session.transactions - 1
         if phase is Phase.RCPT:
             messages = max(messages, session.delivered)
@@ -269,9 +273,9 @@ class SessionLimits:
     def still_suspect(
         self, suspect: Suspect, session: Session, transaction: Transaction, *, others: int
     ) -> Suspect | None:
-        """Learns from the transaction that follows a suspect refusal, on another connection to the address.
+        """Learn from the transaction that follows a suspect refusal, on another connection to the address.
 
-        Returns `None` when it has shown what the refusal was about. `others`: as for `suspect`.
+        Return None if it has shown what the refusal was about. `others` has the same meaning as in `suspect`.
         """
         refused_at, reply = transaction.refused_at, transaction.refusal
         if refused_at is None or reply is None:
@@ -287,7 +291,7 @@ class SessionLimits:
                 in_vain = self._host(session.peer.address).in_vain
                 in_vain.setdefault(suspect.phase, deque(maxlen=MOST_IN_VAIN)).append(self._clock.monotonic())
             return None
-        if not suspect.others:  # the queue sees to fewer connections
+        if not suspect.others:  # the queue limits the connections
             self._learn(suspect)
         return None
 
@@ -337,5 +341,5 @@ class SessionLimits:
 
 
 def comparable(reply: Reply) -> str:
-    """Returns a reply without what differs between two recipients or two messages."""
+    """Return a reply without the parts that differ between two recipients or two messages."""
     return f"{reply.code} {reply.detail} {_VARIABLE.sub('*', reply.text[:MAX_TEXT])}"

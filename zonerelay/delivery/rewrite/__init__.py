@@ -1,6 +1,4 @@
-"""Renditions: what a zone changes in a message before it is sent. `rendering` is the face.
+"""Renditions: the changes that a zone makes to a message before it is sent. `rendering` is the entry point.
 
-`stored_pieces` reads a stored body that is examined first, and makes DKIM signatures.
-
-The worker, which wires them, takes both.
+The worker, which creates the renderer, imports it.
 """

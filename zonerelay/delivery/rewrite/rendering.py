@@ -1,32 +1,31 @@
-"""Makes a zone's rendition of a message: header fields, a DKIM signature, the sender (SRS).
+"""Creates a zone's rendition of a message: header fields, a DKIM signature, and the sender (SRS).
 
-The stored message never changes, nor do the queue, the logs and the reports. A rendition is a message beside
-it, with another size and perhaps another sender; its body is a new header followed by the stored body. The
-zone's rules come first (remove, replace, add), the signature last.
+The stored message never changes, nor do the queue, the logs and the reports. A rendition is a separate
+message with another size and perhaps another sender; its body is a new header followed by the stored body.
+The zone's rules are applied first (remove, replace, add), the signature last.
 
 Policies:
 
-- A zone that changes nothing costs one look (`changes`).
-- Renditions are kept for a while, so that a message with a hundred destinations is signed once and every
+- A zone that changes nothing costs only one check (`changes`).
+- Renditions are cached for a while, so that a message with a hundred destinations is signed once and every
   connection gets the same bytes. One task renders a message; other tasks wait for it.
 - A message that cannot be changed (a header without an end, a sender that becomes too long) is sent
-  unchanged, and the log says so. Where the zone requires a signature, the message waits instead.
+  unchanged, which is logged. If the zone requires a signature, the message waits instead.
 - A body without a stored hash (our own reports, mail from before there were keys) is read once more.
-- For hosts without 8BITMIME or SMTPUTF8 a message is converted first (`rewrite/conversion.py`), then changed
-  and signed. A signature of its author would break, so the zone decides about such mail (`convert`).
-- So are lines over 998 bytes for every host, because some refuse or break them, which also breaks our
-  signature. Mail of a stranger is not: it is for others to repair.
+- For hosts without 8BITMIME or SMTPUTF8 a message is first converted (`Conversion`), then changed and signed.
+  A signature of its author would break, so the zone decides about such mail (`convert`).
+- Lines over 998 bytes are converted for every host, because some hosts refuse or break them, which also
+  breaks our signature. Mail of an unauthenticated client is not converted for this reason.
 
-Raises StoreError when the store does, and RenderError with the deferral's reply. The caller makes a deferral
-of any other exception.
+StoreError is raised if the store fails, and RenderError with the deferral's reply. The caller turns any other
+exception into a deferral.
 
-Reads a stored body that is examined before it is sent: its header, the hash of the rest, then its bytes.
+`StoredPieces` reads a stored body that is examined before it is sent: its header, the hash of the rest, then
+its bytes. One object serves one reading. Chunks that were read for the examination are not read again as long
+as all of them are still available (`intact`). Memory holds the chunks of the header and one more.
 
-One object serves one reading. Pieces that were read for the examination are not read again as long as all of
-them are still there (`intact`). Memory holds the pieces of the header and one more. Raises StoreError.
-
-Reads a stored message as it is after a conversion (`message/conversion`): in seven bits for hosts that
-take no other, and without lines that some hosts refuse.
+`Conversion` reads a stored message as it is after a conversion (`message/conversion`): in seven bits for
+hosts that accept nothing else, and without lines that some hosts refuse.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ from zonerelay.telemetry.events.events import Events
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """How a message is written, and the bytes that it has then."""
+    """How a message is converted, and the resulting size."""
 
     plan: Plan
     size: int
@@ -82,7 +81,7 @@ class Conversion:
 async def conversion_of(
     message_id: MessageId, read_body: ReadBody, *, seven_bit: bool, signed_too: bool
 ) -> Conversion | None:
-    """Reads the message once, or twice where it has to be converted; returns `None` where it has not. Raises
+    """Read the message once, or twice if it has to be converted. Return None if it has not. Raise
     NotConvertibleError and StoreError.
     """
     survey = Survey(seven_bit=seven_bit)
@@ -105,7 +104,7 @@ async def conversion_of(
 
 
 async def _converted(plan: Plan, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yields the message as it is written. No piece is empty."""
+    """Yield the message as it is written. No chunk is empty."""
     writer = Encoder(plan)
     try:
         while piece := await anext(pieces, b""):
@@ -123,6 +122,7 @@ async def _close(pieces: AsyncIterator[bytes]) -> None:
         await close()
 
 
+<<<<<<< HEAD
 # Makes DKIM signatures: slow ones in a thread if a core is free for it, others on the event loop.
 #
 # RSA with 2048 bits takes as long as all other work for a small message, and releases Python's lock meanwhile
@@ -134,19 +134,28 @@ async def _close(pieces: AsyncIterator[bytes]) -> None:
 _AT_ONCE = 8  # digests that the thread gets at a time; their messages wait for the last one
 
 _Job = tuple[UnsignedField, asyncio.Future[bytes]]
+=======
+# Makes DKIM signatures: slow ones in a thread if a CPU core is free for it, others on the event loop.
+# RSA with 2048 bits takes as long as all other work for a small message, and releases Python's lock during
+# this time (from cryptography 49 on), so a thread lets the loop continue. The thread costs some CPU, which is
+# a loss if the loop has the only core. All work but the signature is done before the thread starts
+# (tests/bench/dkim.py has the measurements).
+>>>>>>> 0f5a0f60 (English: docstrings of delivery and routing; the limits of six packages are 0)
 
 
 class Signing:
-    """The signing of mail in a worker. `beside`: use a thread, which starts with the first slow signature."""
+    """The signing of mail in a worker. `beside` enables a thread, which starts with the first
+    slow signature.
+    """
 
     def __init__(self, *, beside: bool) -> None:
         self._beside = beside
         self._thread: ThreadPoolExecutor | None = None
         self._waiting: deque[_Job] = deque()
-        self._is_busy = False  # the thread signs, or begins in the next turn of the loop
+        self._is_busy = False  # the thread signs, or begins in the next loop iteration
 
     async def sign(self, header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
-        """Returns the DKIM-Signature fields, as `message.dkim.signature.sign` does."""
+        """Return the DKIM-Signature fields, as `message.dkim.signature.sign` does."""
         fields = []
         for each in unsigned_fields(header, body_hash, keys, now=now):
             if self._beside and each.key.slow:
@@ -190,10 +199,14 @@ class Signing:
             self._is_busy = False
 
     def close(self) -> None:
+<<<<<<< HEAD
         """Ends the thread. Waiting signatures are cancelled, later ones are made on the loop."""
         self._beside = False
         while self._waiting:
             self._waiting.popleft()[1].cancel()
+=======
+        """End the thread. Waiting signatures are cancelled."""
+>>>>>>> 0f5a0f60 (English: docstrings of delivery and routing; the limits of six packages are 0)
         if self._thread is not None:
             self._thread.shutdown(wait=True)
 
@@ -209,17 +222,19 @@ def _signatures(jobs: Sequence[_Job]) -> list[bytes | Exception]:
 
 
 ReadBody = Callable[[MessageId], AsyncIterator[bytes]]
-"""Reads a stored body piece by piece. The iterator raises StoreError."""
+"""Reads a stored body in chunks. The iterator raises StoreError."""
 
 CheckClaim = Callable[[MessageId], None]
-"""Raises ClaimLostError when another relay may be sending the message."""
+"""Raises ClaimLostError if another relay may be sending the message."""
 
 _CRLF = b"\r\n"
 _END = b"\r\n\r\n"
 
 
 class StoredPieces:
-    """Call `header`, then perhaps `body_hash`, then `spliced` once, or `close`."""
+    """A stored body that is being read. Call `header`, then perhaps `body_hash`, then `spliced` once, or
+    `close`.
+    """
 
     __slots__ = ("_header_size", "_held", "_pieces", "intact")
 
@@ -228,11 +243,11 @@ class StoredPieces:
         self._held: deque[bytes] = deque()
         self._header_size = 0
         self.intact = True
-        """False when a part of the body was dropped, so that the body has to be read again."""
+        """Whether the whole body is still available. If a part was dropped, the body has to be read again."""
 
     async def header(self, limit: int) -> bytes | None:
-        """Returns all fields with the CRLF of the last one; `None` when the end is not within `limit` and one
-        piece.
+        """Return all fields with the CRLF of the last one, or None if the end is not within `limit` and one
+        chunk.
 
         In a message without an empty line everything is header.
         """
@@ -251,7 +266,7 @@ class StoredPieces:
         return block
 
     async def body_hash(self) -> str:
-        """Returns the hash, in DKIM's relaxed form, of the body after the empty line."""
+        """Return the hash, in DKIM's relaxed form, of the body after the empty line."""
         body = RelaxedBody()
         skipped = self._header_size + len(_CRLF)
         for piece in self._held:
@@ -264,7 +279,7 @@ class StoredPieces:
         return body.digest()
 
     async def spliced(self, header: bytes, skipped: int) -> AsyncGenerator[bytes, None]:
-        """Yields `header`, then the stored body without its first `skipped` bytes. No piece is empty."""
+        """Yield `header`, then the stored body without its first `skipped` bytes. No chunk is empty."""
         try:
             while piece := await self._next():
                 if skipped >= len(piece):
@@ -290,14 +305,14 @@ class StoredPieces:
 
 
 MAX_HEADER = 1024 * 1024
-"""Octets of a header that are examined, unless a listener accepts longer ones."""
+"""Bytes of a header that are examined, unless a listener accepts longer ones."""
 OUR_FIELDS = 64 * 1024
-"""Octets by which a header in the spool may be longer than the client's."""
+"""Bytes by which a header in the spool may be longer than the client's."""
 
 MAX_KEPT = 1000
 MAX_KEPT_OCTETS = 4 * 1024 * 1024
 KEEP_FOR = 900.0
-"""Seconds. A signature contains a time, and keys and stamps change with the day."""
+"""Seconds. A signature contains a time, and keys and SRS timestamps change with the day."""
 
 MAX_COMPLAINTS = 1000
 """Reasons for a missing signature that are reported, once each."""
@@ -308,7 +323,7 @@ _Key = tuple[MessageId, str, bool]
 
 
 class RenderError(Exception):
-    """The message cannot go out as the zone demands. `reply` is the deferral."""
+    """The message cannot be sent as the zone demands. `reply` is the deferral."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(str(reply))
@@ -316,14 +331,14 @@ class RenderError(Exception):
 
 
 class SigningKeys(Protocol):
-    """The DKIM keys; `message.dkim.keys` has them."""
+    """The DKIM keys. `message.dkim.keys` implements it."""
 
     def for_author(self, domain: str, now: float) -> Sequence[DkimKey]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The message and body that are sent in the place of the stored ones."""
+    """The message and body that are sent in place of the stored ones."""
 
     message: Message
     read_body: ReadBody
@@ -373,8 +388,8 @@ class _Rendition:
 
 
 class Renderer:
-    """The renderer of a worker. `configure` may run at any time; a rendition in progress ends under the old
-    settings.
+    """The renderer of a worker. `configure` may be called at any time; a rendition in progress ends under the
+    old settings.
     """
 
     def __init__(
@@ -389,8 +404,8 @@ class Renderer:
         self.configure(keys=None, srs=None, max_header_size=0)
 
     def configure(self, *, keys: SigningKeys | None, srs: Srs | None, max_header_size: int) -> None:
-        """`keys`: `None` without any [[dkim]]. `max_header_size`: the largest of the listeners', in
-        bytes.
+        """Apply new settings. `keys` is None without any [[dkim]]. `max_header_size` is the largest of the
+        listeners', in bytes.
         """
         self._keys = keys
         self._srs = srs
@@ -401,7 +416,7 @@ class Renderer:
         self._kept_octets = 0
 
     def changes(self, zone: ZoneSettings, message: Message) -> bool:
-        """False when the message is sent as it is stored."""
+        """Return false if the message is sent as it is stored."""
         return self._changes_all(zone) or _needs_repair(zone, message)
 
     def _changes_all(self, zone: ZoneSettings) -> bool:
@@ -411,14 +426,14 @@ class Renderer:
         return known[1] is not None
 
     async def render(self, zone: ZoneSettings, message: Message) -> Rendered:
-        """Returns the zone's rendition of the message. Raises StoreError and RenderError."""
+        """Return the zone's rendition of the message. Raise StoreError and RenderError."""
         if not self.changes(zone, message):
             return Rendered(message, self._read_body)
         return await self._of_plan(zone, message, seven_bit=False)
 
     async def in_seven_bits(self, zone: ZoneSettings, message: Message) -> Rendered | None:
-        """Returns the zone's rendition of the message in seven bits, `None` when the zone wants none or none
-        is without a loss. Raises StoreError and RenderError.
+        """Return the zone's rendition of the message in seven bits, or None if the zone does not want one or
+        it would lose content. Raise StoreError and RenderError.
         """
         if zone.convert is Convert.NEVER:
             return None
@@ -453,7 +468,7 @@ class Renderer:
         known = self._plans.get(plan.zone.name)
         return known is not None and known[1] == plan
 
-    # Kept renditions.
+    # Cached renditions.
 
     def _known(self, key: _Key, plan: _Plan) -> _Rendition | None:
         rendition = self._kept.get(key)
@@ -479,7 +494,7 @@ class Renderer:
     def _rendered(
         self, message: Message, rendition: _Rendition, ahead: StoredPieces | None = None
     ) -> Rendered:
-        """`ahead`: the part of the body that was read already, for the first reader."""
+        """Render the message. `ahead` is the part of the body that was read already, for the first reader."""
         read = self._reader(rendition.conversion)
 
         def read_body(message_id: MessageId) -> AsyncIterator[bytes]:
@@ -517,7 +532,9 @@ class Renderer:
     async def _conversion(
         self, zone: ZoneSettings, message: Message, *, seven_bit: bool
     ) -> Conversion | None:
-        """Raises StoreError, and NotConvertibleError where seven bits are needed."""
+        """Return the conversion of the message. Raise StoreError, and NotConvertibleError if seven bits are
+        needed.
+        """
         if not (seven_bit or _needs_repair(zone, message)):
             return None
         always = zone.convert is Convert.ALWAYS
@@ -555,8 +572,8 @@ class Renderer:
         if plan.srs is None:
             return sender
         if message.envelope.origin.stranger:
-            # The stranger's sender is not proven: an SRS address for it would let the stranger write to that
-            # person, and have the next host's report sent there.
+            # The sender address of an unauthenticated client is not proven. An SRS address for it would let
+            # the client write to that person, and have the next host's report sent there.
             return NULL_SENDER
         try:
             return plan.srs.forward(sender, now)
@@ -567,14 +584,13 @@ class Renderer:
     async def _signature(
         self, plan: _Plan, message: Message, pieces: StoredPieces, header: bytes, now: float
     ) -> bytes:
-        """Returns the fields to put in front. Raises RenderError when the zone requires a signature and has
-        no key.
-        """
+        """Return the fields to prepend. Raise RenderError if the zone requires a signature and has no key."""
         if plan.keys is None:
             self._not_signed(plan, "there are no keys")
             return b""
         domain = author_domain(header)
-        # The From of a client that may not relay is not proven, and the client could spread what we sign.
+        # The From field of a client that may not relay is not proven, and the client could spread mail with
+        # our signature.
         stranger = message.envelope.origin.stranger
         keys = plan.keys.for_author(domain, now) if domain and not stranger else ()
         if not keys:
@@ -592,7 +608,7 @@ class Renderer:
         return fields
 
     def _not_signed(self, plan: _Plan, why: str) -> None:
-        """Raises RenderError, and reports it once, when the zone requires a signature."""
+        """Handle a missing signature. If the zone requires one, report it once and raise RenderError."""
         if plan.zone.dkim is not DkimMode.REQUIRED:
             return
         zone = plan.zone.name
@@ -603,11 +619,13 @@ class Renderer:
 
 
 def _needs_repair(zone: ZoneSettings, message: Message) -> bool:
-    """Return whether a line of the message is too long, and it is not a stranger's."""
+    """Return whether a line of the message is too long and the message is not from an
+    unauthenticated client.
+    """
     return message.long_lines and zone.convert is not Convert.NEVER and not message.envelope.origin.stranger
 
 
 def _rules(fields: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Splits `Name: value` texts for `edit_header`."""
+    """Split `Name: value` texts for `edit_header`."""
     parts = (field.partition(":") for field in fields)
     return tuple((name, value.strip()) for name, _, value in parts)

@@ -1,7 +1,7 @@
-"""TLS towards peers: `plan` decides what a connection must prove, `verify` checks it after the handshake.
+"""TLS to peers: `plan` decides what a connection must prove, and `verify` checks it after the handshake.
 
-`policy` has the TLS contexts and remembers hosts with broken TLS. `dane` and `chains` judge certificates;
-`chains` is imported only when DANE needs it.
+`plan` also has the TLS contexts and remembers hosts with broken TLS. `dane` and `chains` check certificates.
+`chains` is imported only if DANE needs it.
 
-Code outside takes `plan`, to explain a message.
+Code outside imports `plan`, to explain a message.
 """

@@ -1,9 +1,9 @@
 """Verifies certificate chains up to an authority that the caller names.
 
 OpenSSL checks signatures, dates and the right to sign; the authority need not be self-signed (PARTIAL_CHAIN).
-The `ssl` module cannot do it, because it verifies during the handshake, against one store for all
-connections. Import this module only when it is needed: cryptography and pyOpenSSL take 9 MB. Raises
-ChainError with words for an operator.
+The `ssl` module cannot do this, because it verifies during the handshake, against one store for all
+connections. Import this module only when it is needed: cryptography and pyOpenSSL take 9 MB. ChainError is
+raised with a message for an operator.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _EXPIRED, _NOT_YET = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_Y
 _UNKNOWN_ISSUER = frozenset((2, 7, 18, 19, 20, 21))  # 7: of the same name, with another key
 
 
-# The exceptions of cryptography when it reaches the malformed part of a certificate.
+# The exceptions that cryptography raises at the malformed part of a certificate.
 _UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
 
 
 class ChainError(Exception):
-    """The chain is not valid; the text says where."""
+    """The chain is not valid. The message says where."""
 
 
 def verify(chain: Sequence[bytes], anchors: Sequence[bytes], *, now: float) -> None:
-    """Checks that one of `anchors` has signed the first certificate, over the others, and that all dates are
-    valid.
+    """Check that one of `anchors` has signed the first certificate, through the others, and that all dates
+    are valid.
 
-    `chain` and `anchors` are DER; `now` is Unix time. Raises ChainError.
+    `chain` and `anchors` are DER; `now` is Unix time. Raise ChainError.
     """
     store = crypto.X509Store()
     store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
@@ -66,7 +66,7 @@ def _is_for_servers(der: bytes) -> bool:
 
 
 def names(der: bytes) -> tuple[str, ...]:
-    """Returns the DNS names, or the common name where there are none (RFC 7672 3.2.3). Raises ChainError."""
+    """Return the DNS names, or the common name if there are none (RFC 7672 3.2.3). Raise ChainError."""
     try:
         certificate = x509.load_der_x509_certificate(der)
         try:

@@ -1,12 +1,12 @@
-"""DANE for SMTP (RFC 7672 3): which TLSA records count, and whether they vouch for a server's certificate.
+"""DANE for SMTP (RFC 7672 3): which TLSA records are used, and whether they match a server's certificate.
 
-DANE-TA(2) and DANE-EE(3) count. The usages that need public authorities are not for SMTP (3.1.3), and
-malformed records are left out. Of several digests of the same kind the strongest counts (RFC 7671 9).
+DANE-TA(2) and DANE-EE(3) are used. The usages that need public authorities are not for SMTP (3.1.3), and
+malformed records are ignored. Of several digests of the same kind only the strongest is used (RFC 7671 9).
 
 - DANE-EE: the server's own certificate or key is the one in the record. Its names and dates do not matter
   (3.1.1).
-- DANE-TA: the certificate chain leads to the authority in the record, which the server has to send along
-  unless the record holds the complete certificate. Dates count, and one of the names must fit (3.2.2).
+- DANE-TA: the certificate chain leads to the authority in the record, which the server has to send unless the
+  record holds the complete certificate. Dates are checked, and one of the names must match (3.2.2).
 
 No I/O, no clock. `verify` raises NotVouchedForError with the reason for an operator.
 """
@@ -21,10 +21,10 @@ from typing import Any
 from zonerelay.routing.dns.answers import TlsaRecord
 
 # Reads a certificate's public key and fingerprint, and matches its names.
-#
-# Names are compared as RFC 6125 says: without regard to case; a wildcard stands for one whole label on the
-# left, above a name with two labels at least. The public key is taken out of the DER unchanged, because TLSA
-# records are about those octets, for any kind of key. Raises ValueError for octets that are no certificate.
+# Names are compared as in RFC 6125: case-insensitively, and a wildcard stands for one whole label on the
+# left, above a name with at least two labels. The public key is copied from the DER unchanged, because TLSA
+# records are about those bytes, for any kind of key. ValueError is raised for bytes that are not a
+# certificate.
 
 MAX_NAMES_SHOWN = 5
 
@@ -37,8 +37,8 @@ def fingerprint(der: bytes) -> str:
 
 
 def public_key(der: bytes) -> bytes:
-    """Returns the SubjectPublicKeyInfo: the seventh field of the signed part (RFC 5280 4.1), if it has a
-    version.
+    """Return the SubjectPublicKeyInfo, which is the seventh field of the signed part if it has a version (RFC
+    5280 4.1).
     """
     _, start, end = _element(der, 0, len(der), expected=_SEQUENCE)
     _, at, last = _element(der, start, end, expected=_SEQUENCE)
@@ -61,7 +61,7 @@ def is_sequence(der: bytes) -> bool:
 
 
 def shown_names(names: Iterable[str]) -> str:
-    """Returns the names for a deferral's text."""
+    """Return the names for a deferral's text."""
     known = list(names)
     if not known:
         return "no name"
@@ -71,7 +71,7 @@ def shown_names(names: Iterable[str]) -> str:
 
 # `Any` stands for the nested tuples of `ssl.SSLSocket.getpeercert`, which typeshed does not describe either.
 def names_in(described: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns DNS names and addresses of a certificate that the `ssl` module has verified and parsed."""
+    """Return DNS names and addresses of a certificate that the `ssl` module has verified and parsed."""
     return tuple(
         value.lower().rstrip(".") if kind == "DNS" else value
         for kind, value in described.get("subjectAltName", ())
@@ -80,8 +80,8 @@ def names_in(described: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def matching_name(wanted: Iterable[str], names: Iterable[str]) -> str | None:
-    """Returns the first of the wanted names that the certificate covers. `*.example.com` matches any name
-    below it.
+    """Return the first of the wanted names that the certificate covers. `*.example.com` matches any name one
+    label below it.
     """
     known = list(names)
     for each in wanted:
@@ -102,7 +102,7 @@ def _fits(wanted: str, name: str) -> bool:
 
 
 def _same_address(one: str, other: str) -> bool:
-    """Compares IPv6 addresses, which OpenSSL writes in full."""
+    """Compare IPv6 addresses, which OpenSSL writes in full."""
     if ":" not in one or ":" not in other:
         return False
     try:
@@ -112,9 +112,7 @@ def _same_address(one: str, other: str) -> bool:
 
 
 def _element(der: bytes, at: int, limit: int, *, expected: int | None = None) -> tuple[int, int, int]:
-    """Returns the tag, and the start and end of the content, of the DER element at `at`. Raises
-    ValueError.
-    """
+    """Return the tag, and the start and end of the content, of the DER element at `at`. Raise ValueError."""
     if at + 2 > limit:
         raise ValueError("the certificate is cut short")
     tag, length, start = der[at], der[at + 1], at + 2
@@ -141,11 +139,11 @@ _DIGEST_SIZES = {_SHA256: 32, _SHA512: 64}
 
 
 class NotVouchedForError(Exception):
-    """The records do not vouch for the certificate; the text says what is wrong with it."""
+    """The records do not match the certificate. The message says why."""
 
 
 def usable(records: Sequence[TlsaRecord]) -> tuple[TlsaRecord, ...]:
-    """Returns the records that a certificate can be compared with, in their order."""
+    """Return the records that can be compared with a certificate, in order."""
     sound = [record for record in records if _is_usable(record)]
     strongest: dict[tuple[int, int], int] = {}
     for record in sound:
@@ -156,9 +154,9 @@ def usable(records: Sequence[TlsaRecord]) -> tuple[TlsaRecord, ...]:
 
 
 def verify(chain: Sequence[bytes], records: Sequence[TlsaRecord], names: Sequence[str], *, now: float) -> str:
-    """Returns the name that the certificate is valid for: one of `names`, or `""` where names do not matter.
+    """Return the name for which the certificate is valid: one of `names`, or `""` if names do not matter.
 
-    `chain` is DER, the server's own certificate first; `records` are usable ones. Raises NotVouchedForError.
+    `chain` is DER, the server's own certificate first. `records` are usable ones. Raise NotVouchedForError.
     """
     if not chain:
         raise NotVouchedForError("the server has shown no certificate")
@@ -174,13 +172,14 @@ def verify(chain: Sequence[bytes], records: Sequence[TlsaRecord], names: Sequenc
 def _verify_by_authority(
     chain: Sequence[bytes], records: Sequence[TlsaRecord], names: Sequence[str], *, now: float
 ) -> str:
-    # Its libraries take 9 MB, which only a relay with such peers should pay.
+    # Its libraries take 9 MB, which only a relay with such peers should need.
     from zonerelay.delivery.tls import chains  # noqa: PLC0415
 
     anchors = [each for record in records for each in _anchors(chain, record)]
     for record in records:
         if (record.selector, record.matching) == (_KEY, _FULL):
-            # The server need not send the authority: a certificate that its key has signed proves as much.
+            # The server need not send the authority: a certificate that its key has signed is sufficient
+            # proof.
             anchors += [der for der in chain if chains.is_signed_by(der, record.data)]
     if not anchors:
         raise NotVouchedForError(
@@ -200,7 +199,7 @@ def _verify_by_authority(
 
 
 def _anchors(chain: Sequence[bytes], record: TlsaRecord) -> list[bytes]:
-    """Returns the certificates to trust because of this record."""
+    """Return the certificates to trust because of this record."""
     if (record.selector, record.matching) == (_CERTIFICATE, _FULL):
         return [record.data]  # the server need not send it
     return [der for der in chain if _matches(der, record)]
@@ -227,8 +226,8 @@ def _matches(der: bytes, record: TlsaRecord) -> bool:
 
 
 def _association(der: bytes, selector: int, matching: int) -> bytes | None:
-    """Returns the data of a record of this kind about this certificate, `None` for an unreadable
-    certificate.
+    """Return the data of a record of this kind about this certificate, or None for an
+    unreadable certificate.
     """
     try:
         selected = der if selector == _CERTIFICATE else public_key(der)

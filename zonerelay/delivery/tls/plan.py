@@ -1,30 +1,29 @@
-"""Decides what a connection to one host must be: the route's demand, and what DNS says about the host.
+"""Decides the TLS requirements of a connection to one host: the route's demand, and what DNS says about the
+host.
 
-DANE (RFC 7672 2.2) applies where the demand says that the MX records were secure, and only to hosts whose
+DANE (RFC 7672 2.2) applies if the demand says that the MX records were secure, and only to hosts whose
 addresses are secure, because an attacker could forge a TLSA record behind an insecure answer. Then
 
 - usable records: the certificate must match one of them, whatever else was demanded, and the connection never
   falls back to clear text. The records replace the demand of an MTA-STS policy and of the message; an
-  operator's `verify` holds in addition.
-- records of which none is usable: encryption, with any certificate.
+  operator's `verify` applies in addition.
+- only unusable records: encryption, with any certificate.
 - a failed or bogus look-up: the host is not used now, because an attacker can cause the failure. Only a
   secure denial, or an answer from a part of DNS without DNSSEC, leaves the demand unchanged.
 
-With `tls = dane` a host without usable records is not used. With `tls = none` DNS is not asked.
+With `tls = dane` a host without usable records is not used. With `tls = none` DNS is not queried. HostTrouble
+is raised if the host cannot be used.
 
-Raises HostTrouble when the host cannot be used.
+`TlsPolicy` has the TLS contexts for peers, and remembers hosts whose TLS is broken. `opportunistic` and
+`required` encrypt without authentication of the peer (RFC 7435: unauthenticated encryption is better than
+none, and most MX certificates do not match). DANE and pinned certificates are checked after the handshake
+(`verify.py`). `verify` and MTA-STS need a certificate of a trusted authority; `verify.py` checks its name.
+Only `opportunistic` falls back to clear text, on a new connection, and remembers the host, so that not every
+message pays for a failed handshake.
 
-The TLS contexts towards peers, and the memory of hosts whose TLS is broken.
-
-`opportunistic` and `required` encrypt without authentication of the peer (RFC 7435: unauthenticated
-encryption is better than none, and most MX certificates do not match). DANE and pinned certificates are
-checked after the handshake (`verify.py`). `verify` and MTA-STS need a certificate of a trusted authority;
-`verify.py` checks its name. Only `opportunistic` falls back to clear text, on a fresh connection, and
-remembers the host, so that not every message pays for a failed handshake.
-
-From version 3.5 on OpenSSL's first message of a handshake, with keys against quantum computers, fills more
-than one packet, and some hosts and firewalls never answer it. A host that does not answer a handshake is
-asked once more with one group (P-256, which every server knows), and for a day if that was the cause.
+Since OpenSSL 3.5 the first message of a handshake contains post-quantum keys and needs more than one packet,
+and some hosts and firewalls never answer it. A host that does not answer a handshake is tried once more with
+only one group (P-256, which every server supports), and for a day if that was the cause.
 """
 
 from __future__ import annotations
@@ -53,21 +52,23 @@ _SMALL_GROUP = "prime256v1"
 
 
 class TlsPolicy:
-    """Builds a context at its first use, because loading the trusted authorities takes milliseconds."""
+    """The TLS contexts of a worker. Each is built at its first use, because loading the trusted authorities
+    takes milliseconds.
+    """
 
     def __init__(self, clock: Clock, *, remember_broken: float) -> None:
         self._clock = clock
         self.broken = ExpiringSet(clock, remember_broken)
-        """Hosts (`name:port`) whose TLS failed; `opportunistic` sends to them in clear text."""
+        """Hosts (`name:port`) whose TLS failed. `opportunistic` sends to them in clear text."""
         self.small = ExpiringSet(clock, SMALL_FOR)
-        """Hosts (`name:port`) that answer a handshake with one group alone."""
+        """Hosts (`name:port`) that answer a handshake only with one group."""
         self._encrypting: dict[bool, ssl.SSLContext] = {}
         self._verifying = {
             small: SystemTrust(functools.partial(_verifying, small)) for small in (False, True)
         }
 
     def now(self) -> float:
-        """Returns Unix time, with which the dates in certificates are compared."""
+        """Return Unix time, with which the dates in certificates are compared."""
         return self._clock.now()
 
     def context(self, *, verify: bool, small: bool) -> ssl.SSLContext:
@@ -107,7 +108,7 @@ class HostLookup(Protocol):
     """
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
-        """Returns addresses, most wanted first; `failure` when there are none."""
+        """Return the addresses, most preferred first, or a `failure` if there are none."""
 
     async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]: ...
 
@@ -116,12 +117,13 @@ class HostLookup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TlsPlan:
-    """What TLS must be. `level` is the demand that counts: a `TlsMode`, or "mta-sts". `why` is a clause for
-    people.
+    """The TLS requirements of a connection. `level` is the demand that applies: a `TlsMode`, or "mta-sts".
+    `why` is a clause for display.
 
-    `name` goes into the handshake (SNI). `verify`: a trusted authority vouches for one of `names`.
-    `certificates`: the certificate is one of these, with any issuer. `tlsa`: the certificate matches one of
-    these, with `tlsa_names` for records that need a name, of which `next_hop` is not the host's own.
+    `name` is sent in the handshake (SNI). With `verify`, a trusted authority must certify one of `names`.
+    With `certificates`, the certificate must be one of these, with any issuer. With `tlsa`, the certificate
+    must match one of these, with `tlsa_names` for records that need a name, of which `next_hop` is not the
+    host's own.
     """
 
     level: str
@@ -141,7 +143,7 @@ class TlsPlan:
 
     @property
     def may_fall_back(self) -> bool:
-        """True when clear text may replace failed TLS. With TLS on connect there is no clear text."""
+        """Whether clear text may replace failed TLS. With TLS on connect there is no clear text."""
         return self.level == TlsMode.OPPORTUNISTIC and not self.on_connect
 
     def in_clear(self) -> TlsPlan:
@@ -149,10 +151,10 @@ class TlsPlan:
 
 
 def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings) -> Route:
-    """Return the route, with DANE under the name of the domains that the mail is for.
+    """Return the route, for DANE with the domains of the mail as its name.
 
-    Domains at the same hosts share a route, named after one of them. With DANE-TA a certificate for the
-    domain alone is valid (RFC 7672 3.2.2), so it must not count for another domain's mail.
+    Domains at the same hosts share a route, which is named after one of them. With DANE-TA a certificate for
+    the domain alone is valid (RFC 7672 3.2.2), so it must not count for another domain's mail.
     """
     if route.tls is None or not route.tls.dane or zone.next_hop:
         return route
@@ -165,14 +167,14 @@ def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings
 
 
 class TlsPlanner:
-    """Makes plans. Raises HostTrouble when DNS rules a host out."""
+    """Makes TLS plans. HostTrouble is raised if DNS excludes a host."""
 
     def __init__(self, lookup: HostLookup) -> None:
         self._lookup = lookup
 
     async def plan(self, terms: Terms, host: MxHost, found: Addresses) -> TlsPlan:
-        """Returns the plan. `found`: the addresses of the host that are about to be connected to. Raises
-        HostTrouble.
+        """Return the plan. `found` are the addresses of the host to which the connection is about to be made.
+        Raise HostTrouble.
         """
         demand = terms.tls
         plan = _as_demanded(terms, demand, host)
@@ -200,7 +202,7 @@ class TlsPlanner:
         return plan
 
     async def _base_domains(self, host: MxHost, found: Addresses) -> list[str]:
-        """Returns where TLSA records may be (RFC 7672 2.2.2): at the end of secure aliases, then at the name
+        """Return where TLSA records may be (RFC 7672 2.2.2): at the end of secure aliases, then at the name
         itself.
         """
         if host.literal:

@@ -1,7 +1,7 @@
 """Checks the server's identity after a finished handshake, before any command inside TLS.
 
 OpenSSL has checked the chain to a trusted authority and its dates during the handshake. Names, fingerprints
-and TLSA records are checked here, so that a refusal can name what the certificate has instead.
+and TLSA records are checked here, so that a refusal can report what the certificate contains instead.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _UNKNOWN_ISSUER = frozenset((2, 19, 20, 21))
 
 
 class Proof(NamedTuple):
-    """A verified certificate. `security` is as in `Session.security`. `only_for`: the one next hop that the
-    certificate is valid for.
+    """A verified certificate. `security` is as in `Session.security`. `only_for` is the one next hop for
+    which the certificate is valid.
     """
 
     security: str
@@ -33,11 +33,11 @@ class Proof(NamedTuple):
 
 
 class WrongPeerError(Exception):
-    """The handshake succeeded with a certificate other than the demanded one."""
+    """The handshake succeeded with a certificate other than the required one."""
 
 
 def prove(plan: TlsPlan, tls: ssl.SSLObject, *, now: float) -> Proof:
-    """Returns the security of the connection. Raises WrongPeerError."""
+    """Return the security of the connection. Raise WrongPeerError."""
     if plan.verify:
         _check_names(plan, tls)
     if plan.certificates:
@@ -54,7 +54,9 @@ def prove(plan: TlsPlan, tls: ssl.SSLObject, *, now: float) -> Proof:
 
 
 def handshake_words(error: BaseException) -> str:
-    """Returns why a handshake failed, for an operator. A library's error has OpenSSL's as its cause."""
+    """Return why a handshake failed, as a message for an operator. A library's error has OpenSSL's as its
+    cause.
+    """
     if error.__cause__ is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -99,7 +101,7 @@ _ENCODING_DER = 2  # X509_FILETYPE_ASN1
 
 
 def peer_chain(tls: ssl.SSLObject) -> list[bytes]:
-    """Returns the certificates that the server has sent, in DER, its own first; none when it has sent none.
+    """Return the certificates that the server has sent, in DER, its own first; none when it has sent none.
 
     DANE-TA needs the whole chain, verified or not. Python 3.13 has a public method for it; 3.11 and 3.12 have
     the same method, not public yet, on the object that `SSLObject` wraps.

@@ -1,11 +1,11 @@
 """The `[[destination]]` tables: other limits and other TLS for some destinations.
 
-The first entry whose conditions all hold applies, as with routes. `domain` is the recipient's (unknown where
-the zone has a next hop), `mx` holds when every host of the route matches, `zone` is the mail's zone. A
-condition that is not given holds.
+The first entry whose conditions all hold applies, as with routes. `domain` is the recipient's domain (unknown
+if the zone has a next hop), `mx` holds if every host of the route matches, and `zone` is the zone of the
+mail. A condition that is not given holds.
 
-Everything is prepared when the settings are loaded, and the cost of a look-up grows neither with the entries
-nor with their patterns (`routing/zones/rule_index`). A look-up never raises.
+Everything is prepared when the settings are loaded, and the cost of a look-up grows neither with the number
+of entries nor with their patterns (`routing/zones/rule_index`). A look-up never raises.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zonerelay.routing.zones.rule_index import AddressShelf, RuleIndex, TextShel
 
 @dataclass(frozen=True, slots=True)
 class DestinationEntry:
-    """One table. `number` counts from 0, as in the paths of configuration problems."""
+    """One [[destination]] table. `number` counts from 0, as in the paths of configuration problems."""
 
     number: int
     settings: DestinationSettings
@@ -37,18 +37,16 @@ class DestinationEntry:
 
     @property
     def has_tls(self) -> bool:
-        """True when the entry says what TLS has to be: then neither the zone nor the domain's policy
-        matters.
-        """
+        """Whether the entry determines TLS. Then neither the zone nor the domain's policy matters."""
         return self.settings.tls is not DestinationTls.ZONE
 
     @property
     def changes_nothing(self) -> bool:
-        """True when the entry only keeps its mail from later entries."""
+        """Whether the entry only keeps its mail from later entries."""
         return not self.has_tls and self.limits(ZoneSettings()) is None
 
     def tls(self, *, secure: bool) -> TlsDemand:
-        """Returns the entry's demand. `secure`: DNSSEC vouches for the hosts' names."""
+        """Return the TLS demand of the entry. `secure` means that DNSSEC validates the hosts' names."""
         mode = TlsMode(self.settings.tls)
         return TlsDemand(
             mode,
@@ -59,7 +57,7 @@ class DestinationEntry:
         )
 
     def limits(self, zone: ZoneSettings) -> DestinationLimits | None:
-        """Returns the entry's limits, completed by the zone's; `None` when the entry has none."""
+        """Return the entry's limits, completed by the zone's, or None if the entry has none."""
         own = self.settings
         numbers = (own.max_connections, own.max_recipients_per_transaction, own.max_messages_per_connection)
         if not any(numbers) and own.max_rate is None:
@@ -73,7 +71,9 @@ class DestinationEntry:
 
 
 class DestinationTable:
-    """Raises ValueError in words when a pattern is no domain. Immutable: a reload makes another table."""
+    """Finds the entry for mail. Raises ValueError with a message if a pattern is not a domain. It is
+    immutable; a reload creates another table.
+    """
 
     def __init__(self, destinations: Sequence[DestinationSettings] = ()) -> None:
         self._rules = tuple(_Rule(DestinationEntry(at, each)) for at, each in enumerate(destinations))
@@ -83,7 +83,7 @@ class DestinationTable:
         )
 
     def find(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> DestinationEntry | None:
-        """Returns the entry for the mail, `None` without one. `domain` is `""` in a zone with a next hop."""
+        """Return the entry for the mail, or None. `domain` is `""` in a zone with a next hop."""
         if hosts:  # all of them match, so the first one does
             asked = {"zone": zone, "domain": domain and f"@{domain}", "mx": f"@{_name(hosts[0])}"}
             candidates = self._index.find(asked)
@@ -114,25 +114,21 @@ class _Rule:
 
 
 def _name(host: MxHost) -> str:
-    """Returns the host in the form of a domain: an address goes in brackets."""
+    """Return the host in the form of a domain, with an address in brackets."""
     if not host.literal:
         return host.name
     return f"[IPv6:{host.name}]" if ":" in host.name else f"[{host.name}]"
 
 
 # The terms of a route: TLS demand, limits, and the hosts that remain.
-#
 # TLS is decided in this order:
-#
-# 1. an entry of [[destination]] with a `tls` of its own decides alone: it replaces the demands of the zone,
-# of
-#    DANE and of MTA-STS, so that an operator can get past a peer's mistake, in words;
-# 2. the zone decides, and in addition DANE where DNSSEC vouches for the hosts' names (RFC 7672), and the
-#    domain's MTA-STS policy in mode enforce (RFC 8461 5): a certificate that is valid for the host, and only
-#    hosts that the policy names. Neither weakens the zone's demand.
-#
-# `Route.terms` names what differs from the zone, so that such mail is a destination of its own. Nothing here
-# does I/O; a host outside a policy is reported to `StsPolicies`.
+# 1. An entry of [[destination]] with its own `tls` decides alone. It replaces the demands of the zone, of
+# DANE and of MTA-STS, so that an operator can explicitly work around a peer's mistake.
+# 2. The zone decides. In addition, DANE applies if DNSSEC validates the hosts' names (RFC 7672), and the
+# domain's MTA-STS policy in mode enforce (RFC 8461 5): it requires a certificate that is valid for the host,
+# and only hosts that the policy names. Neither weakens the zone's demand.
+# `Route.terms` names what differs from the zone, so that such mail is a separate destination. Nothing here
+# does I/O. A host outside a policy is reported to `StsPolicies`.
 
 _VERIFYING = (TlsMode.VERIFY, TlsMode.DANE)
 MTA_STS = "mta-sts"
@@ -142,7 +138,9 @@ _MAX_NAMED = 3  # hosts in a text
 def on_terms(
     zone: ZoneSettings, route: Route, entry: DestinationEntry | None, *, enforced: bool = False
 ) -> Route:
-    """Returns the route with its terms. `enforced`: the hosts have passed the domain's MTA-STS policy."""
+    """Return the route with its terms. `enforced` means that the hosts have passed the domain's MTA-STS
+    policy.
+    """
     words = [entry.name] if entry is not None and not entry.changes_nothing else []
     if entry is not None and entry.has_tls:
         demand = entry.tls(secure=route.secure)
@@ -150,7 +148,7 @@ def on_terms(
         demand = _of_zone(zone, secure=route.secure, enforced=enforced)
         if demand.because == MTA_STS:
             words.append(MTA_STS)
-    if demand.dane:  # in one line with an insecure domain's mail the last look-up would decide for both
+    if demand.dane:  # in one line with the mail of an insecure domain, the last look-up would decide for both
         words.append("dane")
     tls = None if demand == TlsDemand(zone.tls) else demand
     limits = None if entry is None else entry.limits(zone)
@@ -166,7 +164,7 @@ def by_policy(
     found: PolicyLookup,
     policies: StsPolicies,
 ) -> Route | Unroutable:
-    """Returns the route with its terms under what was found about the domain's policy."""
+    """Return the route with its terms, applying what was found about the domain's policy."""
     route = structs.replace(route, expires=min(route.expires, found.expires))
     held = found.held
     if held is None or held.policy.mode is StsMode.NONE:

@@ -1,17 +1,17 @@
-"""Finds the hosts that take a domain's mail: RFC 5321 5.1, RFC 7505, or the zone's next hop.
+"""Finds the hosts that accept a domain's mail: RFC 5321 5.1, RFC 7505, or the zone's next hop.
 
-Mail bounces only when the domain's own DNS settles it: MX, A and AAAA all say that the domain does not
-exist (550 5.1.2), it takes no mail (null MX, 556 5.1.10), it has neither MX nor address (550 5.1.2), its mail
-ends here and the relay does not take it (554 5.4.6), or the text is no domain. Any other failure is a
-deferral: a name server that fails or is silent, MX records that lead nowhere today. Trouble with a configured
-next hop never bounces mail, because it may be the operator's typing mistake.
+Mail bounces only if the domain's own DNS is definite: MX, A and AAAA all say that the domain does not exist
+(550 5.1.2), it accepts no mail (null MX, 556 5.1.10), it has neither MX nor address (550 5.1.2), its mail
+ends here and the relay does not accept it (554 5.4.6), or the text is not a domain. Any other failure is a
+deferral: a name server that fails or is silent, or MX records that lead nowhere at present. A failure of a
+configured next hop never bounces mail, because it may be a typing mistake of the operator.
 
 A zone with several next hops has one route over all of them, in the order in which they are written or
-sharing evenly. A next hop that cannot be found is left out as long as another one can, and looked up again
-soon.
+sharing evenly. A next hop that cannot be found is skipped as long as another one can be found, and looked up
+again soon.
 
-Private addresses are refused later, at the address of the connection (`addresses.is_private`). `terms.py`
-applies [[destination]] tables and the domain's MTA-STS policy.
+Private addresses are refused later, at the address of the connection (`addresses.is_private`).
+`destination_table.py` applies [[destination]] tables and the domain's MTA-STS policy.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExaminedRoute:
-    """A route and what decided its terms: `entry` of [[destination]], `sts` where a policy was looked up."""
+    """A route and what determined its terms: `entry` of [[destination]], and `sts` if a policy
+    was looked up.
+    """
 
     answer: Route | Unroutable
     entry: DestinationEntry | None = None
@@ -86,15 +88,17 @@ class MxRouter:
         self._own = own_addresses or OwnAddresses(())
 
     def configure(self, destinations: DestinationTable) -> None:
-        """Replaces the [[destination]] tables for routes from now on."""
+        """Replace the [[destination]] tables for routes from now on."""
         self._table = destinations
 
     async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
-        """Returns hosts by preference, equal ones in a new random order at every call. Does not raise."""
+        """Return the hosts by preference, with equal ones in a new random order at every call.
+        Never raises.
+        """
         return (await self.examine(zone, domain)).answer
 
     async def examine(self, zone: ZoneSettings, domain: str) -> ExaminedRoute:
-        """Returns the route with what decided its terms, for `explain`. Does not raise."""
+        """Return the route with what determined its terms, for `explain`. Never raises."""
         try:
             if zone.next_hop:
                 found = await self._to_next_hops(zone)
@@ -102,7 +106,7 @@ class MxRouter:
             if zone.mta_sts and self._sts is not None and not is_literal(domain):
                 return await self._with_policy(zone, domain, self._sts)
             return self._on_terms(zone, domain, await self._to_domain(zone, domain))
-        except Exception:  # noqa: BLE001 - unknown trouble is temporary (rule 3)
+        except Exception:  # noqa: BLE001 - an unknown error is temporary (rule 3)
             _log.exception("unexpected error while routing")
             outcome = _deferred("3.0", "internal error while routing")
             return ExaminedRoute(self._no(zone, domain, outcome, FAILURE_TTL))
@@ -116,7 +120,9 @@ class MxRouter:
         return ExaminedRoute(on_terms(zone, found, entry), entry)
 
     async def _with_policy(self, zone: ZoneSettings, domain: str, sts: StsPolicies) -> ExaminedRoute:
-        """Looks the policy up while the MX look-up runs, and waits for it only when it matters."""
+        """Return the examined route of a domain with its policy, which is looked up at the same time and
+        awaited only if it matters.
+        """
         asking = asyncio.get_running_loop().create_task(_policy(zone, domain, sts))
         try:
             found = await self._to_domain(zone, domain)
@@ -147,7 +153,7 @@ class MxRouter:
         if hop.kind is not NextHopKind.MX:
             literal = hop.kind is NextHopKind.ADDRESS
             hosts = [MxHost(hop.host, port, literal=literal)]
-            # The operator wrote the name, so only its addresses and TLSA records need DNSSEC.
+            # The operator configured the name, so only its addresses and TLSA records need DNSSEC.
             return self._yes(zone, text, hosts, STATIC_TTL, secure=self._resolver.trusts_ad and not literal)
         found = await self._by_mx(zone, hop.host, port)
         if isinstance(found, Unroutable) and found.outcome.verdict is Verdict.BOUNCED:
@@ -206,12 +212,13 @@ class MxRouter:
     async def _implicit(
         self, zone: ZoneSettings, name: str, answer: DnsAnswer[MxRecord], port: int, ttl: float
     ) -> Route | Unroutable:
-        """Uses the domain's own address when there is no MX record (RFC 5321 5.1).
+        """Return the route to the domain's own address if there is no MX record (RFC 5321 5.1).
 
-        Some name servers deny the whole name when they are asked for a type that they do not know
-        (haraka/Haraka#2310). A name does not exist only when the questions for its addresses say so, too.
+        Some name servers deny the whole name when they are queried for a type that they do not know
+        (haraka/Haraka#2310). A name does not exist only if the queries for its addresses say so, too.
         """
-        # Both families, whatever the zone uses: a domain with the other one only may get ours tomorrow.
+        # Both families, whatever the zone uses: a domain that only has the other family may get ours
+        # tomorrow.
         found = await asyncio.gather(self._resolver.lookup(name, "A"), self._resolver.lookup(name, "AAAA"))
         # The hosts file may name a next hop that DNS denies, but not a recipient's domain.
         is_local = answer.status is DnsStatus.NODATA or bool(zone.next_hop)
@@ -222,7 +229,7 @@ class MxRouter:
             if await self._is_ours(host, ipv6=zone.ipv6):
                 return self._no(zone, name, _loop(name), ttl)
             return self._yes(zone, name, [host], ttl, secure=answer.secure)
-        # Answers that contradict each other are as doubtful as a failure.
+        # Answers that contradict each other are as unreliable as a failure.
         doubts = [each.status for each in found if each.status is not answer.status]
         if doubts:
             return self._no(zone, name, _deferred(NO_NAMES, f"address of {name}: {doubts[0]}"), FAILURE_TTL)
@@ -233,8 +240,8 @@ class MxRouter:
     # ---- ourselves in the list ---------------------------------------------------------------
 
     async def _cut_at_own(self, zone: ZoneSettings, hosts: Sequence[MxHost]) -> list[MxHost]:
-        """Drops hosts no more preferred than the relay itself, which would send the mail back (RFC
-        5321 5.1).
+        """Remove hosts that are no more preferred than the relay itself, because they would send the mail
+        back (RFC 5321 5.1).
         """
         ours = await asyncio.gather(*(self._is_ours(host, ipv6=zone.ipv6) for host in hosts))
         least = min((host.preference for host, own in zip(hosts, ours, strict=True) if own), default=None)
@@ -296,8 +303,8 @@ STEP = 65_536
 
 
 def one_route(zone: ZoneSettings, found: Sequence[Route | Unroutable], *, soon: float) -> Route | Unroutable:
-    """Joins the routes of a zone's next hops, given in their order. A route with gaps may be used until
-    `soon`.
+    """Join the routes of a zone's next hops, given in their order. A route with missing hops may be used
+    until `soon`.
     """
     routes = [each for each in found if isinstance(each, Route)]
     if not routes:
@@ -311,7 +318,7 @@ def one_route(zone: ZoneSettings, found: Sequence[Route | Unroutable], *, soon: 
 
 
 def _ranked(routes: Iterable[Route]) -> tuple[MxHost, ...]:
-    """Returns each next hop's hosts after all those of the one before, by their own preferences."""
+    """Return the hosts of the next hops one after the other, each by their own preferences."""
     return _once(
         structs.replace(host, preference=at * STEP + host.preference)
         for at, route in enumerate(routes)
@@ -320,7 +327,7 @@ def _ranked(routes: Iterable[Route]) -> tuple[MxHost, ...]:
 
 
 def _shared(routes: Iterable[Route]) -> tuple[MxHost, ...]:
-    """Makes the best hosts of each next hop equal, then the second-best, and so on."""
+    """Return the hosts with the best ones of each next hop made equal, then the second-best, and so on."""
     ranked = []
     for route in routes:
         ranks = sorted({host.preference for host in route.hosts})
@@ -329,7 +336,7 @@ def _shared(routes: Iterable[Route]) -> tuple[MxHost, ...]:
 
 
 def _once(hosts: Iterable[MxHost]) -> tuple[MxHost, ...]:
-    """Keeps a host that two next hops share at its most preferred place."""
+    """Return the hosts, with one that two next hops share only at its most preferred place."""
     first: dict[tuple[str, int], MxHost] = {}
     for host in hosts:
         first.setdefault((host.name, host.port), host)

@@ -1,12 +1,12 @@
-"""Values that say where mail for a domain goes, and on which terms.
+"""Values that describe where mail for a domain is sent, and on which terms.
 
-`Route` is the answer for one zone and one domain. Its `site` is the zone and the set of hosts: limits on
+`Route` is the result for one zone and one domain. Its `site` is the zone and the set of hosts. Limits on
 connections and rates count by site, so that domains at one provider share them. Its `destination` has its own
-line of mail, suspension and idle connections: the site, and what sets mail for one domain apart from mail for
-another at the same hosts (another TLS demand, other limits).
+mail queue, suspension and idle connections. It is the site, together with what distinguishes mail for one
+domain from mail for another at the same hosts (another TLS demand, other limits).
 
-There are thousands of these values. Those that hold only words and numbers are in no reference cycle, and the
-garbage collector need not look at them (`gc=False`).
+There are thousands of these values. Those that contain only strings and numbers are in no reference cycle, so
+the garbage collector need not inspect them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SiteKey = NewType("SiteKey", str)
 
 @dataclass(frozen=True, slots=True)
 class TlsDemand:
-    """What a connection must be before mail is sent on it.
+    """The conditions that a connection must meet before mail is sent on it.
 
-    `dane`: the MX records were secure, so hosts with TLSA records are held to them (RFC 7672) under any
-    `mode`. `names` and `certificates` (SHA-256, lower-case hex) replace the host's name in VERIFY. `because`
-    is for people and metrics: "zone", "destination", "mta-sts" or "message".
+    `dane` means that the MX records were secure, so DANE applies to hosts with TLSA records (RFC 7672) under
+    any `mode`. `names` and `certificates` (SHA-256, lower-case hex) replace the host's name in VERIFY.
+    `because` is for display and metrics: "zone", "destination", "mta-sts" or "message".
     """
 
     mode: TlsMode = TlsMode.OPPORTUNISTIC
@@ -74,10 +74,10 @@ class MxHost(msgspec.Struct, frozen=True, gc=False):
 class Route(msgspec.Struct, frozen=True, gc=False):
     """The hosts for mail, sorted by preference (equal ones are shuffled per attempt, RFC 5321 5.1).
 
-    `name` is for people: the MX domain or the next hop as configured. `expires` is Unix time. `tls` and
-    `limits`: `None` stands for the zone's. `terms`: a word for people that tells this destination from others
-    at the same hosts ("mta-sts", "destination[2]"), `""` for the zone's own terms. `secure`: DNSSEC vouches
-    for the hosts' names.
+    `name` is for display: the MX domain or the next hop as configured. `expires` is Unix time. If `tls` or
+    `limits` is None, the zone's apply. `terms` is a label that distinguishes this destination from others at
+    the same hosts ("mta-sts", "destination[2]"), or `""` for the zone's own terms. `secure` means that DNSSEC
+    validates the hosts' names.
     """
 
     zone: str
@@ -90,7 +90,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     secure: bool = False
     site: SiteKey = SiteKey("")
     destination: DestinationKey = DestinationKey("")
-    """`site` and `destination` follow from the other fields."""
+    """`site` and `destination` are derived from the other fields."""
 
     def __post_init__(self) -> None:
         hosts = ",".join(sorted(f"{host.name}:{host.port}" for host in self.hosts))
@@ -109,9 +109,9 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Unroutable:
-    """There is no host to try: `outcome` says why (bounced only where RFC 5321 and RFC 7505 say so).
+    """There is no host to try. `outcome` says why (bounced only if RFC 5321 and RFC 7505 say so).
 
-    `expires` is Unix time: until then the answer may be reused for other mail to the domain.
+    `expires` is Unix time. Until then the answer may be reused for other mail to the domain.
     """
 
     zone: str
@@ -120,18 +120,18 @@ class Unroutable:
     expires: float
 
 
-# A batch: what the queue hands to a courier.
+# A batch, which the queue passes to a courier.
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
     """Deliveries of one message that go to one destination in one transaction.
 
-    `take_turn`: where there is a rate, the courier awaits it before each transaction; false means that the
-    wait for a turn would be too long. `rcptdomainmax`: of how many domains on a connection the peer takes
-    recipients (RFC 9422); the courier sets it to the limit that the latest peer announces. `more`: the next
-    batch is likely to be for the same destination, and to come at once. `most_connections`: how many the
-    hosts take at a time; the courier sets it when they have refused one more.
+    If there is a rate, the courier awaits `take_turn` before each transaction; false means that the wait for
+    a turn would be too long. `rcptdomainmax` is the number of domains on a connection for which the peer
+    accepts recipients (RFC 9422); the courier sets it to the limit that the latest peer announces. `more`
+    says that the next batch is likely to be for the same destination, and to come at once. `most_connections`
+    is how many connections the hosts accept at a time; the courier sets it if they have refused one more.
     """
 
     zone: ZoneSettings

@@ -1,7 +1,7 @@
-"""DNS: `resolver.Resolver` is the face, `answers` has the values that it returns.
+"""DNS: `resolver.Resolver` is the entry point, and `answers` has the values that it returns.
 
-`name_servers` asks over UDP with `packets`; `dnspython_client` takes the questions and answers
-that these leave. `resolver` joins equal questions and reads the hosts file, `name_servers` notices outages.
+`name_servers` sends queries over UDP with `packets`. `dnspython_client` handles the queries and answers that
+are not plain. `resolver` joins equal queries and reads the hosts file, and `name_servers` detects outages.
 
-Code outside takes `resolver` and `answers`.
+Code outside imports `resolver` and `answers`.
 """

@@ -1,10 +1,10 @@
-"""Answers of DNS as values, which tell the kinds of failure apart.
+"""DNS answers as values that distinguish the kinds of failure.
 
-`destinations/mx.py` decides which of them bounce mail: a name that does not exist is the domain's own word, a
-silent name server is a temporary trouble.
+`destinations/mx.py` decides which of them bounce mail: that a name does not exist is stated by the domain
+itself, while a silent name server is a temporary failure.
 
-The caches hold tens of thousands of these values. The values hold words and numbers only, so they are in no
-reference cycle and the garbage collector need not look at them (`gc=False`).
+The caches hold tens of thousands of these values. They contain only strings and numbers, so they are in no
+reference cycle and the garbage collector need not inspect them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -31,19 +31,25 @@ class DnsStatus(enum.StrEnum):
 
     @property
     def is_definite(self) -> bool:
-        """True when the domain's own data said so. Any other status may be different in a minute."""
+        """Whether the domain's own data determined the status. Any other status may be
+        different in a minute.
+        """
         return self in (DnsStatus.OK, DnsStatus.NXDOMAIN, DnsStatus.NODATA)
 
 
 class MxRecord(msgspec.Struct, frozen=True, order=True, gc=False):
-    """An MX record. `host` is an ASCII name in lower case without final dot; `""` is the root (RFC 7505)."""
+    """An MX record. `host` is an ASCII name in lower case without a final dot; `""` is the root
+    (RFC 7505).
+    """
 
     preference: int
     host: str
 
 
 class TlsaRecord(msgspec.Struct, frozen=True, gc=False):
-    """The fields of RFC 6698 2.1, unchecked. `delivery/tls/dane.py` decides which records are usable."""
+    """A TLSA record with the fields of RFC 6698 2.1, unchecked. `delivery/tls/dane.py` decides which records
+    are usable.
+    """
 
     usage: int
     selector: int
@@ -52,11 +58,10 @@ class TlsaRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class DnsAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
-    """The answer to a question. `records` is empty unless the status is OK. `expires` is on the monotonic
-    clock.
+    """The answer to a query. `records` is empty unless the status is OK. `expires` is on the monotonic clock.
 
-    `secure`: DNSSEC vouches for the answer, denials included, and the resolver that says so is trusted
-    (`trust_ad`). `canonical`: the name at the end of the aliases, where there are any.
+    `secure` means that DNSSEC validates the answer, including denials, and the resolver is trusted
+    (`trust_ad`). `canonical` is the name at the end of the aliases, if there are any.
     """
 
     status: DnsStatus
@@ -68,10 +73,10 @@ class DnsAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The addresses of one host, most wanted first; `failure` says why there are none.
+    """The addresses of one host, most preferred first. `failure` says why there are none.
 
-    `secure`: DNSSEC vouches for all of them, and for the aliases before them; `canonical` is where the
-    aliases end.
+    `secure` means that DNSSEC validates all of them and the aliases before them. `canonical` is the name at
+    the end of the aliases.
     """
 
     ips: tuple[str, ...]

@@ -1,7 +1,8 @@
-"""DNS by dnspython, whose only home this is: any question, any answer, TCP, search lists and every failure.
+"""DNS by dnspython: any query, any answer, TCP, search lists and every failure. Only this module uses
+dnspython.
 
-The resolver uses it when a question or its answer is not plain (`packets.py`). It never raises: every failure
-is a status.
+The resolver uses it if a query or its answer is not plain (`packets.py`). It never raises: every failure is a
+status.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ _HOST = re.compile(r"[a-z0-9_.-]+", re.ASCII)
 
 
 class _Tlsa(dns.rdtypes.ANY.TLSA.TLSA):
-    """Accepts data of any length, so that one malformed record does not make the others unreadable.
+    """A TLSA record that accepts data of any length, so that a malformed record does not make the others
+    unreadable.
 
-    RFC 7671 4.1 calls a malformed record unusable and counts the others; dnspython would drop the whole
+    RFC 7671 4.1 calls a malformed record unusable and counts the others. dnspython would drop the whole
     answer.
     """
 
-    _cert_length_by_mtype: dict[int, int] = {}  # noqa: RUF012 - the base class has it so
+    _cert_length_by_mtype: dict[int, int] = {}  # noqa: RUF012 - the base class declares it this way
 
 
 # dnspython has no public way to replace one of its classes.
@@ -47,18 +49,18 @@ dns.rdata._rdata_classes[dns.rdataclass.IN, dns.rdatatype.TLSA] = _Tlsa
 
 
 class ThoroughDns:
-    """Asks the configured name servers, or the system's, or one on this machine, as libc does."""
+    """Queries the configured name servers, or the system's, or one on this machine, as libc does."""
 
     def __init__(self, settings: DnsSettings) -> None:
-        """Raises ValueError when resolv.conf names a server in an unknown form."""
+        """Read the name servers. Raise ValueError if resolv.conf names a server in an unknown form."""
         self._backend = dns.asyncbackend.get_backend("asyncio")
         self._dns = _dns_resolver(settings)
 
     async def ask(
         self, name: str, kind: Kind[Record], *, lifetime: float, tcp: bool, search: bool
     ) -> Reading[Record]:
-        """Returns what the answer says. `lifetime` is in seconds. `tcp`: do not use UDP. `search`: the
-        system's search list applies.
+        """Send a query and return the answer. `lifetime` is in seconds. `tcp` disables UDP. `search` applies
+        the system's search list.
         """
         try:
             answer = await self._dns.resolve(
@@ -84,7 +86,7 @@ class ThoroughDns:
 
 
 def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
-    """Returns a resolver with the configured servers, the system's, or 127.0.0.1."""
+    """Return a resolver with the configured servers, the system's, or 127.0.0.1."""
     resolver = dns.asyncresolver.Resolver(configure=False)
     if settings.servers:
         servers = [parse_name_server(server) for server in settings.servers]
@@ -94,9 +96,9 @@ def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
             resolver.read_resolv_conf(RESOLV_CONF)
         except dns.resolver.NoResolverConfiguration:
             resolver.nameservers = [LOCAL_SERVER]
-    # Without EDNS, which some servers refuse: an answer that does not fit then comes over TCP.
+    # Without EDNS, which some servers refuse. An answer that does not fit is then fetched over TCP.
     if settings.trust_ad:
-        # AD in a query asks for AD in the answer (RFC 6840 5.7); resolvers older than that want DO.
+        # AD in a query requests AD in the answer (RFC 6840 5.7). Older resolvers need DO.
         resolver.use_edns(0, dns.flags.DO, EDNS_PAYLOAD)
         resolver.flags = dns.flags.RD | dns.flags.AD
     resolver.timeout = min(TRY_TIMEOUT, settings.timeout)
@@ -105,7 +107,7 @@ def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
 
 def _understand(answer: dns.resolver.Answer, records: tuple[Record, ...]) -> Reading[Record]:
     if answer.rrset and not records:
-        # Malformed records are not the same as no records: an implicit MX would be wrong.
+        # Malformed records differ from no records: an implicit MX would be wrong.
         return Reading(DnsStatus.BAD, (), 0.0)
     status = DnsStatus.OK if records else DnsStatus.NODATA
     alias = answer.canonical_name if answer.canonical_name != answer.qname else None
@@ -158,7 +160,7 @@ def _responses(error: dns.resolver.NXDOMAIN) -> list[dns.message.QueryMessage]:
 
 
 def _nxdomain_ttl(responses: Sequence[dns.message.QueryMessage]) -> float:
-    """Returns the smaller of the SOA's TTL and its minimum (RFC 2308 5), as dnspython computes it."""
+    """Return the smaller of the SOA's TTL and its minimum (RFC 2308 5), as dnspython computes it."""
     ttls = []
     for response in responses:
         try:
@@ -169,7 +171,9 @@ def _nxdomain_ttl(responses: Sequence[dns.message.QueryMessage]) -> float:
 
 
 def _blame(error: dns.resolver.NoNameservers) -> DnsStatus:
-    """Tells servers that failed from servers that answered nonsense and servers that could not be reached."""
+    """Return the status that distinguishes servers that failed, servers that sent malformed answers, and
+    unreachable servers.
+    """
     # dnspython's list of (server, tcp, port, error, response).
     failures = [(failure[3], failure[4]) for failure in error.kwargs["errors"]]
     if any(response is not None and not isinstance(what, Exception) for what, response in failures):
@@ -179,7 +183,7 @@ def _blame(error: dns.resolver.NoNameservers) -> DnsStatus:
     return DnsStatus.BAD
 
 
-# `Any`: each reader has the type of its kind's records, which a dict cannot express.
+# `Any`: each parser has the type of its kind's records, which a dict cannot express.
 _READERS: dict[Kind[Any], Callable[[dns.resolver.Answer], list[Any]]] = {
     MX: _mx_records,
     A: _ip_records,

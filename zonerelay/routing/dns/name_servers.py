@@ -1,19 +1,20 @@
-"""Asks name servers over UDP those questions whose answers are nearly always plain (`packets.py`).
+"""Queries name servers over UDP if the answers are nearly always plain (`packets.py`), and detects their
+outages.
 
-The servers are asked in turn, `TRY_TIMEOUT` seconds each, round and round until the time is up. A server that
-reports a failure is left out. When every remaining server is silent, TimeoutError is raised. An answer that
-is not plain (truncated, malformed, a server that cannot be reached) is not judged here: `dnspython_client.py`
-asks again.
+The servers are queried in turn, `TRY_TIMEOUT` seconds each, repeatedly until the time is up. A server that
+reports a failure is skipped. If every remaining server is silent, TimeoutError is raised. An answer that is
+not plain (truncated, malformed, an unreachable server) is not interpreted here: `dnspython_client.py` sends
+the query again.
 
-Some servers, and firewalls before them, refuse a question with EDNS or drop it (RFC 6891 7). A question that
-brought no answer is therefore asked once more without EDNS, and a server that answers that one is asked
-without EDNS for `EDNS_PAUSE` seconds. Where DNSSEC is wanted EDNS is never left out: an attacker who can drop
-packets could remove DANE by it.
+Some servers, and firewalls in front of them, refuse or drop a query with EDNS (RFC 6891 7). So a query
+without an answer is repeated without EDNS, and a server that answers then is queried without EDNS for
+`EDNS_PAUSE` seconds. If DNSSEC is required, EDNS is always used, because an attacker who can drop packets
+could disable DANE otherwise.
 
-A forged answer has to match the id, which is random for each question, and the port, which the kernel draws
-for each socket. A socket carries few questions, then a new one replaces it (RFC 5452 9.2). Packets from other
-hosts, or with an id that no question has, are ignored. A socket without an answer is not used again, because
-the machine may have a new address.
+A forged answer has to match the id, which is random for each query, and the port, which the kernel chooses
+for each socket. A socket carries only a few queries, then a new one replaces it (RFC 5452 9.2). Packets from
+other hosts, or with an unknown id, are ignored. A socket without an answer is not used again, because the
+machine may have a new address.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ if TYPE_CHECKING:
     from zonerelay.telemetry.events.events import NameServerEvents
 
 
-# Notices that no name server answers. A domain whose own servers are silent or broken is no outage.
-#
-#     answering ──one try was silent──▶ doubted ──a probe is silent, too──▶ lost ──any answer──▶ answering
-#              └──`FAILURES` different names failed, and no name had an answer between them──▶ lost
-#
-# A probe asks each server once for a name that every resolver answers by itself (RFC 6303). While the name
-# servers are lost a probe runs every `PROBE_PAUSE` seconds, so that recovery is noticed without mail. With up
-# to four servers an outage is known within ten seconds of the first question without an answer.
+# Detects that no name server answers. A domain whose own servers are silent or broken is not an outage.
+# answering → doubted: one query was silent.
+# doubted → lost: a probe is silent, too.
+# answering → lost: `FAILURES` different names failed in a row.
+# lost → answering: any answer.
+# A probe queries each server once for a name that every resolver answers itself (RFC 6303). While the name
+# servers are lost a probe runs every `PROBE_PAUSE` seconds, so that recovery is detected without mail. With
+# up to four servers an outage is detected within ten seconds of the first query without an answer.
 
 PROBE = "127.in-addr.arpa"
 PROBE_PAUSE = 3.0
@@ -59,8 +60,8 @@ class Outage(StrEnum):
 
 
 class NameServerWatch:
-    """The state of the name servers. `ask(name)` asks the servers for that name. `servers` names them in
-    texts.
+    """The state of the name servers. `ask(name)` queries the servers for that name. `servers` is their
+    description in messages.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class NameServerWatch:
         self._task: asyncio.Task[None] | None = None
 
     def problem(self) -> str | None:
-        """Return the outage as a message, `None` while name servers answer."""
+        """Return the outage as a message, or None while name servers answer."""
         if not self._reason:
             return None
         return (
@@ -88,20 +89,20 @@ class NameServerWatch:
         )
 
     def state(self) -> str:
-        """Returns the servers and whether they answer, for a line of a status."""
+        """Return the servers and whether they answer, for a line of the status."""
         if self._reason:
             return f"{self.servers}: {self._reason}"
         return f"{self.servers}: {'they answer' if self._answers else 'not asked yet'}"
 
-    # Results of questions.
+    # Results of queries.
 
     def silent(self) -> None:
-        """Notes that a server was silent, or could not be reached."""
+        """Note that a server was silent or unreachable."""
         if not self._reason and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._doubt())
 
     def ended(self, name: str, status: DnsStatus) -> None:
-        """Notes the result of a question."""
+        """Note the result of a query."""
         if status.is_definite or status is DnsStatus.NO_TCP:
             self._answered()
         elif status is DnsStatus.TIMEOUT:
@@ -139,7 +140,7 @@ class NameServerWatch:
         self._task = loop.create_task(self._look_again())
 
     async def _look_again(self) -> None:
-        # The probe's name has an answer even where no other name has one.
+        # The probe's name has an answer even if no other name has one.
         name = PROBE if self._reason is Outage.SILENT else next(iter(self._failed))
         while self._reason:
             await asyncio.sleep(PROBE_PAUSE)
@@ -155,7 +156,7 @@ class NameServerWatch:
             self._observer.restored(self.servers, asyncio.get_running_loop().time() - self._since)
         if self.on_restored is not None:
             self.on_restored()
-        # When the task itself has heard the answer, its loop ends here.
+        # If the task itself has received the answer, its loop ends here.
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         self._task = None
@@ -164,23 +165,23 @@ class NameServerWatch:
 TRY_TIMEOUT = 2.0
 """Seconds for one name server, out of the `dns.timeout` for all of them."""
 EDNS_PAUSE = 600.0
-"""Seconds without EDNS for a server that answers only then."""
+"""Seconds without EDNS for a server that answers only without it."""
 PER_SOCKET = 32
-"""Questions for one socket, whose opening costs as much as one question."""
+"""Queries per socket. Opening a socket costs as much as one query."""
 LONGEST = 4096
-"""Octets. A longer packet is cut off and therefore not plain."""
+"""Bytes. A longer packet is truncated and therefore not plain."""
 IDS = 1 << 16
 
 RESOLV_CONF = "/etc/resolv.conf"
 LOCAL_SERVER = "127.0.0.1"
-"""Is asked when no name server is named, as libc does."""
+"""Queried when no name server is configured, as libc does."""
 
 _NAME_SERVER = re.compile(r"\s*nameserver\s+(\S+)")
 _UNREACHABLE = b""
 
 
 class NotPlain(enum.Enum):
-    """Why dnspython has to ask."""
+    """The reason why dnspython has to send the query."""
 
     TRUNCATED = "truncated"
     OTHER = "other"
@@ -189,9 +190,9 @@ class NotPlain(enum.Enum):
 def servers_of(
     settings: DnsSettings, resolv_conf: str = RESOLV_CONF, *, before: Sequence[NameServer] = ()
 ) -> list[NameServer]:
-    """Returns the configured name servers, or the system's, or those `before` and the one on this machine.
-    Returns none if the system names one by anything but its address: dnspython knows other protocols than DNS
-    over UDP and TCP.
+    """Return the configured name servers, or the system's, or those `before` and the one on this machine.
+    Return none if the system names one by anything but its address, because dnspython supports other
+    protocols than DNS over UDP and TCP.
     """
     if settings.servers:
         return [parse_name_server(server) for server in settings.servers]
@@ -209,9 +210,10 @@ def servers_of(
 
 
 class NameServers:
-    """The UDP and TCP client. `random` must be unpredictable. Without `servers` no question is asked here.
+    """Sends DNS queries to the name servers over UDP and TCP. `random` must be unpredictable. Without
+    `servers` no query is sent here.
 
-    Calls `silent` when a server has not answered in time, or cannot be reached.
+    `silent` is called when a server has not answered in time, or is unreachable.
     """
 
     def __init__(
@@ -227,11 +229,13 @@ class NameServers:
         self._wants_dnssec = wants_dnssec
 
     async def ask(self, name: str, kind: Kind[Record], *, lifetime: float) -> Reading[Record] | NotPlain:
-        """Returns what the answer says. `name` is plain. Raises TimeoutError after `lifetime` seconds."""
+        """Send a query and return the answer. `name` is plain. Raise TimeoutError after
+        `lifetime` seconds.
+        """
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
         turns = deque(self._servers)
-        with_edns: dict[_Server, bool] = {}  # what this question has learned
+        with_edns: dict[_Server, bool] = {}  # what this query has learned
         while turns:
             left = ends - clock()
             if left <= 0:
@@ -259,7 +263,7 @@ class NameServers:
                 with_edns[server] = False
                 continue
             if truncated and not edns and server not in with_edns:
-                # A lost packet may have looked like a refusal, and with EDNS there is more room.
+                # A lost packet may have looked like a refusal, and EDNS allows larger answers.
                 with_edns[server] = True
                 continue
             if is_answer and server in with_edns:
@@ -284,10 +288,10 @@ class _Server:
         self._random = random
         self._line: _Line | None = None
         self.plain_until = 0.0
-        """Until this time of the event loop the server is asked without EDNS."""
+        """The time of the event loop until which the server is queried without EDNS."""
 
     async def ask(self, name: str, code: int, seconds: float, *, dnssec: bool, edns: bool) -> bytes | None:
-        """Returns a packet with the question's id, an empty one if the server cannot be reached, `None` after
+        """Return a packet with the query's id, an empty one if the server is unreachable, or None after
         silence.
         """
         line = self._line
@@ -322,17 +326,18 @@ class _Server:
 
 
 class _Line:
-    """A socket with a port of its own. It closes itself after its last question has ended."""
+    """A socket with its own port. It closes itself after its last query has ended."""
 
     def __init__(self, server: NameServer) -> None:
-        """Open a socket. Raises OSError."""
+        """Open a socket. Raise OSError."""
         family = socket.AF_INET6 if ":" in server.address else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._loop = asyncio.get_running_loop()
         self.waiting: dict[int, asyncio.Future[bytes | None]] = {}
         self.left = PER_SOCKET
         try:
-            # A connected socket takes packets from the server only, and learns when no server is there.
+            # A connected socket receives packets only from the server, and reports an error if no server is
+            # there.
             self._socket.connect((server.address, server.port))
             self._loop.add_reader(self._socket.fileno(), self._receive)
         except BaseException:
@@ -340,7 +345,7 @@ class _Line:
             raise
 
     def send(self, number: int, packet: bytes) -> asyncio.Future[bytes | None]:
-        """Send a question; the result is its answer. Raises OSError."""
+        """Send a query and return a future for its answer. Raise OSError."""
         self.left -= 1
         answer: asyncio.Future[bytes | None] = self._loop.create_future()
         self.waiting[number] = answer
@@ -357,7 +362,7 @@ class _Line:
         self._close_if_done()
 
     def retire(self) -> None:
-        """Takes no more questions."""
+        """Accept no more queries."""
         self.left = 0
         self._close_if_done()
 
@@ -367,7 +372,7 @@ class _Line:
         except BlockingIOError:
             return
         except OSError:
-            # ICMP says that no server is there, without the question, so every question fails.
+            # ICMP reports that no server is there, but not for which query, so every query fails.
             for answer in self.waiting.values():
                 _set(answer, _UNREACHABLE)
             self.retire()

@@ -1,14 +1,13 @@
-"""DNS questions and plain answers as bytes (RFC 1035 4, RFC 6891 6.1, RFC 2308 5). Pure.
+"""DNS queries and plain answers as bytes (RFC 1035 4, RFC 6891 6.1, RFC 2308 5). Pure.
 
-A relay asks the same few questions all day, each about a new domain. A complete DNS library (any type, any
-class, every flag) costs as much CPU for that as the rest of a delivery. `read_answer` understands only what
-nearly every answer looks like, and returns `None` for all others, which go to dnspython
-(`dnspython_client.py`). What it understands it understands as dnspython does; the tests compare the two.
+A relay sends the same few kinds of queries all day, each about a new domain. A complete DNS library (any
+type, any class, every flag) costs as much CPU for that as the rest of a delivery. `read_answer` parses only
+the form that nearly every answer has, and returns None for all others, which dnspython handles
+(`dnspython_client.py`). It interprets answers as dnspython does; the tests compare the two.
 
-An answer is plain when the server reports a failure, or when it is one complete answer to one question in
-class IN, with the code "no error" or "no such name", names of letters, digits, hyphens and underscores,
-aliases that lead on, and records of the length that their type has. The rest of the packet has to be
-well-formed too.
+An answer is plain if the server reports a failure, or if it is one complete answer to one query in class IN,
+with the code "no error" or "no such name", names of letters, digits, hyphens and underscores, aliases that
+form a chain, and records of the length that their type has. The rest of the packet has to be well-formed too.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ import msgspec
 
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord, Record, TlsaRecord
 
-# The types of DNS records that mail needs, each with a reader of its data, and names in packets. Pure.
-#
-# The readers raise `NotPlainError` for rare or malformed data; then dnspython reads the whole answer
-# (`packets.py` has the reasons).
+# The types of DNS records that mail needs, each with a parser of its data, and names in packets. Pure.
+# The parsers raise `NotPlainError` for rare or malformed data. Then dnspython parses the whole answer.
 
 _PREFERENCE = Struct("!H")
 _POINTER = 0xC0
@@ -40,13 +37,13 @@ class NotPlainError(Exception):
 
 
 def need(is_plain: bool) -> None:
-    """Raises NotPlainError unless the condition holds."""
+    """Raise NotPlainError unless the condition holds."""
     if not is_plain:
         raise NotPlainError
 
 
 class Kind(NamedTuple, Generic[Record]):
-    """A type of record. `read` reads its data from a packet, between two offsets.
+    """A type of record. `read` parses its data in a packet, between two offsets.
 
     `read` raises NotPlainError, IndexError and struct.error.
     """
@@ -60,14 +57,14 @@ class Kind(NamedTuple, Generic[Record]):
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether a name is in lower case of letters, digits, hyphens and underscores, without a final
+    """Return whether a name consists of lower-case letters, digits, hyphens and underscores, without a final
     dot.
     """
     return len(name) <= _MAX_NAME and _PLAIN_NAME.fullmatch(name) is not None
 
 
 def scan_name(packet: bytes, at: int) -> tuple[str, int]:
-    """Returns the name in lower case without the final dot, and the offset after it.
+    """Return the name in lower case without the final dot, and the offset after it.
 
     Pointers lead backwards (RFC 1035 4.1.4).
     """
@@ -92,7 +89,7 @@ def scan_name(packet: bytes, at: int) -> tuple[str, int]:
 
 
 def read_name(packet: bytes, start: int, end: int) -> str:
-    """Reads a name that takes up all of the bytes."""
+    """Return the name that takes up all of the bytes."""
     name, at = scan_name(packet, start)
     need(at == end)
     return name
@@ -123,7 +120,7 @@ def _tlsa(packet: bytes, start: int, end: int) -> TlsaRecord:
 
 
 def _strings(packet: bytes, start: int, end: int) -> tuple[bytes, ...]:
-    """Returns the character-strings (RFC 1035 3.3.14)."""
+    """Return the character-strings (RFC 1035 3.3.14)."""
     need(start < end)
     strings = []
     while start < end:
@@ -144,10 +141,10 @@ TXT = Kind("TXT", 16, _strings)
 
 MAX_ALIASES = 15
 NO_SOA_TTL = 300
-"""Seconds for a denial without an SOA record, as in dnspython."""
+"""Seconds for which a denial without an SOA record is cached, as in dnspython."""
 MAX_TTL = 2**31 - 1
 EDNS_PAYLOAD = 1232
-"""Octets that avoid fragments (DNS flag day 2020)."""
+"""The maximum payload in bytes that avoids fragments (DNS flag day 2020)."""
 
 _HEADER = Struct("!HHHHHH")
 _TYPE_AND_CLASS = Struct("!HH")
@@ -165,9 +162,9 @@ _SOA_MINIMUM = 16
 
 
 class Reading(msgspec.Struct, Generic[Record], frozen=True, gc=False):
-    """What an answer says. `ttl` is in seconds, unbounded; `authentic` is its AD bit.
+    """The content of an answer. `ttl` is in seconds and unbounded. `authentic` is its AD bit.
 
-    `canonical` is the name at the end of the aliases, where there are any.
+    `canonical` is the name at the end of the aliases, if there are any.
     """
 
     status: DnsStatus
@@ -178,10 +175,10 @@ class Reading(msgspec.Struct, Generic[Record], frozen=True, gc=False):
 
 
 def question(number: int, name: str, code: int, *, wants_dnssec: bool, edns: bool = True) -> bytes:
-    """Returns a query packet. `name` is plain; `number` is the query's id.
+    """Return a query packet. `name` is plain, and `number` is the query's id.
 
-    With `wants_dnssec` AD and DO are set: AD asks for AD in the answer (RFC 6840 5.7); older resolvers need
-    DO. Without `edns` the packet has no OPT record.
+    With `wants_dnssec`, AD and DO are set: AD requests AD in the answer (RFC 6840 5.7), and older resolvers
+    need DO. Without `edns` the packet has no OPT record.
     """
     flags = _RECURSION_DESIRED | (_AUTHENTIC if wants_dnssec else 0)
     labels = b"".join(len(label).to_bytes() + label for label in name.encode("ascii").split(b"."))
@@ -191,7 +188,7 @@ def question(number: int, name: str, code: int, *, wants_dnssec: bool, edns: boo
 
 
 def read_answer(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record] | None:
-    """Returns the answer to the question for `kind` of `name`; `None` if it is not plain."""
+    """Return the answer to the query for `kind` of `name`, or None if it is not plain."""
     try:
         return _read(packet, name, kind)
     except (NotPlainError, error, IndexError):
@@ -199,7 +196,7 @@ def read_answer(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]
 
 
 def is_truncated(packet: bytes) -> bool:
-    """Return whether the server has more to say than fits into a packet, and TCP is needed."""
+    """Return whether the answer does not fit into a packet, so that TCP is needed."""
     return len(packet) >= _HEADER.size and bool(_HEADER.unpack_from(packet)[1] & _TRUNCATED)
 
 
@@ -210,7 +207,7 @@ def _read(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]:
     is_failed = rcode in (_FAILED, _REFUSED)
     need(is_failed or rcode in (_NO_ERROR, _NO_SUCH_NAME))
     records = _Records(packet, _pass_question(packet, name, kind.code) if questions else _HEADER.size)
-    # Some servers that fail leave the question out.
+    # Some servers that fail omit the question.
     need(questions == 1 or (is_failed and not questions))
     found, aliases = _sort(packet, records.take(answers), kind)
     soas = {
@@ -233,7 +230,7 @@ def _read(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]:
         return Reading(status, (), float(ttl), authentic, "" if rcode else alias)
     need(rcode == _NO_ERROR)
     ttl = min(ttl, *(row.ttl for row in here))
-    # A record that occurs twice is one record.
+    # A record that occurs twice counts as one record.
     distinct = dict.fromkeys(kind.read(packet, row.start, row.end) for row in here)
     return Reading(DnsStatus.OK, tuple(distinct), float(ttl), authentic, alias)
 
@@ -256,14 +253,14 @@ class _Row(NamedTuple):
 
 
 class _Records:
-    """The sections after the question, one after the other."""
+    """The sections after the question, in order."""
 
     def __init__(self, packet: bytes, at: int) -> None:
         self._packet = packet
         self.at = at
 
     def take(self, count: int, once: int = CNAME.code) -> Iterator[_Row]:
-        """Yields the rows of a section in class IN. An owner has the type `once` only once."""
+        """Yield the records of a section in class IN. An owner may have the type `once` only once."""
         owners = set()
         for _ in range(count):
             owner, code, class_, ttl, start = self._header()
@@ -273,11 +270,11 @@ class _Records:
             if code == once:
                 need(owner not in owners)
                 owners.add(owner)
-            # RFC 2181 8: with the first bit set it is 0.
+            # RFC 2181 8: a TTL with the first bit set is 0.
             yield _Row(owner, code, ttl if ttl <= MAX_TTL else 0, start, self.at)
 
     def pass_additional(self, count: int) -> None:
-        """Checks the section. Only the upper bits of the code in it count (RFC 6891 6.1.3)."""
+        """Check the section. It is used only for the upper bits of the code (RFC 6891 6.1.3)."""
         options = 0
         for _ in range(count):
             owner, code, _, ttl, start = self._header()
@@ -305,7 +302,7 @@ class _Records:
 def _sort(
     packet: bytes, rows: Iterator[_Row], kind: Kind[Record]
 ) -> tuple[dict[str, list[_Row]], dict[str, tuple[str, int]]]:
-    """Returns, by owner, the records of the kind, and where an alias leads with its TTL."""
+    """Return the records of the kind by owner, and the target of each alias with its TTL."""
     found: dict[str, list[_Row]] = {}
     aliases: dict[str, tuple[str, int]] = {}
     for row in rows:
@@ -317,7 +314,7 @@ def _sort(
 
 
 def _follow(name: str, found: dict[str, list[_Row]], aliases: dict[str, tuple[str, int]]) -> tuple[str, int]:
-    """Returns the end of the aliases and the least of their TTLs."""
+    """Return the end of the aliases and the smallest of their TTLs."""
     ttl = MAX_TTL
     for _ in range(MAX_ALIASES + 1):
         alias = None if name in found else aliases.get(name)
@@ -328,7 +325,7 @@ def _follow(name: str, found: dict[str, list[_Row]], aliases: dict[str, tuple[st
 
 
 def _denial_ttl(name: str, soas: dict[str, int]) -> int:
-    """Returns the TTL in the zone's SOA (RFC 2308 5), whose owner is the name or one above it."""
+    """Return the TTL in the zone's SOA (RFC 2308 5), whose owner is the name or one above it."""
     while True:
         ttl = soas.get(name)
         if ttl is not None:

@@ -1,23 +1,23 @@
-"""The resolver: asynchronous, cached within bounds, never an exception.
+"""The resolver: asynchronous, with a bounded cache, and without exceptions.
 
 Answers are cached by their TTL, between `MIN_TTL` and `dns.max_ttl`; "no such name" and "no data" by the
-zone's negative TTL up to `dns.negative_ttl`; failures for `FAILURE_TTL` only, so that a name server's bad
-minute is not remembered. Equal questions are joined, and a caller that gives up does not take the answer from
-the others. Names are asked for unchanged (no search list), except that address look-ups of a name without
-dots follow the system's search list: that is how a container finds `mailhog`.
+zone's negative TTL, up to `dns.negative_ttl`; failures only for `FAILURE_TTL`, so that a short problem of a
+name server is soon forgotten. Equal queries are joined, and a caller that is cancelled does not take the
+answer from the others. Names are queried unchanged (no search list), except that address look-ups of a name
+without dots use the system's search list, which is how a container finds `mailhog`.
 
-An answer is `secure` when the resolver says that it has validated it (the AD bit) and `dns.trust_ad` says
-that the relay believes it. Without that option DNSSEC is not requested.
+An answer is `secure` if the resolver reports that it has validated it (the AD bit) and `dns.trust_ad` is set.
+Without that option DNSSEC is not requested.
 
-The system's name servers are those that resolv.conf names at the time of the question: DHCP, a VPN or a move
-of a container changes it while the relay runs. While it names none (it is being written, or the network is
-away) the name servers from before are asked, and then the one on this machine.
+The system's name servers are those in resolv.conf at the time of the query, because DHCP, a VPN or the
+migration of a container changes the file while the relay runs. While it names none (it is being written, or
+the network is down), the previous name servers are used, and then the one on this machine.
 
-The relay asks the name servers itself (`name_servers.py`), which costs a tenth of the CPU, and through
-dnspython (`dnspython_client.py`) when that brings no plain answer.
+The relay queries the name servers directly (`name_servers.py`), which costs a tenth of the CPU, and through
+dnspython (`dnspython_client.py`) if that returns no plain answer.
 
-Every failure is a value. `destinations/mx.py` decides what it means for mail, `name_servers.py` whether it
-is an outage of the name servers.
+Every failure is a value. `destinations/mx.py` decides what it means for mail, and `name_servers.py` whether
+it is an outage of the name servers.
 """
 
 from __future__ import annotations
@@ -54,10 +54,9 @@ if TYPE_CHECKING:
     from zonerelay.telemetry.events.events import NameServerEvents
 
 
-# Names that need no DNS: `localhost` (RFC 6761 6.3) and the names of the machine's hosts file.
-#
-# Every address look-up consults the file before DNS, as the system's own resolver does by default, and
-# reads it again when it has changed.
+# Names that need no DNS: `localhost` (RFC 6761 6.3) and the names in the machine's hosts file.
+# Every address look-up consults the file before DNS, as the system's own resolver does by default. The file
+# is read again when it has changed.
 
 HOSTS_FILE = Path("/etc/hosts")
 MAX_HOSTS_SIZE = 1024 * 1024
@@ -70,7 +69,7 @@ class Hosts:
         self.names: Mapping[str, tuple[str, ...]] = dict(names)
 
     def lookup(self, name: str) -> tuple[str, ...]:
-        """Returns the addresses of a name in lower case, `()` when DNS has to be asked."""
+        """Return the addresses of a name in lower case, or `()` if DNS has to be queried."""
         found = self.names.get(name)
         if found is not None:
             return found
@@ -78,7 +77,7 @@ class Hosts:
 
 
 class HostsFile(Hosts):
-    """The names of a hosts file, as it is at each look-up."""
+    """The names in a hosts file, as it is at each look-up."""
 
     def __init__(self, path: Path = HOSTS_FILE) -> None:
         super().__init__({})
@@ -98,7 +97,7 @@ def is_localhost(name: str) -> bool:
 
 
 def read_hosts(path: Path) -> Hosts:
-    """Reads the file. A file that cannot be read counts as empty; a malformed line is skipped."""
+    """Return the names in a file. An unreadable file counts as empty, and a malformed line is skipped."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return parse_hosts(file.read(MAX_HOSTS_SIZE))
@@ -120,10 +119,9 @@ def parse_hosts(text: str) -> Hosts:
     return Hosts(names)
 
 
-# A bounded cache of answers that joins equal questions.
-#
-# The oldest entry makes room for a new one. Callers with the same question wait for one task, so that a
-# caller that is cancelled does not take the answer from the others.
+# A bounded cache of answers that joins equal queries.
+# The oldest entry is dropped for a new one. Callers with the same query wait for one task, so that a caller
+# that is cancelled does not take the answer from the others.
 
 Question = tuple[str, str]
 
@@ -141,7 +139,7 @@ class AnswerCache(Generic[Record]):
     async def get(
         self, question: Question, ask: Callable[[], Coroutine[None, None, DnsAnswer[Record]]]
     ) -> DnsAnswer[Record]:
-        """Returns the cached answer, or the one that `ask` brings. `ask` must not raise."""
+        """Return the cached answer, or the result of `ask`, which must not raise."""
         answer = self._answers.get(question)
         if answer is not None and answer.expires > self._clock.monotonic():
             return answer
@@ -172,18 +170,19 @@ class AnswerCache(Generic[Record]):
 
 MIN_TTL = 5.0
 FAILURE_TTL = 15.0
-MAX_RECORDS = 100  # as Postfix since 3.9: a name with more is an attack, not a mail system
+MAX_RECORDS = 100  # as in Postfix since 3.9: a name with more addresses is an attack, not a mail system
 MAX_CONCURRENT = 200
-LEAST_TIME = 0.1  # seconds for a question that is repeated although the time is nearly up
-MAX_TEXT = 4096  # octets of one TXT record; longer ones serve no purpose here and are left out
+LEAST_TIME = 0.1  # seconds for a query that is repeated although the time is nearly up
+MAX_TEXT = 4096  # bytes of one TXT record; longer ones serve no purpose here and are skipped
 
 Raw = TypeVar("Raw")
 
 
 class Resolver:
-    """The resolver of a worker. `hosts` has names that need no DNS; by default the machine's hosts file.
+    """The resolver of a worker. `hosts` has names that need no DNS; by default it is the machine's hosts
+    file.
 
-    `random` draws the ids of questions: a predictable id makes answers easier to forge.
+    `random` generates the ids of queries. A predictable id makes answers easier to forge.
     """
 
     def __init__(
@@ -195,7 +194,9 @@ class Resolver:
         random: Random | None = None,
         observer: NameServerEvents | None = None,
     ) -> None:
-        """Create the resolver. `observer` learns when no name server answers, and when one does again."""
+        """Create the resolver. `observer` is notified when no name server answers, and when one
+        does again.
+        """
         self._settings = settings
         self._clock = clock
         self._hosts = HostsFile() if hosts is None else hosts
@@ -214,13 +215,13 @@ class Resolver:
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     def when_restored(self, call: Callable[[float], None]) -> None:
-        """Call this when an outage of the name servers is over, with the seconds for which failures are still
-        remembered.
+        """Register `call`. It is called when an outage of the name servers is over, with the seconds for
+        which failures stay cached.
         """
         self._watch.on_restored = lambda: call(FAILURE_TTL)
 
     def _use(self, servers: list[NameServer]) -> NameServers:
-        """Raises ValueError when resolv.conf names a server in an unknown form."""
+        """Use the present name servers. Raise ValueError if resolv.conf names a server in an unknown form."""
         self._thorough = None if servers else _thorough(self._settings)
         self._watch.servers = ", ".join(map(str, servers)) or "the system's"
         self._probe_time = TRY_TIMEOUT * max(1, len(servers))
@@ -230,7 +231,7 @@ class Resolver:
         )
 
     def _notice_changes(self) -> None:
-        """Goes by resolv.conf as it is now. One that is not understood changes nothing."""
+        """Apply changes of resolv.conf. An invalid file changes nothing."""
         if self._settings.servers:
             return
         state = file_state(RESOLV_CONF)
@@ -244,20 +245,20 @@ class Resolver:
 
     @property
     def trusts_ad(self) -> bool:
-        """True when an answer can be `secure`."""
+        """Whether an answer can be `secure`."""
         return self._settings.trust_ad
 
     async def mx(self, domain: str) -> DnsAnswer[MxRecord]:
-        """Returns the MX records of an ASCII domain, by preference. The root as a host is `""` (null MX)."""
+        """Return the MX records of an ASCII domain by preference. The root as a host is `""` (null MX)."""
         if is_localhost(domain):
             return self._negative(DnsStatus.NODATA, 0.0)
         return await self._mx_cache.get(("MX", domain), lambda: self._ask(domain, MX, _sorted))
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
-        """Returns the addresses of a host, IPv6 and IPv4 in turn, so that one broken family costs one
+        """Return the addresses of a host, IPv6 and IPv4 alternately, so that a broken family costs only one
         attempt.
 
-        A failure is a deferral: an MX host without an address is its owner's mistake and may be corrected.
+        A failure is a deferral: an MX host without an address is a mistake of its owner, who may correct it.
         """
         if _is_ip(name):
             return Addresses((name,))
@@ -276,26 +277,26 @@ class Resolver:
         return _addresses(name, [ip for ip in turns if ip is not None], (six, four))
 
     async def lookup(self, name: str, kind: str) -> DnsAnswer[str]:
-        """Returns the A or AAAA records of an ASCII name from DNS or the cache, never from the hosts file."""
+        """Return the A or AAAA records of an ASCII name from DNS or the cache, never from the hosts file."""
         asked = AAAA if kind == "AAAA" else A
         return await self._ip_cache.get((kind, name), lambda: self._ask(name, asked, tuple))
 
     async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]:
-        """Returns the TLSA records of an ASCII name such as `_25._tcp.mx.example.com` (RFC 6698 3)."""
+        """Return the TLSA records of an ASCII name such as `_25._tcp.mx.example.com` (RFC 6698 3)."""
         return await self._tlsa_cache.get(("TLSA", name), lambda: self._ask(name, TLSA, tuple))
 
     async def alias(self, name: str) -> DnsAnswer[str]:
-        """Returns the target of an ASCII name's CNAME, one step."""
+        """Return the target of an ASCII name's CNAME, one step."""
         return await self._ip_cache.get(("CNAME", name), lambda: self._ask(name, CNAME, tuple))
 
     async def txt(self, name: str) -> DnsAnswer[str]:
-        """Returns the TXT records of an ASCII name, each one's character-strings joined; none over `MAX_TEXT`
-        bytes.
+        """Return the TXT records of an ASCII name, each with its character-strings joined, without those over
+        `MAX_TEXT` bytes.
         """
         return await self._txt_cache.get(("TXT", name), lambda: self._ask(name, TXT, _texts))
 
     async def close(self) -> None:
-        """Cancels the questions in progress."""
+        """Cancel the queries in progress."""
         await self._watch.close()
         await self._mx_cache.close()
         await self._ip_cache.close()
@@ -330,7 +331,7 @@ class Resolver:
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
         found: Reading[Raw] | NotPlain = NotPlain.OTHER
-        # libc's search list: for addresses of names without dots.
+        # libc's search list applies to addresses of names without dots.
         search = kind in (A, AAAA) and "." not in name and not self._settings.servers
         if is_plain_name(name) and not search:
             try:
@@ -349,7 +350,7 @@ class Resolver:
         return reading
 
     def _is_secure(self, reading: Reading[Raw]) -> bool:
-        # An answer over a path that can be tampered with may have any bit set: only the operator knows.
+        # An answer over a path that can be tampered with may have any bit set. Only the operator knows that.
         return self._settings.trust_ad and reading.authentic
 
     def _negative(self, status: DnsStatus, ttl: float, *, secure: bool = False) -> DnsAnswer[Record]:
@@ -390,7 +391,7 @@ def _texts(records: tuple[tuple[bytes, ...], ...]) -> tuple[str, ...]:
 
 def _addresses(name: str, ips: Sequence[str], answers: Sequence[DnsAnswer[str]]) -> Addresses:
     if ips:
-        # A failed look-up does not count: otherwise an attacker that breaks it could take security away.
+        # A failed look-up does not count: otherwise an attacker that breaks it could remove security.
         heard = [answer for answer in answers if answer.status.is_definite]
         secure = bool(heard) and all(answer.secure for answer in heard)
         canonical = next((answer.canonical for answer in heard if answer.canonical), "")

@@ -1,6 +1,7 @@
-"""The zone of a recipient: `zones.Zones` is the face, `route_rules` has the conditions of one `[[route]]`.
+"""The zone of a recipient: `zones.Zones` is the entry point, and `route_rules` has the conditions of one
+`[[route]]`.
 
-`address_patterns` matches addresses against patterns of the configuration, also for access rules and users.
+`address_patterns` matches addresses against configured patterns, also for access rules and users.
 
-All modules are for code outside.
+Code outside may import all modules.
 """

@@ -1,14 +1,13 @@
-"""Matches addresses against patterns of the configuration, for access rules, routes and the senders of a
-user.
+"""Matches addresses against configured patterns, for access rules, routes and the senders of a user.
 
-Patterns: "user@example.com"; "example.com" (and "@example.com"): every address there; "*.example.com": every
-name below it, not the domain itself; "*": every address; "<>": the null sender, which no other pattern
+Patterns: "user@example.com"; "example.com" (and "@example.com"), every address there; "*.example.com", every
+name below it but not the domain itself; "*", every address; "<>", the null sender, which no other pattern
 matches. A `*` in a local part stands for any text. Local parts are compared without case and quotes, as
 nearly every server delivers them: `SPAM@` or `"spam"@` must not evade a block list. Domains are compared as
 A-labels in lower case.
 
 The cost of a look-up does not grow with the number of patterns, except for patterns with a `*` in the local
-part: those of the mail's domain whose text before the `*` fits are tried in turn.
+part: those of the mail's domain whose text before the `*` matches are tried in turn.
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ from zonerelay.smtp.server.paths import literal_address
 
 _ANY = "*"
 _NULL_SENDER = "<>"
-_EMPTY = '""'  # a local part without characters, which is not every local part
+_EMPTY = '""'  # an empty local part, which is not the same as any local part
 _ESCAPED = re.compile(r"\\(.)")
 
 
 class AddressTable:
-    """Patterns that stand for numbers, such as those of rules. No pattern matches the null sender.
+    """A table of patterns, each with a number such as that of a rule. No pattern matches the null
+    sender.
 
-    Raises ValueError with a message when a pattern's domain is none.
+    Raises ValueError with a message if the domain of a pattern is invalid.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class AddressTable:
         self._numbers.setdefault(key, []).append(number)
 
     def find(self, mailbox: str) -> list[int]:
-        """Returns the numbers of all patterns that match, in order."""
+        """Return the numbers of all patterns that match, in order."""
         if not mailbox:
             return []
         local, domain = _parts(mailbox)
@@ -65,7 +65,7 @@ class AddressTable:
 
 
 class AddressPatterns:
-    """A set of patterns. Raises ValueError with a message when a pattern's domain is none."""
+    """A set of patterns. Raises ValueError with a message if the domain of a pattern is invalid."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._patterns = tuple(patterns)
@@ -74,11 +74,11 @@ class AddressPatterns:
             self._table.add(pattern, number)
 
     def match(self, mailbox: str) -> bool:
-        """Return whether a pattern matches. `mailbox` as in an envelope, `""` for the null sender."""
+        """Return whether a pattern matches. `mailbox` is as in an envelope, with `""` for the null sender."""
         return bool(self.find(mailbox))
 
     def find(self, mailbox: str) -> str:
-        """Returns the first pattern that matches, as it was written; `""` when none does."""
+        """Return the first pattern that matches, as it was written, or `""`."""
         if not mailbox:
             return _NULL_SENDER if _NULL_SENDER in self._patterns else ""
         found = self._table.find(mailbox)
@@ -105,7 +105,7 @@ class _Globs:
 
 
 def _glob(pattern: str) -> Callable[[str], bool]:
-    """Looks for the pieces from left to right, so that no pattern makes the text be read twice."""
+    """Search for the parts from left to right, so that the text is read only once for any pattern."""
     first, *middle = pattern.split(_ANY)
     last = middle.pop() if middle else None
 
@@ -138,7 +138,9 @@ def _domain_pattern(pattern: str) -> str:
 
 @lru_cache(4096)
 def _parts(mailbox: str) -> tuple[str, str]:
-    """Returns local part and domain in comparable form. A bare postmaster (RFC 5321 4.5.1) has no domain."""
+    """Return the local part and the domain in comparable form. A bare postmaster (RFC 5321 4.5.1) has no
+    domain.
+    """
     local, at, domain = mailbox.rpartition("@")
     if not at:
         return _local_part(domain), ""

@@ -1,10 +1,10 @@
 """The conditions of one `[[route]]`.
 
-Most conditions are about the message and are asked once for it; `recipient_domain` and `recipient` are asked
-for each recipient. Both kinds are asked in the order of their cost. A condition answers with the text that
-matched, for people.
+Most conditions are about the message and are evaluated once for it. `recipient_domain` and `recipient` are
+evaluated for each recipient. Both kinds are evaluated in the order of their cost. A condition returns the
+text that matched, for display.
 
-Everything is prepared when the settings are loaded; asking never raises.
+Everything is prepared when the settings are loaded. Evaluation never raises.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ANY = "*"
 
 
 class RoutedMail:
-    """The properties of mail that conditions test. `size` is `None` while it is unknown."""
+    """The properties of mail that conditions test. `size` is None while it is unknown."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class RoutedMail:
         self._fields: dict[str, list[str]] | None = None
 
     def values(self, name: str) -> Sequence[str]:
-        """Returns the values of the fields with this name; both are in lower case."""
+        """Return the values of the fields with this name; both are in lower case."""
         if self._fields is None:
             self._fields = {}
             for key, value in self.headers:
@@ -63,7 +63,8 @@ AboutRecipient = Callable[[str], str]
 
 
 class Rule:
-    """One route. `number` counts from 1. Raises ValueError with a message when a pattern's domain is none.
+    """One route. `number` counts from 1. Raises ValueError with a message if the domain of a pattern is
+    invalid.
 
     A route without any condition matches all mail.
     """
@@ -73,7 +74,7 @@ class Rule:
         self.number = number
         self.priority = Priority(route.set_priority) if route.set_priority else None
         self.needs_message = bool(route.header or route.min_size or route.max_size or route.priority)
-        """It cannot be asked before the message is here."""
+        """Whether the route can be evaluated only when the message has been received."""
         try:
             self._about_mail = tuple(_about_mail(route))
             self.about_recipient = tuple(_about_recipient(route))
@@ -81,7 +82,7 @@ class Rule:
             raise ValueError(f"route[{number - 1}]: {error}") from error
 
     def takes(self, mail: RoutedMail) -> bool:
-        """Return whether every condition about the message holds; the recipient decides then."""
+        """Return whether every condition about the message holds. The recipient decides then."""
         for _, ask in self._about_mail:  # noqa: SIM110 - all() with a generator takes twice as long
             if not ask(mail):
                 return False
@@ -94,7 +95,7 @@ class Rule:
         return True
 
     def said_of_mail(self, mail: RoutedMail) -> tuple[str, ...]:
-        """Returns what matches, by condition."""
+        """Return what matches, by condition."""
         asked = ((name, ask(mail)) for name, ask in self._about_mail)
         return tuple(f"{name} matches {what}" for name, what in asked if what)
 
@@ -103,7 +104,7 @@ class Rule:
         return tuple(f"{name} matches {what}" for name, what in asked if what)
 
     def unmatched(self, mail: RoutedMail, recipient: str) -> tuple[str, ...]:
-        """Returns the names of the conditions that do not match."""
+        """Return the names of the conditions that do not match."""
         of_mail = [name for name, ask in self._about_mail if not ask(mail)]
         return (*of_mail, *(name for name, ask in self.about_recipient if not ask(recipient)))
 
@@ -155,7 +156,7 @@ def _size(mail: RoutedMail) -> str:
 
 
 class _Domains:
-    """Names and wildcards in sets: the cost of a look-up is the number of labels, not of names."""
+    """Names and wildcards in sets. The cost of a look-up is the number of labels, not of names."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._any = _ANY in patterns
@@ -163,7 +164,7 @@ class _Domains:
         self._exact = frozenset(_ascii(pattern) for pattern in patterns if not pattern.startswith("*"))
 
     def find(self, mailbox: str) -> str:
-        """Returns the pattern that matches, `""` for none."""
+        """Return the pattern that matches, or `""`."""
         domain = _domain(mailbox)
         if domain in self._exact:
             return domain
@@ -193,7 +194,9 @@ def _domain(mailbox: str) -> str:
 
 
 def _ascii(domain: str) -> str:
-    """Returns the ASCII form. A domain without one (an address literal, say) is compared as it is written."""
+    """Return the ASCII form. A domain without one (such as an address literal) is compared as
+    it is written.
+    """
     try:
         return ascii_domain(domain)
     except ValueError:

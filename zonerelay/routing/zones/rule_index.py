@@ -1,9 +1,9 @@
-"""Finds rules of which the first that matches decides, without asking all of them.
+"""Finds rules of which the first match decides, without evaluating all of them.
 
-Each rule is filed under one of its conditions, the one whose values the fewest other rules have. `find`
-returns the numbers of the rules that may match, in order, and no rule that matches is missing; the caller
-asks those. The cost of a look-up does not grow with the number of rules, except for rules that have no
-condition that could be filed (those about headers and sizes), or the same values as many others.
+Each rule is indexed under one of its conditions, the one whose values the fewest other rules have. `find`
+returns the numbers of the rules that may match, in order, and omits no rule that matches. The caller
+evaluates those. The cost of a look-up does not grow with the number of rules, except for rules that have no
+condition that can be indexed (only headers and sizes), or the same values as many others.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from zonerelay.routing.addresses import address_number
 from zonerelay.routing.zones.address_patterns import AddressTable
 
 FEW = 8
-"""So many rules are asked in turn: that is faster."""
+"""With this number of rules or fewer, evaluating them in turn is faster."""
 
 _ANY = "*"
 _NULL_SENDER = "<>"
 
 Conditions = Mapping[str, Sequence[str] | Sequence[Network]]
-"""The values of a rule by the name of the condition; a condition without values always holds."""
+"""The values of a rule by the name of the condition. A condition without values always holds."""
 
 
 class Shelf(Protocol):
-    """The rules that are filed under one condition."""
+    """An index of the rules by the values of one condition."""
 
     def add(self, value: str | Network, number: int) -> None:
-        """Raises ValueError for a value that cannot be filed."""
+        """Add a rule under a value. Raise ValueError if the value cannot be indexed."""
 
     def find(self, asked: str) -> Iterable[int]:
-        """Returns the numbers of the values that match."""
+        """Return the numbers of the rules whose value matches."""
 
 
 class TextShelf:
-    """Values are compared as they are; `*` is any text but `""`."""
+    """An index by texts, which are compared as they are. `*` is any text but `""`."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, list[int]] = {}
@@ -52,7 +52,7 @@ class TextShelf:
 
 
 class AddressShelf:
-    """Values are patterns (`address_patterns`), what is asked is a mailbox."""
+    """An index by address patterns (`address_patterns`). The argument of a look-up is a mailbox."""
 
     def __init__(self) -> None:
         self._table = AddressTable()
@@ -69,7 +69,7 @@ class AddressShelf:
 
 
 class NetworkShelf:
-    """Values are networks, what is asked is the address of a client."""
+    """An index by networks. The argument of a look-up is the address of a client."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int], dict[int, list[int]]] = {}
@@ -91,7 +91,7 @@ class NetworkShelf:
 
 
 class RuleIndex:
-    """A rule index. `shelves` are the conditions that rules can be filed under, empty."""
+    """An index of rules. `shelves` are empty indexes, one for each condition that can be indexed."""
 
     def __init__(self, shelves: Mapping[str, Shelf], rules: Sequence[Conditions]) -> None:
         self._others: list[int] = []
@@ -113,7 +113,7 @@ class RuleIndex:
                 self._others.append(number)
 
     def find(self, asked: Mapping[str, str]) -> Sequence[int]:
-        """Returns the numbers of the rules that may match, from 0, in order."""
+        """Return the numbers of the rules that may match, from 0, in order."""
         if not self._shelves:
             return self._others
         found = {number for name, shelf in self._shelves.items() for number in shelf.find(asked[name])}
@@ -122,7 +122,7 @@ class RuleIndex:
 
 
 def _rarest(rule: Conditions, counts: Counter[tuple[str, object]]) -> str:
-    """Returns the condition to file the rule under, `""` for none."""
+    """Return the condition under which to index the rule, or `""`."""
     found = {
         name: max(counts[name, value] for value in values)
         for name, values in rule.items()

@@ -3,15 +3,15 @@
 Within one condition the values are alternatives. Domains are compared in lower-case ASCII (A-labels);
 `*.example.com` matches every name below example.com, not example.com itself; `*` matches any domain. Users
 are compared exactly; `*` is any user. A header condition is `Name` (present) or `Name: value` (one of the
-fields with that name contains the value, case-insensitively). Sizes are those of the message as it came. When
-no route matches, the zone is `default`. A zone that the message names itself comes before the routes, if its
-client may name zones and the zone exists.
+fields with that name contains the value, case-insensitively). Sizes are those of the message as received. If
+no route matches, the zone is `default`. A zone that the message names itself takes precedence over the
+routes, if its client may name zones and the zone exists.
 
 `zone_notes` lists the choices for `queue trace`: one line for each zone and reason, those for most recipients
-first. It is bounded, because a message has as many recipients as its client likes, and the notes stay with
-it.
+first. It is bounded, because a client may send a message with many recipients, and the notes are stored with
+the message.
 
-Everything is prepared when the settings are loaded; choosing never raises.
+Everything is prepared when the settings are loaded. Choosing never raises.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ MAX_NAME = 64  # characters of a name that a message gives: no zone has a longer
 
 
 class Choice(NamedTuple):
-    """A zone and the reason for the trace: `route=2 sender matches …`; `""` where there is nothing to choose.
+    """The chosen zone and the reason for the trace (`route=2 sender matches …`), which is `""` if there was
+    no choice.
 
-    `priority` `None` stands for the message's own.
+    If `priority` is None, the message's own priority applies.
     """
 
     zone: str
@@ -48,9 +49,10 @@ ZoneOf = Callable[[str], Choice]
 
 
 class ChooseZone(Protocol):
-    """Returns the function that chooses a recipient's zone; called once a message is here whole.
+    """Return the function that chooses a recipient's zone. It is called when a message has been received
+    completely.
 
-    `named` is the zone that the header of a trusted client names, `""` for none.
+    `named` is the zone that the header of a trusted client names, or `""`.
     """
 
     def __call__(
@@ -64,8 +66,8 @@ _NO_ROUTE = Choice(DEFAULT_ZONE, NO_ROUTE)
 
 @dataclass(frozen=True, slots=True)
 class RuleCheck:
-    """The answer of one route about a piece of mail. `unmatched` names conditions, none if the route
-    matches.
+    """The result of one route for a message. `unmatched` names the conditions that do not match, none if the
+    route matches.
     """
 
     rule: int
@@ -75,9 +77,10 @@ class RuleCheck:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a zone was chosen. `rule` counts the `[[route]]` tables from 1; 0 means that none matched.
+    """The reason why a zone was chosen. `rule` counts the `[[route]]` tables from 1; 0 means that none
+    matched.
 
-    `checks` are the routes that were asked, in order, up to the one that matches.
+    `checks` are the routes that were evaluated, in order, up to the one that matches.
     """
 
     zone: str
@@ -88,9 +91,10 @@ class Explanation:
 
 
 class Zones:
-    """The zones and routes. `take_up` replaces them at a reload; holders of this object see the new ones.
+    """The zones and routes. `take_up` replaces them at a reload, so that holders of this object see the new
+    ones.
 
-    Raises ValueError with a message when a pattern of a route cannot be used.
+    Raises ValueError with a message if a pattern of a route cannot be used.
     """
 
     def __init__(self, zones: Sequence[ZoneSettings], routes: Sequence[RouteSettings] = ()) -> None:
@@ -100,7 +104,7 @@ class Zones:
         self._default = self._zones.get(DEFAULT_ZONE) or ZoneSettings(name=DEFAULT_ZONE)
 
     def take_up(self, other: Zones) -> None:
-        """Choose as the other does from now on."""
+        """Use the zones and routes of the other object from now on."""
         self._rules, self._index = other._rules, other._index
         self._zones, self._default = other._zones, other._default
 
@@ -109,11 +113,11 @@ class Zones:
         return tuple(self._zones)
 
     def get(self, name: str) -> ZoneSettings:
-        """Returns the settings of a chosen zone. Only the default zone need not be configured."""
+        """Return the settings of a chosen zone. Only the default zone need not be configured."""
         return self._zones.get(name, self._default)
 
     def known_before(self, origin: Origin, sender: str, recipient: str) -> str | None:
-        """Return the zone of a recipient of mail that is not here yet; `None` where it depends on the
+        """Return the zone of a recipient of mail that has not been received yet, or None if it depends on the
         message.
         """
         mail = RoutedMail(
@@ -130,7 +134,7 @@ class Zones:
         return DEFAULT_ZONE
 
     def choose(self, envelope: Envelope, /, *, headers: Headers, size: int, named: str = "") -> ZoneOf:
-        """Returns the choices for one message. `named` is the zone in its zone header, `""` if it may not
+        """Return the choices for one message. `named` is the zone in its zone header, or `""` if it may not
         name one.
         """
         if named:
@@ -164,7 +168,7 @@ class Zones:
         return otherwise
 
     def explain(self, recipient: str, mail: RoutedMail, *, named: str = "") -> Explanation:
-        """Returns what `choose` would do, the route and condition that decide, and why earlier routes did not
+        """Return what `choose` would do, the route and condition that decide, and why earlier routes did not
         match.
         """
         if named in self._zones:
@@ -181,7 +185,7 @@ class Zones:
 
 
 class _Choosing:
-    """The routes for one message. What is about the message is asked once of each."""
+    """The routes for one message. Conditions about the message are evaluated once for each route."""
 
     def __init__(self, rules: Sequence[Rule], index: RuleIndex, mail: RoutedMail) -> None:
         self._rules, self._index, self._mail = rules, index, mail
@@ -260,9 +264,7 @@ MAX_NOTE = 500  # characters
 
 
 def zone_notes(choices: Iterable[tuple[str, Choice]]) -> tuple[str, ...]:
-    """Returns the notes about the choices of a message's recipients; none where there was nothing to
-    choose.
-    """
+    """Return the notes about the choices of a message's recipients, or none if there was no choice."""
     chosen: dict[Choice, list[str]] = {}
     for recipient, choice in choices:
         if choice.why:
