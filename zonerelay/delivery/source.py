@@ -35,9 +35,11 @@ from zonerelay.routing.destinations.route import Route, SiteKey
 from zonerelay.smtp.client.reputation import blames_address
 
 # Remembers hosts that have refused a source, and source addresses that this machine lacks.
+#
 # A refusal counts for one source and the hosts of one destination, in all zones, until its penalty is over.
 # While a source has IPv4 as well, a refusal over IPv6 counts only for its IPv6, and the next attempt uses
 # IPv4. An address that cannot be bound is skipped for all mail for `ABSENT_FOR` seconds and then tried again.
+#
 # The memory is lost with the process. After a restart each refusal is learnt again, at the cost of one
 # deferral. It is bounded by `MAX_REMEMBERED`, and the oldest refusal is forgotten first. No I/O.
 
@@ -155,6 +157,7 @@ class SourceMemory:
 
 
 # Chooses the source of a message by weighted rendezvous hashing, without state.
+#
 # Every source computes a number from its name and the key of the mail, adjusted by its weight. The highest
 # number wins. So a message keeps its source over retries and restarts, sources share mail by their weights,
 # and adding or removing a source moves only its own mail. Pure.

@@ -654,6 +654,7 @@ class _Written(msgspec.Struct, frozen=True, array_like=True):
 
 
 # The authority in memory: the books of all zones, and the connected holders. No I/O.
+#
 # After a start it can assign nothing for `quiet` seconds, during which the holders of its previous run
 # declare what they have. An authority that has no previous holders needs no quiet time.
 

@@ -19,6 +19,7 @@ from msgspec import Struct
 from zonerelay.config.units import Rate
 
 # The interval between two turns of a rate, and the grace within which a turn may be taken. Pure.
+#
 # The receiver's clock differs from ours: of two commands the first may be delayed on the way and arrive
 # closer to the second. So the interval is computed for a time that is longer by a `margin`. A quarter of the
 # margin is the grace; three quarters are for the network and the receiver. If turns are leased

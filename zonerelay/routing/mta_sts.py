@@ -34,6 +34,7 @@ from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus
 from zonerelay.routing.idna import ascii_domain
 
 # MTA-STS (RFC 8461) as texts and values: the TXT record, the policy, and the hosts that it allows. Pure.
+#
 # A record or a policy with a syntax error counts as none. The ValueError contains a message for logs that
 # quotes no more than a few characters. Unknown fields are skipped, as later versions need.
 
@@ -172,6 +173,7 @@ def _shown(text: str) -> str:
 
 
 # Stores MTA-STS policies on disk, as a JSON file for each domain, so that they survive a restart.
+#
 # A reader finds the old file or the new one. A malformed file (edited by hand) is skipped, reported, and
 # overwritten by the next policy of its domain. Expired policies are removed. Every method accesses the disk,
 # so do not call it on the event loop.

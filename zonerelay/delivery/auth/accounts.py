@@ -129,13 +129,16 @@ def digest(*secrets: str) -> str:
 
 
 # Reads secrets, and stores refresh tokens that a token server has replaced.
+#
 # A file is checked each time its secret is needed and read again if it has changed, so a new password needs
 # no restart and no signal.
+#
 # A server that rotates refresh tokens may refuse the old one, so a lost token would cost the operator another
 # login in a browser. A new token is stored before the new access token is used: in the file that held the old
 # one, atomically and readable only by its owner. If that file cannot be written (an environment variable,
 # systemd's credentials, a read-only directory), the token is stored in a separate file in `directory`. That
 # file is used until the operator changes the original that it replaces.
+#
 # SecretError is raised with a message for the operator.
 
 # The fields of stat that change when a file changes.

@@ -46,11 +46,14 @@ from zonerelay.smtp.client.transaction import Peer
 from zonerelay.telemetry.events.transcript import Record
 
 # Counts open connections against the zone's and the destination's limits.
+#
 # Destinations at the same hosts share a site. A destination's limit counts the connections of all
 # destinations at the site whose limit is no larger: destinations with equal limits share the limit, a
 # destination never exceeds its own, and all together never exceed the largest.
+#
 # If several workers share the limits, an allowance determines this worker's share
 # (`limits/worker/allowance.py`). It is checked in addition, and is notified of every connection.
+#
 # A *slot* is the right to have one connection. It is taken before connecting and released when the socket is
 # closed, so connecting, active, idle and closing connections all count.
 

@@ -122,25 +122,17 @@ async def _close(pieces: AsyncIterator[bytes]) -> None:
         await close()
 
 
-<<<<<<< HEAD
-# Makes DKIM signatures: slow ones in a thread if a core is free for it, others on the event loop.
+# Makes DKIM signatures: slow ones in a thread if a CPU core is free for it, others on the event loop.
 #
-# RSA with 2048 bits takes as long as all other work for a small message, and releases Python's lock meanwhile
-# (from cryptography 49 on), so a thread lets the loop continue. Reaching a thread and coming back costs half
-# as much as the signature, so the thread gets all digests of one turn of the loop at once, and a digest that
-# is alone is signed on the loop. All work but the signature is done before (tests/bench/dkim.py has the
-# figures).
+# RSA with 2048 bits takes as long as all other work for a small message, and releases Python's lock during
+# this time (from cryptography 49 on), so a thread lets the loop continue. Switching to it and back costs
+# half as much as the signature. So the thread gets all digests of one loop iteration at once, and a single
+# digest is signed on the loop. All work but the signature is done before (tests/bench/dkim.py has the
+# measurements).
 
 _AT_ONCE = 8  # digests that the thread gets at a time; their messages wait for the last one
 
 _Job = tuple[UnsignedField, asyncio.Future[bytes]]
-=======
-# Makes DKIM signatures: slow ones in a thread if a CPU core is free for it, others on the event loop.
-# RSA with 2048 bits takes as long as all other work for a small message, and releases Python's lock during
-# this time (from cryptography 49 on), so a thread lets the loop continue. The thread costs some CPU, which is
-# a loss if the loop has the only core. All work but the signature is done before the thread starts
-# (tests/bench/dkim.py has the measurements).
->>>>>>> 0f5a0f60 (English: docstrings of delivery and routing; the limits of six packages are 0)
 
 
 class Signing:
@@ -199,14 +191,10 @@ class Signing:
             self._is_busy = False
 
     def close(self) -> None:
-<<<<<<< HEAD
-        """Ends the thread. Waiting signatures are cancelled, later ones are made on the loop."""
+        """End the thread. Waiting signatures are cancelled, later ones are made on the loop."""
         self._beside = False
         while self._waiting:
             self._waiting.popleft()[1].cancel()
-=======
-        """End the thread. Waiting signatures are cancelled."""
->>>>>>> 0f5a0f60 (English: docstrings of delivery and routing; the limits of six packages are 0)
         if self._thread is not None:
             self._thread.shutdown(wait=True)
 

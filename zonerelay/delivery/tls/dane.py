@@ -21,6 +21,7 @@ from typing import Any
 from zonerelay.routing.dns.answers import TlsaRecord
 
 # Reads a certificate's public key and fingerprint, and matches its names.
+#
 # Names are compared as in RFC 6125: case-insensitively, and a wildcard stands for one whole label on the
 # left, above a name with at least two labels. The public key is copied from the DER unchanged, because TLSA
 # records are about those bytes, for any kind of key. ValueError is raised for bytes that are not a

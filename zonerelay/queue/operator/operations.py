@@ -68,6 +68,7 @@ from zonerelay.store.contract import EveryNth, MessageNotFoundError, Store, Stor
 from zonerelay.telemetry.events.events import Events
 
 # The trace of a message in order of time. Pure.
+#
 # A spool stores the state of a delivery, not its history. Only the acceptance, the last attempt and the next
 # one are known here. Everything else is in the log under the same message id.
 

@@ -121,12 +121,15 @@ def _name(host: MxHost) -> str:
 
 
 # The terms of a route: TLS demand, limits, and the hosts that remain.
+#
 # TLS is decided in this order:
+#
 # 1. An entry of [[destination]] with its own `tls` decides alone. It replaces the demands of the zone, of
 # DANE and of MTA-STS, so that an operator can explicitly work around a peer's mistake.
 # 2. The zone decides. In addition, DANE applies if DNSSEC validates the hosts' names (RFC 7672), and the
 # domain's MTA-STS policy in mode enforce (RFC 8461 5): it requires a certificate that is valid for the host,
 # and only hosts that the policy names. Neither weakens the zone's demand.
+#
 # `Route.terms` names what differs from the zone, so that such mail is a separate destination. Nothing here
 # does I/O. A host outside a policy is reported to `StsPolicies`.
 

@@ -41,10 +41,12 @@ if TYPE_CHECKING:
 
 
 # Detects that no name server answers. A domain whose own servers are silent or broken is not an outage.
+#
 # answering → doubted: one query was silent.
 # doubted → lost: a probe is silent, too.
 # answering → lost: `FAILURES` different names failed in a row.
 # lost → answering: any answer.
+#
 # A probe queries each server once for a name that every resolver answers itself (RFC 6303). While the name
 # servers are lost a probe runs every `PROBE_PAUSE` seconds, so that recovery is detected without mail. With
 # up to four servers an outage is detected within ten seconds of the first query without an answer.

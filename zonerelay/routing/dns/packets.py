@@ -23,6 +23,7 @@ import msgspec
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord, Record, TlsaRecord
 
 # The types of DNS records that mail needs, each with a parser of its data, and names in packets. Pure.
+#
 # The parsers raise `NotPlainError` for rare or malformed data. Then dnspython parses the whole answer.
 
 _PREFERENCE = Struct("!H")

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 
 # Names that need no DNS: `localhost` (RFC 6761 6.3) and the names in the machine's hosts file.
+#
 # Every address look-up consults the file before DNS, as the system's own resolver does by default. The file
 # is read again when it has changed.
 
@@ -120,6 +121,7 @@ def parse_hosts(text: str) -> Hosts:
 
 
 # A bounded cache of answers that joins equal queries.
+#
 # The oldest entry is dropped for a new one. Callers with the same query wait for one task, so that a caller
 # that is cancelled does not take the answer from the others.
 
