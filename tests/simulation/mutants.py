@@ -238,9 +238,12 @@ def no_dot_stuffing(real: Any) -> Any:
     return lambda self, data: bytes(data)
 
 
-@_mutant("bodies leave as they came", "store.leveldb.cold_reads:_read_group")
+@_mutant("bodies leave as they came", "store.leveldb.reads:QueueReads.chunks")
 def chunks_out_of_order(real: Any) -> Any:
-    return lambda db, message_id, first, chunks: real(db, message_id, first, chunks)[::-1]
+    async def chunks(self: Any, message_id: Any, first: int, last: int) -> Any:
+        return (await real(self, message_id, first, last))[::-1]
+
+    return chunks
 
 
 @_mutant("bodies leave as they came", "store.common.body:BodyCache.get")

@@ -31,10 +31,10 @@ from zonerelay.store.keys import port
 from zonerelay.store.keys.port import Write
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import in_flight, ready_window
+from zonerelay.store.leveldb import reads as queue_reads
 from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.nodes.store import NodeStore
 from zonerelay.store.objects import objects
-from zonerelay.store.queue import reads as queue_reads
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ SIZES = (0, 10, 64 * 1024, 70_000, 600_000)
 
 TINY: dict[object, dict[str, int]] = {
     ready_window: {"WINDOW_LIMIT": 3, "NEW_LIMIT": 2, "PARKED_LIMIT": 2},
-    leveldb_scan: {"PAGE_ROWS": 3, "SAMPLED_ROWS": 7},
+    leveldb_scan: {"SAMPLED_ROWS": 7},
     queue_reads: {"PAGE_ROWS": 3},
     port: {"PAGE_ROWS": 3},
     leveldb_claims: {"_READ_AHEAD": 1},

@@ -159,7 +159,7 @@ async def test_chunks_of_an_upload_that_failed_with_the_spool_go(
         assert store.unhealthy() is not None
     await until(lambda: store.unhealthy() is None)
     left = functools.partial(scan.keys_under, prefix=records.message_prefix(message_id(2)))
-    read = store._reader.read  # type: ignore[attr-defined]  # nobody else can see them
+    read = store._keeper.reader.read  # type: ignore[attr-defined]  # nobody else can see them
     deadline = asyncio.get_running_loop().time() + 5.0
     while await read(left):
         assert asyncio.get_running_loop().time() < deadline, "they are still there"

@@ -75,7 +75,7 @@ def numbers(deliveries: Iterable[Delivery]) -> set[int]:
 
 async def written_off(spool: Spool) -> None:
     """A write that compacts everything."""
-    read = spool.store._reader.read  # type: ignore[attr-defined]  # LevelDB does so when it likes
+    read = spool.store._keeper.reader.read  # type: ignore[attr-defined]  # LevelDB does so when it likes
     await read(LevelDb.compact, b"", b"~")
 
 
@@ -179,7 +179,7 @@ async def test_chunks_whose_message_may_be_in_what_is_damaged_are_not_swept(spoo
     store = await spool.open()
     await until(lambda: not store._keeper._tasks)  # type: ignore[attr-defined]  # the sweep is one
     await store.probe()
-    read = store._reader.read  # type: ignore[attr-defined]  # of a message that cannot be read
+    read = store._keeper.reader.read  # type: ignore[attr-defined]  # of a message that cannot be read
     chunks = [records.chunk_key(message_id(1), number) for number in range(1, 12)]
     assert None not in await read(LevelDb.get_each, chunks)
     assert store.unhealthy() == DAMAGED
@@ -271,7 +271,7 @@ async def test_a_record_without_sense_is_a_problem_and_keeps_no_mail_out(spool: 
     """No repair would help, and other records are as good as before."""
     (bad,) = await store_message(spool.store, 1)
     (good,) = await store_message(spool.store, 2)
-    read = spool.store._reader.read  # type: ignore[attr-defined]  # nothing writes such a thing
+    read = spool.store._keeper.reader.read  # type: ignore[attr-defined]  # nothing writes such a thing
     await read(LevelDb.write, [[(records.delivery_key(bad.key), b"{not json")]])
     store = await spool.reopen()
     assert await store.claim(queue_of("default"), 10, now=NOW) == [good]
@@ -286,7 +286,7 @@ async def test_a_record_without_sense_is_a_problem_and_keeps_no_mail_out(spool: 
 async def test_a_damaged_open_count_keeps_the_message_and_sends_it(spool: Spool) -> None:
     deliveries = await store_message(spool.store, 1, "a@example.net", "b@example.net", "c@example.net")
     await spool.store.update([deliveries[0].key], lambda _: None)
-    read = spool.store._reader.read  # type: ignore[attr-defined]  # nothing writes such a thing
+    read = spool.store._keeper.reader.read  # type: ignore[attr-defined]  # nothing writes such a thing
     await read(LevelDb.write, [[(records.open_count_key(message_id(1)), b"?")]])
     store = await spool.reopen()
     claimed = await store.claim(queue_of("default"), 10, now=NOW)

@@ -15,9 +15,9 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of, webhook_queue
 from zonerelay.store.common import records
 from zonerelay.store.contract import Finish, QueueCounts, StoreError, StoreOpenError
-from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.damage.directory import MARK_NAME, Mark, write_mark
 from zonerelay.store.leveldb.engine import Op, plyvel
+from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.spool import LevelDb
 
 
@@ -136,13 +136,13 @@ async def test_a_spool_says_that_its_counts_are_not_whole_yet(
         await store_message(spool.store, number)
     await until(spool.store.is_counted)
     may_count = threading.Event()
-    count_page = scan.count_page
+    count_page = QueueReads.count_page
 
-    def slowly(*arguments: Any) -> Any:
+    async def slowly(*arguments: Any) -> Any:
         assert may_count.wait(30)
-        return count_page(*arguments)
+        return await count_page(*arguments)
 
-    monkeypatch.setattr(scan, "count_page", slowly)
+    monkeypatch.setattr(QueueReads, "count_page", slowly)
     store = await spool.reopen()
     assert not store.is_counted()
     may_count.set()

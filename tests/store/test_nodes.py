@@ -34,8 +34,8 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import PAGE_ROWS, KeyRange, SharedEngine
+from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.nodes.store import NodeStore, open_nodes
-from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.surroundings import Surroundings
 
 QUEUE = queue_of("default")

@@ -20,8 +20,8 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Change, Finish, Postpone, Store, StoreError
 from zonerelay.store.leveldb import claims as leveldb_claims
+from zonerelay.store.leveldb import reads as queue_reads
 from zonerelay.store.leveldb import ready_window
-from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.leveldb.engine import AtomicBatch
 from zonerelay.store.leveldb.spool import LevelDb
 
@@ -34,7 +34,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every limit is reached by a handful of messages."""
     monkeypatch.setattr(ready_window, "WINDOW_LIMIT", 4)
     monkeypatch.setattr(ready_window, "PARKED_LIMIT", 2)
-    monkeypatch.setattr(leveldb_scan, "PAGE_ROWS", 3)
+    monkeypatch.setattr(queue_reads, "PAGE_ROWS", 3)
     monkeypatch.setattr(leveldb_claims, "_READ_AHEAD", 1)
 
 

@@ -9,21 +9,17 @@ The records are compared as for every engine (`store/keys/check`).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from zonerelay.store.check import Contents, Examination, Fault
-from zonerelay.store.contract import StoreCorruptError, StoreOpenError
+from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.keys.check import compare
-from zonerelay.store.keys.port import PAGE_ROWS, KeyPage, page_of
 from zonerelay.store.leveldb.damage.directory import DamagedSpoolError
 from zonerelay.store.leveldb.damage.format import named_in
 from zonerelay.store.leveldb.damage.table import damaged_blocks, has_index
+from zonerelay.store.leveldb.scan import SpoolKeys, run_through
 from zonerelay.store.leveldb.snapshot import take_snapshot
 from zonerelay.store.leveldb.spool import LevelDb
-
-T = TypeVar("T")
 
 WRITE_BUFFER = 4 * 1024 * 1024
 
@@ -60,8 +56,7 @@ def _check_snapshot(spool: Path, examination: Examination) -> Contents:
         for loss in db.losses.open:  # damage that was repaired in the snapshot when it was opened
             named = f"; they name {', '.join(loss.messages[:3])}" if loss.messages else ""
             damaged(f"{loss.what}{named}")
-        reader = OfflineReader(db)
-        return run_through(compare(reader, findings, examination.tell, octets=octets))
+        return run_through(compare(SpoolKeys(db), findings, examination.tell, octets=octets))
     finally:
         db.close()
         if met and not _name_blocks(spool, tables, examination):
@@ -89,37 +84,3 @@ def _name_blocks(spool: Path, tables: list[Path], examination: Examination) -> b
             text = f"octets {start:,} to {end:,} are damaged{named_in(raw[start:end])}"
             examination.findings.add(Fault.UNREADABLE, where, text)
     return examination.findings.counts[Fault.UNREADABLE] > before
-
-
-def run_through(work: Coroutine[Any, Any, T]) -> T:  # Any: nothing is sent
-    """Return the result of a coroutine that never waits, such as one that uses an `OfflineReader`."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    raise AssertionError("it waits")
-
-
-class OfflineReader:
-    """Reads the keys of an open spool like a partition, for a program that does nothing else. Every method
-    blocks. Damaged records are omitted.
-    """
-
-    def __init__(self, db: LevelDb) -> None:
-        self._db = db
-
-    async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        found: list[bytes | None] = []
-        for value in self._db.get_each(keys):
-            if isinstance(value, StoreCorruptError):
-                raise value
-            found.append(value)
-        return found
-
-    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
-        found = self._db.rows(start, end, limit=rows + 1)
-        return page_of(((key, value if values else b"") for key, value in found), rows)
-
-    async def last_key(self, start: bytes, end: bytes) -> bytes | None:
-        return self._db.last_key(start, end)

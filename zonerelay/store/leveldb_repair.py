@@ -56,8 +56,8 @@ from zonerelay.store.leveldb.damage.format import (
 )
 from zonerelay.store.leveldb.damage.table import as_batch, damaged_blocks, data_blocks, has_index
 from zonerelay.store.leveldb.engine import Op, damaged_tables, repair_database
+from zonerelay.store.leveldb.scan import SpoolKeys, run_through
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.leveldb_check import OfflineReader, run_through
 
 _WRITE_BUFFER = 16 * 1024 * 1024
 _BATCH_SIZE = 4 * 1024 * 1024
@@ -342,7 +342,7 @@ async def _mend(target: LevelDb, repair: RecordRepair, tell: Tell) -> int:
         gone = [key for each in write.ranges for key, _ in target.rows(*each, limit=sys.maxsize)]
         target.write([[*dict.fromkeys(gone).items(), *write.changes.items()]])
 
-    return (await mend(OfflineReader(target), repair, tell, write)).deliveries
+    return (await mend(SpoolKeys(target), repair, tell, write)).deliveries
 
 
 # --- the exchange

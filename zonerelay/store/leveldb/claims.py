@@ -17,10 +17,10 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
-from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.in_flight import InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
+from zonerelay.store.leveldb.reads import Page
 from zonerelay.store.leveldb.ready_window import DiskRange, Taken, ZoneWindow
 
 _by_message = attrgetter("message_id")
@@ -44,7 +44,7 @@ class ZoneClaims:
         empty: bool,
     ) -> None:
         self.window = ZoneWindow(queue, in_flight.is_busy, empty=empty)
-        self._reader = keeper.reader
+        self._keeper = keeper
         self._committer = keeper.committer
         self._in_flight = in_flight
         self._lock = asyncio.Lock()
@@ -130,19 +130,19 @@ class ZoneClaims:
             hints: list[Op] = [(key, None) for key in page.keys]
             self._committer.submit(hints, lazy=True)
 
-    async def _read_page(self, source: DiskRange, start: bytes, wanted: int, now: float) -> scan.Page:
-        window, read = self.window, self._reader.read
+    async def _read_page(self, source: DiskRange, start: bytes, wanted: int, now: float) -> Page:
+        window, read = self.window, self._keeper.read
         if source is window.fresh_range or source is window.new_range:
-            return await read(scan.read_fresh, start, source.end, wanted)
+            return await read(lambda reads: reads.fresh(start, source.end, wanted))
         bound = source.end
         if source is window.due_range:
             bound = source.prefix + records.due_field(now) + b"!"
-        return await read(scan.read_index, start, bound, source.end, wanted)
+        return await read(lambda reads: reads.index(start, bound, source.end, wanted))
 
     async def _find_due(self) -> None:
         window, epoch = self.window, self.window.epoch
         with self._reading(window.due_range) as start:
-            keys = await self._reader.read(scan.read_keys, start, window.due_range.end)
+            keys = await self._keeper.read(lambda reads: reads.page_of_keys(start, window.due_range.end))
         if window.epoch == epoch:
             window.skip_taken(keys)
 

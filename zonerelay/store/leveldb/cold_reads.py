@@ -1,15 +1,14 @@
 """Reads data of the LevelDB spool that is not in memory: messages, deliveries, bodies, the whole queue.
 
 Memory is ahead of the disk, so data that changes during a read is read again or discarded. Bodies are read in
-groups of chunks, and the next group is read while one is consumed, so a reader holds at most two groups. A
-missing chunk of an existing message is corruption. If the message is missing too, an operator has dropped it.
+groups of chunks, and the next group is read while one is consumed, so a reader holds at most two groups.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -17,15 +16,10 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.body import BodyCache
-from zonerelay.store.common.keeper.reader_threads import ReaderThreads
-from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, Wanted, everybody
-from zonerelay.store.leveldb import scan
+from zonerelay.store.contract import Wanted, everybody
 from zonerelay.store.leveldb.in_flight import Found, InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
-from zonerelay.store.leveldb.spool import LevelDb
-
-READ_CHUNKS = 4
-"""The number of chunks in one read."""
+from zonerelay.store.leveldb.reads import READ_CHUNKS, Page
 
 
 class ColdReads:
@@ -33,7 +27,6 @@ class ColdReads:
 
     def __init__(self, keeper: SpoolKeeper, in_flight: InFlight, bodies: BodyCache) -> None:
         self._keeper = keeper
-        self._reader = keeper.reader
         self._in_flight = in_flight
         self._bodies = bodies
 
@@ -47,7 +40,7 @@ class ColdReads:
             while unknown := in_flight.unknown(keys, found):
                 self._keeper.check_usable()
                 since = in_flight.moment()
-                read = await self._reader.read(scan.read_states, unknown)
+                read = await self._keeper.read(lambda reads: reads.states(unknown))
                 # Data that changed during the read is read again.
                 found.merge(read, unknown)
                 found.drop(functools.partial(in_flight.is_stale, since=since))
@@ -57,7 +50,7 @@ class ColdReads:
         in_flight = self._in_flight
         with in_flight.reading():
             since = in_flight.moment()
-            message, count, body = await self._reader.read(scan.read_message_and_body, message_id)
+            message, count, body = await self._keeper.read(lambda reads: reads.message_and_body(message_id))
             if not in_flight.is_stale(message_id, since):
                 in_flight.remember(message_id, count)
                 if body is not None:
@@ -67,13 +60,16 @@ class ColdReads:
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
-        read = self._reader.read
         prefix = records.DELIVERY_PREFIX if queue is None else records.queue_prefix(queue)
-        view = await read(type(self._reader.opened).snapshot)
+        view = await self._keeper.read(lambda reads: reads.view())
+
+        def page_at(start: bytes) -> Coroutine[None, None, Page]:
+            return self._keeper.read(lambda _: view.scan_page(start, records.after(prefix), wanted))
+
         try:
             start: bytes | None = prefix if after is None else records.delivery_key(after) + b"\0"
             while start is not None:
-                page = await read(scan.scan_page, start, records.after(prefix), view, wanted)
+                page = await page_at(start)
                 for delivery in page.deliveries:
                     yield delivery
                 start = page.low
@@ -81,21 +77,23 @@ class ColdReads:
             view.close()
 
 
-async def read_chunks(
-    reader: ReaderThreads[LevelDb], message_id: MessageId, chunks: int
-) -> AsyncGenerator[bytes, None]:
+async def read_chunks(keeper: SpoolKeeper, message_id: MessageId, chunks: int) -> AsyncGenerator[bytes, None]:
     """Yield the chunks 1 to `chunks` in order."""
+
+    def read(first: int) -> Coroutine[None, None, list[bytes]]:
+        return keeper.read(lambda reads: reads.chunks(message_id, first, chunks))
+
     ahead: asyncio.Task[list[bytes]] | None = None
     try:
         for first in range(1, chunks + 1, READ_CHUNKS):
             if ahead is None:
-                group = await reader.read(_read_group, message_id, first, chunks)
+                group = await read(first)
             else:
                 group = await ahead
             following = first + READ_CHUNKS
             ahead = None
             if following <= chunks:
-                ahead = asyncio.create_task(reader.read(_read_group, message_id, following, chunks))
+                ahead = asyncio.create_task(read(following))
             for chunk in group:
                 yield chunk
     finally:
@@ -103,18 +101,3 @@ async def read_chunks(
             # Nobody needs its result or error, because the reader has stopped.
             ahead.cancel()
             await asyncio.wait([ahead])
-
-
-def _read_group(db: LevelDb, message_id: MessageId, first: int, chunks: int) -> list[bytes]:
-    numbers = range(first, min(first + READ_CHUNKS, chunks + 1))
-    found: list[bytes] = []
-    for number, chunk in zip(
-        numbers, db.get_many([records.chunk_key(message_id, number) for number in numbers]), strict=True
-    ):
-        if chunk is None:
-            if db.get(records.exists_key(message_id)) is None:
-                raise MessageNotFoundError(f"message {message_id} was removed while it was read")
-            lost = StoreCorruptError(f"message {message_id}: chunk {number} of {chunks} is missing")
-            raise scan.unreadable(db, lost)
-        found.append(chunk)
-    return found

@@ -268,7 +268,7 @@ class Database:
                 move(cursor.next)
 
     def sampled(
-        self, start: bytes, stop: bytes, gap: Callable[[], int], *, limit: int, view: View
+        self, start: bytes, stop: bytes, gap: Callable[[], int], *, limit: int, view: View | None
     ) -> Iterator[Row]:
         """Yield the first row from `start` on, and then each row that is `gap()` rows after the one before,
         at most `limit`.

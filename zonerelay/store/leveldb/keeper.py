@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
 from zonerelay.store.common.counts import Counts
@@ -38,10 +39,12 @@ from zonerelay.store.common.keeper.disk_watch import SpaceWatch
 from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.write.group_commit import GroupCommitter, WriterThread
-from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, Unhealthy
+from zonerelay.store.contract import QueueCounts, StoreCorruptError, StoreError, StoreFullError, Unhealthy
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.damage.directory import RESCUE
-from zonerelay.store.leveldb.engine import AtomicBatch, Batches, Op, View
+from zonerelay.store.leveldb.engine import AtomicBatch, Batches, Op
+from zonerelay.store.leveldb.reads import QueueReads
+from zonerelay.store.leveldb.scan import SpoolReads, run_through
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.surroundings import Surroundings
 
@@ -132,6 +135,7 @@ Opened = TypeVar("Opened", bound=Place)
 Operation = TypeVar("Operation")
 Job = TypeVar("Job")
 Repaired = TypeVar("Repaired")
+T = TypeVar("T")
 
 
 class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
@@ -322,7 +326,7 @@ class WriteJob(NamedTuple):
     batches: Batches
 
 
-class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
+class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, SpoolReads]):
     """The maintenance of one open spool directory with its threads. A repair returns a view of the reopened
     spool.
     """
@@ -341,6 +345,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
         self.note_removed = self._compactor.note_removed
         self.on_failure: Callable[[], None] = lambda: None
         self._db = reader.opened
+        self._reads = SpoolReads(reader.opened)
         self._mark_at = 0.0
         self._compact_after = 0.0
         self._cut_off: set[MessageId] = set()
@@ -352,7 +357,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
         self._refused = 0
         self._pause = health.FIRST_PAUSE
 
-    def sweep(self, view: View, last: MessageId | None) -> None:
+    def sweep(self, view: SpoolReads, last: MessageId | None) -> None:
         """Clean up after the last run, and watch the space. `view` is the spool when it was opened, and
         `last` the highest id in it. New messages have higher ids.
         """
@@ -363,6 +368,13 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
         self.note_losses()
         self._spawn(self._sweep(view, last))
         self.start()
+
+    async def read(self, ask: Callable[[QueueReads], Coroutine[None, None, T]]) -> T:
+        """Read in the reader thread."""
+        return await self.reader.run(lambda: run_through(ask(self._reads)))
+
+    async def left_over(self) -> str:
+        return await self.read(lambda reads: reads.left_over())
 
     def check_claims(self) -> None:
         """Raise StoreError if no delivery may be claimed."""
@@ -483,7 +495,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
 
     # --- failure and recovery
 
-    def _begin_repair(self, error: StoreError) -> Callable[[], Coroutine[None, None, View]]:
+    def _begin_repair(self, error: StoreError) -> Callable[[], Coroutine[None, None, SpoolReads]]:
         if isinstance(error, StoreCorruptError):
             self._damaged(str(error))
             self._refused += 1
@@ -498,7 +510,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
     def _first_pause(self) -> float:
         return self._pause
 
-    def _repaired(self, found: View) -> None:
+    def _repaired(self, found: SpoolReads) -> None:
         self.note_losses()
         self._spawn(self._sweep_cut_off())
         self._spawn(self._tell_of_all())
@@ -507,7 +519,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
     async def _tell_of_all(self) -> None:
         """Announce all queues, because refused mail may have been stored if only its sync failed."""
         try:
-            for zone in await self.reader.read(scan.queues):
+            for zone in await self.read(lambda reads: reads.queues()):
                 self._on_news(zone)
         except StoreError as error:
             _log.warning("could not look for mail that was refused and is in the spool: %s", error)
@@ -527,7 +539,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
 
     # --- after a start
 
-    async def _sweep(self, view: View, last: MessageId | None) -> None:
+    async def _sweep(self, view: SpoolReads, last: MessageId | None) -> None:
         """Count the queue, then remove the chunks of uploads that a crash has interrupted."""
         await self._count(view)
         if last is None or self._db.damage or self._db.losses.open:
@@ -551,12 +563,16 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
             await self._remove(prefix)
         return following, took
 
-    async def _count(self, view: View) -> None:
+    async def _count(self, view: SpoolReads) -> None:
         counts = self.counts
+
+        def page_at(start: bytes) -> Coroutine[None, None, tuple[dict[QueueName, QueueCounts], bytes | None]]:
+            return self.read(lambda _: view.count_page(start))
+
         try:
             start: bytes | None = records.WEBHOOK_PREFIX
             while start is not None:
-                found, start = await self.reader.read(scan.count_page, start, view)
+                found, start = await page_at(start)
                 counts.add(found)
             counts.is_whole = True
         except StoreError as error:
@@ -589,8 +605,8 @@ def _damage_advice(path: Path, what: str) -> str:
     )
 
 
-def _reopen(db: LevelDb, ballast: Ballast, full: bool) -> View:
+def _reopen(db: LevelDb, ballast: Ballast, full: bool) -> SpoolReads:
     if full:
         ballast.drop()
     ballast.make_way(functools.partial(db.reopen, full=full))
-    return db.snapshot()
+    return run_through(SpoolReads(db).view())

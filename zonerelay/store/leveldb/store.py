@@ -38,9 +38,10 @@ from zonerelay.store.contract import (
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import Zones
 from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
-from zonerelay.store.leveldb.engine import Op, View
+from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.in_flight import NOTHING, InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
+from zonerelay.store.leveldb.scan import SpoolReads, run_through
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.write_plan import WritePlan
 from zonerelay.store.surroundings import Surroundings
@@ -66,7 +67,7 @@ class LevelDbStore:
         self._reporting: set[MessageId] = set()
         self._doubtful: set[MessageId] = set()
         self._committer = keeper.committer
-        self._reader = keeper.reader
+        self._read = keeper.read
         self._in_flight = in_flight = InFlight()
         self._cold = ColdReads(keeper, in_flight, self._bodies)
         self._zones = Zones(keeper, in_flight, empty=empty)
@@ -79,8 +80,8 @@ class LevelDbStore:
         self._stored_last_id: MessageId | None = None
         keeper.on_failure = self._reset
         self._reservations = Reservations(
-            lambda identity: self._reader.read(scan.kept, identity),
-            lambda after: self._reader.read(scan.kept_page, after),
+            lambda identity: self._read(lambda reads: reads.kept(identity)),
+            lambda after: self._read(lambda reads: reads.kept_page(after)),
             self._forget_keys,
             keeper.usable,
             clock=around.clock,
@@ -89,6 +90,7 @@ class LevelDbStore:
         self.kept_keys = self._reservations.kept_keys
         self.submit_once = self._reservations.store
         self.acknowledge = keeper.acknowledge
+        self.left_over = keeper.left_over
         self.scan = self._cold.scan
 
     def problems(self) -> Sequence[str]:
@@ -164,7 +166,7 @@ class LevelDbStore:
 
     async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
         ops: list[Op] = []
-        for identity, key, is_newer in await self._reader.read(scan.expired, now, most):
+        for identity, key, is_newer in await self._read(lambda reads: reads.expired(now, most)):
             ops.append((key, None))
             if not is_newer and not is_used(identity):
                 ops.append((records.once_key(identity), None))
@@ -313,16 +315,15 @@ class LevelDbStore:
             for chunk in cached:
                 yield chunk
             return
-        async with contextlib.aclosing(read_chunks(self._reader, message.id, message.chunks)) as chunks:
+        async with contextlib.aclosing(read_chunks(self._keeper, message.id, message.chunks)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:
         window = self._zones[queue].window
         start = window.oldest
-        first = await self._reader.read(
-            scan.oldest, start or window.fresh_range.prefix, window.fresh_range.end, now
-        )
+        begin, end = start or window.fresh_range.prefix, window.fresh_range.end
+        first = await self._read(lambda reads: reads.oldest(begin, end, now))
         if first is None:
             return None
         if window.oldest == start:
@@ -330,21 +331,18 @@ class LevelDbStore:
         return first[1]
 
     async def queues(self) -> set[QueueName]:
-        return await self._reader.read(scan.queues)
-
-    async def left_over(self) -> str:
-        return await self._reader.read(scan.left_over)
+        return await self._read(lambda reads: reads.queues())
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         counts = self._keeper.counts
         queues = [each for each, some in counts.moves.items() if some.total] if counts.is_whole else None
-        return await self._reader.read(scan.deliveries_of, message_id, queues)
+        return await self._read(lambda reads: reads.deliveries_of(message_id, queues))
 
     async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         return await self.deliveries_of(message_id)
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-        return await self._reader.read(scan.read_messages, ids)
+        return await self._read(lambda reads: reads.messages(ids))
 
     def counts(self) -> dict[QueueName, QueueCounts]:
         return self._keeper.counts.current()
@@ -367,7 +365,7 @@ def _put_chunks(message_id: MessageId, first: int, chunks: Sequence[bytes]) -> l
 class _Opened(NamedTuple):
     last_id: MessageId | None
     is_empty: bool
-    view: View
+    view: SpoolReads
 
 
 async def open_leveldb(settings: SpoolSettings, around: Surroundings) -> LevelDbStore:
@@ -394,7 +392,8 @@ def _open(db: LevelDb) -> _Opened:
     db.open()
     try:
         scan.drop_hints(db)
-        return _Opened(scan.last_message_id(db), not scan.queues(db), db.snapshot())
+        reads = SpoolReads(db)
+        return _Opened(scan.last_message_id(db), not run_through(reads.queues()), run_through(reads.view()))
     except StoreError as error:
         db.close()
         raise db.open_error(error) from error

@@ -18,7 +18,7 @@ import msgspec
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.contract import Kept, Once, Reserved
 from zonerelay.store.keys.port import SharedEngine
-from zonerelay.store.queue.reads import QueueReads
+from zonerelay.store.leveldb.reads import QueueReads
 
 
 class _Reserved(msgspec.Struct, array_like=True):

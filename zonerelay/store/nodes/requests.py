@@ -23,7 +23,7 @@ from zonerelay.store.common import records
 from zonerelay.store.common.write.batches import ChangeOne, in_batches
 from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import KeyRange, Write
-from zonerelay.store.queue.reads import QueueReads
+from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.surroundings import Surroundings
 
 REQUESTS, ANSWERS = records.REQUEST_PREFIX, records.ANSWER_PREFIX

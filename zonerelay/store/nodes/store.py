@@ -53,12 +53,11 @@ from zonerelay.store.contract import (
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenError, SharedEngine
 from zonerelay.store.keys.seen_file import SeenFile
-from zonerelay.store.leveldb.cold_reads import READ_CHUNKS
+from zonerelay.store.leveldb.reads import READ_CHUNKS, QueueReads
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.nodes.key_register import NodeRegister
 from zonerelay.store.nodes.requests import ANSWERS, REQUESTS, Requests
 from zonerelay.store.queue.queue import open_queue
-from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.surroundings import Surroundings
 
 MOST_ADOPTED = 10_000

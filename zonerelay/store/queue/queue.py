@@ -1,11 +1,10 @@
 """Implements the queue on one partition with the store of `store/leveldb`, whose keys any engine can store.
 
-Windows, claims, plans and in-flight states are those of `store/leveldb`. They read by passing functions of
-`scan` to their keeper, and write lists of operations. `QueueKeeper` answers the reads with `QueueReads` and
-converts the operations to a write. The store does not know whether the partition is in memory, in LevelDB or
-in a database. On failure: `Partition` reports when writing becomes impossible and possible again. In between,
-callers receive StoreError, and everything in memory except claims is discarded. Only new mail is refused if
-there is no space for it.
+Windows, claims, plans and in-flight states are those of `store/leveldb`. They ask their keeper for reads of
+`QueueReads`, and write lists of operations, which `QueueKeeper` converts to a write of the partition. The
+store does not know whether the partition is in memory, in LevelDB or in a database. On failure: `Partition`
+reports when writing becomes impossible and possible again. In between, callers receive StoreError, and
+everything in memory except claims is discarded. Only new mail is refused if there is no space for it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TypeVar, cast
 
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
@@ -25,63 +24,20 @@ from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.partition import Hooks, Partition
 from zonerelay.store.keys.port import FencedError, KeyRange, Write
-from zonerelay.store.leveldb import cold_reads, scan
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.keeper import SpoolKeeper
+from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.store import LevelDbStore
-from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.surroundings import Surroundings
 
 MOST_UNREADABLE = 16
 """The number of unreadable records that are logged."""
 
+T = TypeVar("T")
 Release = Callable[[], Awaitable[None]]
 Foreign = Callable[[], Awaitable[str]]
 
 _log = logging.getLogger("zonerelay.store")
-
-
-class Moment:
-    """A view of the queue for a scan. Each of its pages is read in its current state."""
-
-    def snapshot(self) -> Moment:
-        return self
-
-    def close(self) -> None:
-        """Do nothing, because no resource is held."""
-
-
-class ReadsByName:
-    """Maps the read functions that the store passes to methods of `QueueReads`."""
-
-    opened = Moment()
-
-    def __init__(self, reads: QueueReads, left_over: Callable[[], Awaitable[str]]) -> None:
-        async def moment() -> Moment:
-            return self.opened
-
-        # Any: each function has its own arguments and results, which the store knows.
-        self._answers: dict[Callable[..., Any], Callable[..., Any]] = {
-            Moment.snapshot: moment,
-            scan.read_fresh: reads.fresh,
-            scan.read_index: reads.index,
-            scan.read_keys: reads.page_of_keys,
-            scan.read_states: reads.states,
-            scan.read_messages: reads.messages,
-            scan.read_message_and_body: reads.message_and_body,
-            scan.scan_page: reads.scan_page,
-            scan.oldest: reads.oldest,
-            scan.queues: reads.queues,
-            scan.left_over: left_over,
-            scan.deliveries_of: reads.deliveries_of,
-            scan.kept: reads.kept,
-            scan.kept_page: reads.kept_page,
-            scan.expired: reads.expired,
-            cold_reads._read_group: reads.chunks,
-        }
-
-    async def read(self, function: Callable[..., Any], *args: object) -> Any:  # Any: as above
-        return await self._answers[function](*args)
 
 
 class QueueCommitter:
@@ -160,8 +116,10 @@ class QueueKeeper:
         """Start to use an open partition."""
         self.partition = partition
         self.reads = QueueReads(partition, self._note_unreadable)
-        self.reader = ReadsByName(self.reads, self._left_over)
         self.committer = QueueCommitter(partition, self.space, self._note_no_room)
+
+    async def read(self, ask: Callable[[QueueReads], Awaitable[T]]) -> T:
+        return await ask(self.reads)
 
     def sweep(self, last: MessageId | None) -> None:
         """Start to count the deliveries and to remove unfinished uploads up to `last` in the background."""
@@ -196,7 +154,7 @@ class QueueKeeper:
         await self.partition.write(Write(makes_room=True))  # staged values are visible after this write
         await self.partition.clear(KeyRange(prefix, records.after(prefix)))
 
-    async def _left_over(self) -> str:
+    async def left_over(self) -> str:
         return await self.reads.left_over() or await self._foreign()
 
     def _note_no_room(self) -> None:

@@ -17,7 +17,7 @@ from zonerelay.store.common import records
 from zonerelay.store.contract import KeptKeys, MessageNotFoundError, Wanted, everybody
 from zonerelay.store.keys.offline import nodes_of
 from zonerelay.store.keys.port import Engine, Keeper
-from zonerelay.store.queue.reads import QueueReads
+from zonerelay.store.leveldb.reads import QueueReads
 
 
 class EngineView:

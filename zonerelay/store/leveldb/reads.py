@@ -1,13 +1,15 @@
 """Reads the queue's key ranges in a partition. docs/store/spool-format.md describes the layout.
 
-It has the functions of `store/leveldb/scan`, page by page. An unreadable record is logged, skipped and kept
-for the operator. A page shows one moment; the window detects changes between two reads.
+Ranges are read page by page, so that a scan of millions of deliveries delays other reads by a few
+milliseconds at most. An unreadable record is logged, skipped and kept for the operator. A page shows one
+moment; the window detects changes between two reads.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple, Self
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -23,9 +25,16 @@ from zonerelay.store.contract import (
     everybody,
 )
 from zonerelay.store.keys.port import KeyReader, Row, after, pages
-from zonerelay.store.leveldb.cold_reads import READ_CHUNKS
 from zonerelay.store.leveldb.in_flight import Found, OpenMessage
-from zonerelay.store.leveldb.scan import OLDEST_ROWS, PAGE_ROWS, Page
+
+PAGE_ROWS = 1000
+"""The number of rows in a page."""
+
+READ_CHUNKS = 4
+"""The number of chunks that are read at once."""
+
+OLDEST_ROWS = 5000
+"""Rows that are read at most to find the oldest delivery: senders may hold back those in front of it."""
 
 OLDEST_PAGE = 100
 """Rows that are read at once to find the oldest delivery, which is usually the first one."""
@@ -33,14 +42,49 @@ OLDEST_PAGE = 100
 _log = logging.getLogger("zonerelay.store")
 
 
+class Page(NamedTuple):
+    """Holds deliveries that were read, and the first key that follows (None: nothing follows)."""
+
+    deliveries: list[Delivery]
+    low: bytes | None
+    keys: list[bytes]
+
+
 class QueueReads:
-    """Reads one queue."""
+    """Reads one queue. `name` is where left-over records are reported to be."""
+
+    name = "the spool"
 
     def __init__(self, keys: KeyReader, on_unreadable: Callable[[str], None] = lambda text: None) -> None:
         self.keys = keys
         self._on_unreadable = on_unreadable
 
-    async def _rows(self, start: bytes, end: bytes, limit: int, *, values: bool = True) -> list[Row]:
+    async def view(self) -> Self:
+        """Return reads that show one moment, for a long scan, which must be closed. Here each page shows a
+        moment of its own.
+        """
+        return self
+
+    def close(self) -> None:
+        """Do nothing, because no resource is held."""
+
+    # --- keys
+
+    async def _each(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Return the values of keys that are expected to exist. An engine that knows which one is damaged
+        returns None for it.
+        """
+        return await self.keys.get(keys)
+
+    async def _look_up(self, key: bytes) -> bytes | None:
+        """Return the value of a key that is often missing."""
+        return (await self.keys.get([key]))[0]
+
+    async def _some(self, start: bytes, end: bytes, most: int) -> tuple[Iterable[Row], bytes | None]:
+        """Return rows of which usually only the first is needed, and where the next rows start."""
+        return await self.keys.page(start, end, rows=min(most, OLDEST_PAGE))
+
+    async def _rows(self, start: bytes, end: bytes, limit: int, *, values: bool = True) -> Iterable[Row]:
         """Return the first rows of a range."""
         found: list[Row] = []
         async for rows in pages(self.keys, start, end, rows=limit, values=values):
@@ -81,17 +125,15 @@ class QueueReads:
     async def deliveries(self, keys: Sequence[DeliveryKey]) -> list[Delivery]:
         """Return those deliveries that exist and can be read."""
         raw = [records.delivery_key(key) for key in keys]
-        found = await self.keys.get(raw)
-        return list(
-            self._decoded([(key, value) for key, value in zip(raw, found, strict=True) if value is not None])
-        )
+        found = zip(raw, await self._each(raw), strict=True)
+        return list(self._decoded((key, value) for key, value in found if value is not None))
 
     async def page_of_keys(self, start: bytes, end: bytes) -> list[tuple[bytes, DeliveryKey]]:
-        return list(self._parsed([key for key, _ in await self._rows(start, end, PAGE_ROWS, values=False)]))
+        return list(self._parsed(key for key, _ in await self._rows(start, end, PAGE_ROWS, values=False)))
 
-    async def scan_page(self, start: bytes, end: bytes, _view: object, wanted: Wanted) -> Page:
-        """Return a page of deliveries in any state."""
-        found, cursor = await self.keys.page(start, end)
+    async def scan_page(self, start: bytes, end: bytes, wanted: Wanted) -> Page:
+        """Return a page of deliveries in any state. Only the keys of unwanted recipients are decoded."""
+        found, cursor = await self.keys.page(start, end, rows=PAGE_ROWS)
         if wanted is not everybody:
             found = [row for row in found if wanted(records.unfield(row[0].rpartition(b" ")[2]))]
         return Page(list(self._decoded(found)), cursor, [])
@@ -103,7 +145,7 @@ class QueueReads:
         prefix = records.DELIVERY_PREFIX if queue is None else records.queue_prefix(queue)
         start: bytes | None = prefix if after is None else records.delivery_key(after) + b"\0"
         while start is not None:
-            page = await self.scan_page(start, records.after(prefix), None, wanted)
+            page = await self.scan_page(start, records.after(prefix), wanted)
             for delivery in page.deliveries:
                 yield delivery
             start = page.low
@@ -123,17 +165,20 @@ class QueueReads:
         found: list[Delivery] = []
         for queue in await self.queues() if in_queues is None else in_queues:
             prefix = records.queue_prefix(queue) + message_id.encode("ascii", "replace") + b" "
-            async for rows in pages(self.keys, prefix, records.after(prefix)):
+            async for rows in pages(self.keys, prefix, records.after(prefix), rows=PAGE_ROWS):
                 found += self._decoded(rows)
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def oldest(self, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:
-        """Return the key of the first delivery, and `created` of the first one whose `created` is not after
-        `now`.
+        """Return the key of the first delivery at or behind `start`, and `created` of the first one
+        whose `created` is not after `now` (None if the first `OLDEST_ROWS` contain none).
         """
         first, left = None, OLDEST_ROWS
-        async for rows in pages(self.keys, start, end, rows=OLDEST_PAGE):
-            for key, value in rows[:left]:
+        cursor: bytes | None = start
+        while cursor is not None and left > 0:
+            rows, cursor = await self._some(cursor, end, left)
+            for key, value in rows:
+                left -= 1
                 try:
                     created = records.decode_status(key, value).created
                 except StoreCorruptError as error:
@@ -142,15 +187,12 @@ class QueueReads:
                 first = first or key
                 if created <= now:
                     return first, created
-            left -= len(rows)
-            if left <= 0:
-                break
         return None if first is None else (first, None)
 
     async def count_page(self, start: bytes) -> tuple[dict[QueueName, QueueCounts], bytes | None]:
         """Count the deliveries in one page by queue and state, and return where the next page starts."""
         counted: dict[QueueName, QueueCounts] = {}
-        found, cursor = await self.keys.page(start, records.after(records.DELIVERY_PREFIX))
+        found, cursor = await self.keys.page(start, records.after(records.DELIVERY_PREFIX), rows=PAGE_ROWS)
         for key, value in found:
             try:
                 counts = counted.setdefault(records.queue_after(*key.split(b" ", 2)[:2]), QueueCounts())
@@ -165,7 +207,7 @@ class QueueReads:
     async def messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         """Return those messages that exist and can be read."""
         found: dict[MessageId, Message] = {}
-        raw = await self.keys.get(list(map(records.metadata_key, ids)))
+        raw = await self._each(list(map(records.metadata_key, ids)))
         for message_id, value in zip(ids, raw, strict=True):
             if value is not None:
                 try:
@@ -178,20 +220,20 @@ class QueueReads:
         """Return a message's metadata and number of open deliveries. Raises MessageNotFoundError or
         StoreCorruptError.
         """
-        raw, count = await self.keys.get(
-            [records.metadata_key(message_id), records.open_count_key(message_id)]
-        )
+        (raw,) = await self.keys.get([records.metadata_key(message_id)])
         if raw is None:
             raise MessageNotFoundError(f"no message {message_id}")
         try:
             message = records.decode_message(message_id, raw)
         except StoreCorruptError as error:
-            self._step_over(error)
+            self._on_unreadable(str(error))
             raise
         recipients = len(message.envelope.recipients)
-        if count is None:
-            return message, OpenMessage(message, recipients)
+        # Most messages have one recipient and no count, and missing keys are expensive in LevelDB.
         try:
+            count = None if recipients == 1 else await self._look_up(records.open_count_key(message_id))
+            if count is None:
+                return message, OpenMessage(message, recipients)
             return message, OpenMessage(message, records.parse_count(message_id, count), count_stored=True)
         except StoreCorruptError as error:
             # The message stays after its last delivery. With too low a number it would be removed too early.
@@ -221,24 +263,28 @@ class QueueReads:
         return found
 
     async def chunks(self, message_id: MessageId, first: int, last: int) -> list[bytes]:
-        """Return chunks of a body from number `first` to `last`."""
+        """Return chunks of a body from number `first` to `last`. A chunk that is missing while its message
+        exists is corruption; a chunk that is missing with its message was dropped by an operator.
+        """
+        numbers = range(first, min(first + READ_CHUNKS, last + 1))
+        found: list[bytes] = []
+        raw = await self._chunks([records.chunk_key(message_id, number) for number in numbers])
+        for number, chunk in zip(numbers, raw, strict=True):
+            if chunk is None:
+                if await self._look_up(records.exists_key(message_id)) is None:
+                    raise MessageNotFoundError(f"message {message_id} was removed while it was read")
+                text = f"message {message_id}: chunk {number} of {last} is missing"
+                self._on_unreadable(text)
+                raise StoreCorruptError(text)
+            found.append(chunk)
+        return found
+
+    async def _chunks(self, keys: Sequence[bytes]) -> list[bytes | None]:
         try:
-            return await self._chunks(message_id, first, last)
+            return await self.keys.get(keys)
         except StoreCorruptError as error:
             self._on_unreadable(str(error))
             raise
-
-    async def _chunks(self, message_id: MessageId, first: int, last: int) -> list[bytes]:
-        numbers = range(first, min(first + READ_CHUNKS, last + 1))
-        found: list[bytes] = []
-        raw = await self.keys.get([records.chunk_key(message_id, number) for number in numbers])
-        for number, chunk in zip(numbers, raw, strict=True):
-            if chunk is None:
-                if (await self.keys.get([records.exists_key(message_id)])) == [None]:
-                    raise MessageNotFoundError(f"message {message_id} was removed while it was read")
-                raise StoreCorruptError(f"message {message_id}: chunk {number} of {last} is missing")
-            found.append(chunk)
-        return found
 
     async def last_message_id(self) -> MessageId | None:
         """Return the highest message id of this queue, including aborted uploads."""
@@ -268,13 +314,13 @@ class QueueReads:
         starts = (b"\x01", records.after(hints), counts, records.after(meta))
         for start, stop in zip(starts, (hints, meta, records.after(counts), b"\xff"), strict=True):
             for key, _ in await self._rows(start, stop, 1, values=False):
-                return f"records in the spool, the first is {key.decode('ascii', 'replace')!r}"
+                return f"records in {self.name}, the first is {key.decode('ascii', 'replace')!r}"
         return ""
 
     # --- idempotency keys
 
     async def kept(self, identity: str) -> Kept | None:
-        (raw,) = await self.keys.get([records.once_key(identity)])
+        raw = await self._look_up(records.once_key(identity))
         return None if raw is None else records.decode_kept(raw)
 
     async def kept_page(self, identity: str) -> list[tuple[str, Kept]]:
@@ -305,14 +351,14 @@ class QueueReads:
 
     # --- unreadable records
 
-    def _decoded(self, rows: Sequence[Row]) -> Iterator[Delivery]:
+    def _decoded(self, rows: Iterable[Row]) -> Iterator[Delivery]:
         for key, value in rows:
             try:
                 yield records.decode_delivery(key, value)
             except StoreCorruptError as error:
                 self._step_over(error)
 
-    def _parsed(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, DeliveryKey]]:
+    def _parsed(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, DeliveryKey]]:
         for key in keys:
             try:
                 yield key, records.parse_delivery_key(key)
