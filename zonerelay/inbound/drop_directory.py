@@ -1,16 +1,18 @@
-"""Takes the mail that sendmail(1) has dropped while the relay was down.
+"""Submits the mail that sendmail(1) has dropped while the relay was down.
 
-The directory has `tmp` and `new`; every user of the machine may write into both and list neither. A file in
-`new` is submitted by the rules of the listener that sendmail(1) would have used, so that the same limits and
-promises hold; then it is removed. After a crash between the two it is handed over again, with the
-same idempotency key, which is its name and its owner: where the store keeps keys it is stored once.
+The directory contains `tmp` and `new`. Every user of the machine may write into both and list neither. A file
+in `new` is submitted by the rules of the listener that sendmail(1) would have used, so that the same limits
+and guarantees apply, and then removed. After a crash between these two steps, the file is submitted again
+with the same idempotency key, which consists of its name and its owner. A store that keeps such keys stores
+it once.
 
-Its owner is who has sent it: a file is opened without following a link, and is taken only when it is a
-regular file with one name. Of one owner `SHARE` files are tried in one pass, for `BUDGET` seconds, so that a
-flood, or files that cannot be taken, delay the owner's own mail only. What the listener refuses for good, and
-what is no message of sendmail(1), stays in the directory under another name. What cannot be handed over now
-is tried again after `FIRST_PAUSE`, and after twice as long each time. The log names either once, and
-`zonerelay status` until it is gone.
+The file's owner is the sender. A file is opened without following symbolic links, and is accepted only if it
+is a regular file with a single link. In one pass, at most `SHARE` files of one owner are tried, for at most
+`BUDGET` seconds, so that many files, or files that cannot be submitted, delay only the mail of their owner. A
+file that the listener rejects permanently, or that is not a message of sendmail(1), stays in the directory
+under another name. If a file cannot be submitted now, it is tried again after `FIRST_PAUSE` seconds, and each
+further pause is twice as long. The log reports each such file once, and `zonerelay status` as long as it
+exists.
 """
 
 from __future__ import annotations
@@ -49,29 +51,29 @@ from zonerelay.telemetry.logs.redact import printable
 
 INTERVAL = 10.0
 IDLE_FOR_CPU = 20.0
-"""As many times the CPU time of a pass goes by until the next one: a million names cost 5 % of a core."""
+"""The pause after a pass, as a multiple of its CPU time: a million file names cost 5 % of a core."""
 SHARE = 100
 """Files of one owner in one pass."""
 BUDGET = 5.0
-"""Seconds of one owner in one pass, after which it has no further file in it."""
+"""Seconds for one owner in one pass, after which no further file of that owner is tried in it."""
 FIRST_PAUSE, LONGEST_PAUSE = 30.0, 600.0
 MAX_WAITING = 10_000
-"""Files whose pauses are known; others are tried in each pass, within the share of their owner."""
+"""Files whose pauses are remembered. Others are tried in each pass, within the share of their owner."""
 HAND_OVER_TIMEOUT = 60.0
-"""Seconds in which a file is stored or refused."""
+"""Seconds in which a file must be stored or refused."""
 REFUSED = ".refused"
 LONGEST_NAME = 200
-"""Octets of a file's name that stay when it is set aside."""
+"""Bytes of a file's name that are kept when it is renamed."""
 _KEYED = re.compile(rb"(?im)^Idempotency-Key[ \t]*:")
 
 
 class NoListenerError(Exception):
-    """No listener takes mail now, whatever the message."""
+    """No listener accepts mail now, whatever the message."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A file that could not be handed over, or not be removed after it was (`is_done`)."""
+    """A file that could not be submitted, or not be removed after it was submitted (`is_done`)."""
 
     again: float
     pause: float
@@ -81,7 +83,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Pass:
-    """What one pass has seen. `refused` and `delayed`: name, owner and reason, each file once."""
+    """The results of one pass. `refused` and `delayed` hold name, owner and reason, each file once."""
 
     refused: list[tuple[str, int, str]] = field(default_factory=list)
     delayed: list[tuple[str, int, str]] = field(default_factory=list)
@@ -93,21 +95,22 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """How programs of this machine submit mail: as which client, to what."""
+    """How programs on this machine submit mail: their client data, and the function to call."""
 
     principal: Principal
     submit: Submit
 
 
 Take = Callable[[str, Sequence[str], bytes, dict[str, str]], str]
-"""`take(sender, recipients, message, wishes)` blocks; returns "" when the relay has the message, and else
-why it never will. Raises OSError when it may have it later, and NoListenerError when it takes nothing now.
+"""`take(sender, recipients, message, wishes)` blocks. It returns "" if the relay has accepted the message, or
+the reason of a permanent refusal. It raises OSError for a temporary refusal, and NoListenerError if no mail
+is accepted now.
 """
 
 
 class DropDirectory:
-    """The drop directory of a relay. `start` once the listeners accept, `stop` before they close. `max_size`
-    is of a message, in bytes.
+    """The drop directory of a relay. Call `start` when the listeners accept, and `stop` before they close.
+    `max_size` is the maximum size of a message in bytes.
     """
 
     def __init__(
@@ -161,7 +164,7 @@ class DropDirectory:
                         self._events.drop_refused(*each)
                     for each in found.delayed:
                         self._events.drop_delayed(*each)
-            except Exception as error:  # noqa: BLE001 - what it has not taken is there in the next pass
+            except Exception as error:  # noqa: BLE001 - the next pass tries the other files
                 self._events.trouble("drop-directory", error)
             await asyncio.sleep(pause)
 
@@ -170,7 +173,7 @@ class DropDirectory:
         return self._pass(), thread_time() - began
 
     def _pass(self) -> _Pass:
-        """Blocks. First come files that were not tried before."""
+        """Try the files in the directory, new ones first. This function blocks."""
         found = _Pass()
         self._problem = self._not_ours()
         if self._problem:
@@ -199,7 +202,9 @@ class DropDirectory:
         return found
 
     def _try(self, name: str, before: _Waiting | None, found: _Pass) -> None:
-        """Take one file, if its owner has a share left. Raises NoListenerError."""
+        """Submit one file, if its owner has a share left. Raise NoListenerError if no listener accepts
+        mail.
+        """
         path = self._new / name
         try:
             facts = path.lstat()
@@ -217,10 +222,10 @@ class DropDirectory:
             if not waiting.is_done and (refusal := self._take(path, facts, waiting)):
                 found.refused.append((_shown(name), owner, refusal))
             else:
-                durable.unlink(path)  # or it would come back after a power cut, and be sent again
+                durable.unlink(path)  # or it would reappear after a power failure and be sent again
         except NoListenerError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with a file, it delays no other one
+        except Exception as error:  # noqa: BLE001 - a bad file must not delay the others
             why = error.strerror or str(error) if isinstance(error, OSError) else ""
             waiting.why = why or f"unexpected {type(error).__name__}"
             waiting.pause = min(waiting.pause * 2, LONGEST_PAUSE)
@@ -234,7 +239,9 @@ class DropDirectory:
             found.spent[owner] += monotonic() - began
 
     def _not_ours(self) -> str:
-        """What the relay could not remove it would hand over again and again."""
+        """Return why the relay could not remove files from the directory and would submit them repeatedly, or
+        "".
+        """
         try:
             facts = self._new.stat()
         except FileNotFoundError:
@@ -249,7 +256,9 @@ class DropDirectory:
         return f"{self._new} belongs to user {owner}: it has to be the relay's, which removes what it takes"
 
     def _take(self, path: Path, facts: os.stat_result, waiting: _Waiting) -> str:
-        """Hand the file over, or set it aside. Returns the reason of a refusal; raises what is temporary."""
+        """Submit the file, or rename it and return the reason of the refusal. Raise an exception if it is
+        temporary.
+        """
         from zonerelay.sendmail import MAX_ENVELOPE, parse_dropped  # noqa: PLC0415 - only with such mail
 
         most = self._max_size + MAX_ENVELOPE
@@ -270,8 +279,8 @@ class DropDirectory:
         return why
 
     def _key(self, name: str, owner: int, message: bytes) -> bytes:
-        """Return the field that names the key (docs/send/idempotency.md), if the message has none
-        of its own.
+        """Return the header field with the idempotency key (docs/send/idempotency.md), or nothing if the
+        message has its own.
         """
         is_key = name.isascii() and name.isprintable() and " " not in name
         if not is_key or _KEYED.search(message.partition(b"\n\n")[0]):
@@ -279,7 +288,7 @@ class DropDirectory:
         return f"Idempotency-Key: sendmail-{owner}-{name[:200]}\n".encode()
 
     def _received(self, owner: int) -> bytes:
-        """The owner of the file is certain, whatever the message says (RFC 5321 4.4)."""
+        """Return a Received field with the owner of the file, which is certain (RFC 5321 4.4)."""
         try:
             name = pwd.getpwuid(owner).pw_name
         except KeyError:
@@ -289,8 +298,8 @@ class DropDirectory:
 
 
 def take_by(local: Callable[[], Local | None]) -> Take:
-    """Return what submits a file by the rules of the listener that sendmail(1) would have used. Call it on
-    the event loop.
+    """Return the function that submits a file by the rules of the listener that sendmail(1) would have used.
+    Call this on the event loop.
     """
     loop = asyncio.get_running_loop()
 
@@ -320,7 +329,7 @@ def take_by(local: Callable[[], Local | None]) -> Take:
 def _envelope(
     sender: str, recipients: Sequence[str], message: bytes, wishes: dict[str, str]
 ) -> SubmittedEnvelope:
-    """Raises CommandError."""
+    """Build the envelope. Raise CommandError if an address or a parameter is invalid."""
     smtputf8 = not "".join((sender, *recipients)).isascii()
     mail = MailCommand(
         _whole(reverse_path(f"<{sender}>")),
@@ -335,7 +344,7 @@ def _envelope(
 
 
 def _whole(parsed: tuple[Mailbox, str]) -> Mailbox:
-    """Raises CommandError."""
+    """Return the address of a parsed path. Raise CommandError if other text follows it."""
     mailbox, behind = parsed
     if behind:
         raise CommandError(Reply(501, "1.3", "Bad address syntax"))
@@ -343,7 +352,7 @@ def _whole(parsed: tuple[Mailbox, str]) -> Mailbox:
 
 
 def _set_aside(path: Path, facts: os.stat_result) -> None:
-    """Give the file another name, which no other file has. Raises OSError."""
+    """Rename the file to a name that no other file has. Raise OSError on failure."""
     target = path.with_name(f"{path.name}{REFUSED}")
     name = os.fsencode(path.name)
     if len(name) > LONGEST_NAME or os.path.lexists(target):
@@ -352,7 +361,7 @@ def _set_aside(path: Path, facts: os.stat_result) -> None:
 
 
 def _shown(name: str) -> str:
-    """A stranger chooses it: it may be no text."""
+    """Return a printable form of the name, which any user can choose and which may not be valid text."""
     return printable(os.fsencode(name).decode("utf-8", "replace"))
 
 
@@ -360,7 +369,7 @@ def _changed(directory: Path) -> int:
     try:
         return directory.stat().st_mtime_ns
     except OSError:
-        return -1  # there is none: sendmail(1) does not drop anything
+        return -1  # there is none: sendmail(1) drops nothing
 
 
 def _names(directory: Path) -> Iterator[str]:
@@ -373,8 +382,8 @@ def _names(directory: Path) -> Iterator[str]:
 
 
 def _read(path: Path, most: int) -> tuple[int, bytes | None]:
-    """Return the owner and the content; None when it is not taken. Raises OSError."""
-    # Without O_NONBLOCK a FIFO would keep the thread for ever.
+    """Return the owner and the content, or None if the file is not acceptable. Raise OSError on failure."""
+    # Without O_NONBLOCK, opening a FIFO would block the thread forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         facts = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Why this relay refuses a connection, a command or a message."""
+"""The reasons for which this relay refuses a connection, a command or a message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from zonerelay.model.reply import Reply
 
 
 class Reason(enum.StrEnum):
-    """The label `reason` of a metric and the field `reason` of the log event `refused`: the list is fixed."""
+    """The reason of a refusal: the label `reason` of a metric and the field `reason` of the log event
+    `refused`. The list is fixed.
+    """
 
     ACCESS = "access"
     ADDRESS = "address"
@@ -63,8 +65,8 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why something is refused. `reply` is what an SMTP client gets. `retry_after` is in seconds, 0.0 when it
-    is not known; `quota` is the quota of the user that is used up, if that is why.
+    """The refusal of a connection, a command or a message. `reply` is sent to an SMTP client. `retry_after`
+    is in seconds, or 0.0 if it is not known. `quota` names the user's exhausted quota, if that is the reason.
     """
 
     reason: Reason

@@ -1,4 +1,4 @@
-"""Who a client is and what it may send: networks, passwords, [[access]] rules, the sender's domain.
+"""Identifies clients and decides what they may send: networks, passwords, [[access]] rules, sender domains.
 
-Code outside takes `guard`, which explains the guard rails of a user.
+Code outside inbound/ imports `guard`, which also explains the limits of a user.
 """

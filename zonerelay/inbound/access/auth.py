@@ -1,22 +1,23 @@
-"""Checks log-ins: takes credentials and returns a `Login`. One object serves all listeners of a worker.
+"""Checks logins: takes credentials and returns a `Login`. One object serves all listeners of a worker.
 
-- OK: the user, as the credentials file has it.
-- WRONG: no such user, or another password. The client cannot tell which: the same hash is computed. The reply
-  waits longer each time (`limits/auth_failures`), without holding a thread.
-- LOCKED: too many failures. No password is looked at, not even one that was right a minute ago: a lock that
-  opens for the right password is a way to look for it.
-- BARRED: the password is right, but the user is disabled, has expired or may not come from there.
-- BROKEN: the file cannot be used, too much is waiting, or an unexpected error occurred. It is never the
-  client's fault, so the reply is temporary, and nothing is counted against it.
+- OK: the user, as listed in the credentials file.
+- WRONG: the user does not exist, or the password is wrong. The client cannot distinguish the two, because a
+  hash is computed in both cases. Each reply is delayed longer than the last (`limits/auth_failures`), without
+  blocking a thread.
+- LOCKED: there were too many failures. No password is checked, not even one that was right a minute ago: a
+  lock that accepts the right password would let an attacker search for it.
+- BARRED: the password is right, but the user is disabled, has expired, or may not connect from this address.
+- BROKEN: the file cannot be used, too many checks are waiting, or an unexpected error occurred. This is never
+  the client's fault, so the reply is temporary, and no failure is counted.
 
-Failures count against the client (an IPv4 address, an IPv6 /64), its network (/24, /48) and the account,
-whether or not the account exists; the same name with the same password counts once. The workers of a relay
-share their failures. None of these counts for regulars, so that other clients' guesses lock no
-user out of a network from which that user has logged in lately: there the user has separate counters, for
-client and network, and a separate queue (`password_check`).
+Failures are counted for the client (an IPv4 address, an IPv6 /64), its network (/24, /48) and the account,
+whether or not the account exists. The same name with the same password counts once. The workers of a relay
+share their failures. None of these counters applies to regular users, so that guesses by other clients lock
+no user out of a network from which that user has logged in recently. For a regular user, separate counters
+exist for the client and the network, and a separate queue of checks (`password_check`).
 
-A failure counts when its hash is done, whether or not the client is still connected. When the client leaves
-before the hash is begun there is no hash, and nothing to count.
+A failure is counted when its hash has been computed, even if the client has disconnected by then. If the
+client disconnects before the computation has started, nothing is computed or counted.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from zonerelay.telemetry.events.events import Events
 
 
 class LoginKind(enum.StrEnum):
-    """The result of a log-in, and the label of the metric."""
+    """The result of a login, and the label of the metric."""
 
     OK = "ok"
     WRONG = "wrong"
@@ -64,8 +65,8 @@ class LoginKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A login. `user` is there when it is OK. `detail` is for the operator, never for the client. `refusal`:
-    the password is right, and the guard rails of the user say no.
+    """The result of a login. `user` is set if it is OK. `detail` is for the operator and is never sent to the
+    client. `refusal` is set if the password is right but the user's limits do not permit the login.
     """
 
     kind: LoginKind
@@ -75,19 +76,21 @@ class Login:
 
 
 AskForLogin = Callable[[], Awaitable[Login]]
-"""Asks an operator's authenticator about the credentials; returns OK with the user, WRONG or BROKEN."""
+"""Calls an operator's authenticator with the credentials. It returns OK with the user, WRONG or BROKEN."""
 
 MAX_REGULARS = 10_000
-"""Accounts and networks remembered; beyond it those go that have not been seen for longest."""
+"""The number of remembered pairs of account and network. Beyond it, the least recently seen pair is
+forgotten.
+"""
 
 REGULAR_FOR = 30 * 86400.0
-"""Seconds since the last log-in from there."""
+"""Seconds since the last login of the account from the network."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """The log shows `address`. `regular`: see above. `check`: once it waits for its hash. `ask`: instead of
-    the credentials file.
+    """One attempt to log in. `address` is shown in the log. `regular` is explained in the module's docstring.
+    `check` is set while the attempt waits for its hash. `ask` replaces the credentials file.
     """
 
     credentials: Credentials
@@ -101,7 +104,7 @@ class _Attempt:
 
 
 class FailedLogin(msgspec.Struct, frozen=True, array_like=True):
-    """A failed log-in, as workers tell each other. `account` and `guess` are hashes, in hexadecimal."""
+    """A failed login, as shared between workers. `account` and `guess` are hashes in hexadecimal."""
 
     address: str
     account: str
@@ -113,12 +116,14 @@ _NOTHING = Credentials("", "")
 
 
 def _account(name: str) -> bytes:
-    """Hash the name: that of a stranger, of any length, must not take the memory."""
+    """Return a hash of the name, because an unauthenticated client can send names of any length."""
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class Authenticator:
-    """Runs on one event loop. `secret` keys the remembered passwords and lives as long as the process."""
+    """Checks logins on one event loop. `secret` is the key of the remembered passwords and must not outlive
+    the process.
+    """
 
     def __init__(
         self,
@@ -143,7 +148,7 @@ class Authenticator:
         self._clients, self._networks, self._accounts = (
             Attempts(max_failures=most, window=settings.forget_failures) for most in _limits(settings)
         )
-        self._regulars: dict[tuple[str, Key], float] = {}  # since when; the latest is last
+        self._regulars: dict[tuple[str, Key], float] = {}  # the last login; the latest is last
         self._file = self._watch(settings.credentials)
         self._tasks: set[asyncio.Task[tuple[Login, float]]] = set()
 
@@ -157,20 +162,21 @@ class Authenticator:
             self._file = self._watch(settings.credentials)
 
     def close(self) -> None:
-        """Refuse every later log-in; those that wait get BROKEN."""
+        """Refuse every later login. Logins that are waiting get BROKEN."""
         self._checks.close()
 
     @property
     def problem(self) -> str:
-        """Why no user can log in, as the last log-in showed; `""` without a problem."""
+        """The reason why no user could log in at the last attempt, or an empty string."""
         return self._file.problem
 
     async def check(
         self, credentials: Credentials, client_address: str, ask: AskForLogin | None = None
     ) -> Login:
-        """Return the result; with `ask` an operator's authenticator knows it, and failures count the same.
+        """Return the result of a login. With `ask`, an operator's authenticator decides; failures count the
+        same.
 
-        Raises only CancelledError: a session cancels when its client has left.
+        Raise only CancelledError: a session cancels the check when its client has disconnected.
         """
         keys = client_and_network(client_address)
         attempt = _Attempt(credentials, client_address, *keys, _account(credentials.user), ask)
@@ -184,7 +190,7 @@ class Authenticator:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
-            # Shielded: what was begun is counted and reported without the client, too.
+            # Shielded: a check that has started is counted and reported even if the client disconnects.
             login, delay = await asyncio.shield(task)
         except asyncio.CancelledError:
             if attempt.check is None or self._checks.leave(attempt.check):
@@ -195,11 +201,11 @@ class Authenticator:
         return login
 
     def known(self, name: str) -> Login | None:
-        """Return what `named` would, if no file has to be read for it."""
+        """Return the result of `named`, or None if the file would have to be read first."""
         return self._named(name) if self._file.is_current() else None
 
     async def named(self, name: str) -> Login:
-        """Return the user of that name, for whom a token vouches."""
+        """Return the user with this name, for a client that was authenticated by a token."""
         await self._file.refresh()
         return self._named(name)
 
@@ -213,7 +219,9 @@ class Authenticator:
         return CredentialsWatch(path, events=self._events)
 
     def _at_once(self, attempt: _Attempt) -> Login | None:
-        """Answer without a thread or a file, as for an application that logs in all the time."""
+        """Return the login if no thread and no file is needed, as for an application that logs in
+        repeatedly.
+        """
         locked = self._lock(attempt)
         if locked is not None or attempt.ask is not None:
             return locked
@@ -238,7 +246,7 @@ class Authenticator:
         return Login(kind, detail=self._guard.problem, refusal=refusal)
 
     async def _examine(self, attempt: _Attempt) -> tuple[Login, float]:
-        """Return the login, counted and reported, and how long its answer waits."""
+        """Return the login, after counting and reporting it, and the delay of its reply."""
         try:
             login = await (self._ask(attempt) if attempt.ask is None else self._told(attempt, attempt.ask))
             login = await self._guarded(attempt, login)
@@ -264,7 +272,7 @@ class Authenticator:
         return delay
 
     def failed_elsewhere(self, text: str) -> None:
-        """Count a failure that another worker has shared: no client gets its guesses once more here."""
+        """Count a failure that another worker has shared, so that no client gets additional guesses here."""
         failure = msgspec.json.decode(text, type=FailedLogin)
         keys = client_and_network(failure.address)
         account, guess = bytes.fromhex(failure.account), bytes.fromhex(failure.guess)
@@ -273,7 +281,7 @@ class Authenticator:
 
     async def _ask(self, attempt: _Attempt) -> Login:
         await self._file.refresh()
-        # Those who waited for a file that has changed elsewhere are known still.
+        # A user may be remembered even though the file has changed elsewhere.
         if (known := self._at_once(attempt)) is not None:
             return known
         users, nobodys_hash = self._file.users, self._file.nobodys_hash
@@ -292,7 +300,7 @@ class Authenticator:
             return self._lock(attempt) or Login(LoginKind.BROKEN, detail="the lock ended meanwhile")
         locked = self._lock(attempt)
         if locked is not None:
-            # Guesses that went in side by side must not all be answered.
+            # Guesses that were sent in parallel must not all be answered.
             return locked
         if user is None or not right:
             detail = "no such user" if user is None else "wrong password"
@@ -310,7 +318,7 @@ class Authenticator:
             regular=attempt.regular,
             rank=lambda: self._rank(attempt),
         )
-        # Shielded: others may wait for the same.
+        # Shielded: other logins may wait for the same check.
         return await asyncio.shield(attempt.check.done)
 
     async def _told(self, attempt: _Attempt, ask: AskForLogin) -> Login:
@@ -335,7 +343,7 @@ class Authenticator:
         return seen is not None and self._clock.monotonic() < seen + REGULAR_FOR
 
     def _counters(self, attempt: _Attempt) -> tuple[tuple[Attempts, Hashable, str], ...]:
-        """Return the counters that a failure counts against, each with its name."""
+        """Return the counters to which a failure is added, each with its name."""
         client, network = attempt.client, attempt.network
         if attempt.regular:
             account = attempt.account
@@ -357,7 +365,7 @@ class Authenticator:
         return None
 
     def _rank(self, attempt: _Attempt) -> int | None:
-        """Rank a stranger that waits for a hash by the failures of its network."""
+        """Return the number of failures in the client's network, or None if the login is locked."""
         if self._lock(attempt) is not None:
             return None
         return self._networks.count(attempt.network, self._clock.monotonic())
@@ -367,7 +375,7 @@ class Authenticator:
 
     def _report(self, attempt: _Attempt, login: Login) -> None:
         name = attempt.credentials.user
-        # The name of no user is not shown: people type their password there.
+        # A name that is not a user is not logged: people type their passwords there.
         known = login.user is not None or (self._file.users is not None and name in self._file.users)
         self._events.login(login.kind, attempt.address, user=name if known else "")
 

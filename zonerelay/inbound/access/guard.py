@@ -1,17 +1,17 @@
-"""Holds users to their guard rails (`config/rails`): what a user may do, asked by name.
+"""Enforces the limits of users (`config/rails`): it decides by user name what a user may do.
 
-SMTP asks at the log-in, at MAIL, at RCPT and before the commit; who takes mail in another way asks the same
-functions. A change of the file counts from the next MAIL, without a reload. A user without guard rails costs
-one stat per message, mail without a log-in nothing.
+SMTP sessions check them at login, at MAIL, at RCPT and before the commit. Other ways of submitting mail call
+the same functions. A change of the file takes effect at the next MAIL, without a reload. A user without
+limits costs one stat per message; mail without a login costs nothing.
 
-Failure: guard rails that cannot be read, and a usage that cannot be counted, are temporary refusals; nothing
-opens for want of them.
+On failure: if the limits cannot be read or the usage cannot be counted, mail is refused temporarily. A
+failure never permits more.
 
-Keeps the credentials file in memory: looks at it for every log-in, reads it again when it has changed.
-The same for the guard rails beside it, at every log-in and MAIL of a user.
+The module also keeps the credentials file in memory. It checks the file at every login and reads it again if
+it has changed. The file with the users' limits is checked at every login and MAIL of a user.
 
-`users` is `None` while the file is missing, unreadable or malformed: then no user can log in, and no client
-is told that a password is wrong. Each change is logged once, and the state ends when the file is right.
+`users` is `None` while the file is missing, unreadable or malformed. Then no user can log in, and no client
+is informed that its password is wrong. Each change is logged once. Logins work again when the file is valid.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ from zonerelay.routing.addresses import Networks
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.telemetry.events.events import Events
 
-# What stat says of a file, or the number of the error instead.
+# The result of stat on a file, or the error number.
 _Look = tuple[int, ...]
 
 
 class FileWatch(ABC):
-    """Use it on one event loop. `problem`: why the file cannot be used."""
+    """Base class of a watched file, for use on one event loop. `problem` is the reason why the file cannot be
+    used.
+    """
 
     def __init__(self, path: Path, *, events: Events) -> None:
         self.path = path
@@ -60,11 +62,11 @@ class FileWatch(ABC):
         self._reading = asyncio.Lock()
 
     def is_current(self) -> bool:
-        """Return whether the file is the one that was read; costs one stat."""
+        """Return whether the file has not changed since it was read. This costs one stat."""
         return self._look() == self._seen
 
     async def refresh(self) -> None:
-        """Bring what was read up to date."""
+        """Read the file again if it has changed."""
         if self.is_current():
             return
         async with self._reading:
@@ -73,19 +75,19 @@ class FileWatch(ABC):
                 await self._read(look)
 
     def _look(self) -> _Look:
-        """Read the file on the event loop: that takes microseconds, and a thread would take a hundred."""
+        """Call stat on the event loop: it takes microseconds, while using a thread would take a hundred."""
         try:
             found = os.stat(self.path)  # noqa: PTH116  (half the time of Path.stat)
         except OSError as error:
             return (error.errno or 0,)
-        # The change time sees a chmod, the inode a rename.
+        # A chmod changes the change time, a rename the inode.
         return (found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev, found.st_size)
 
     async def _read(self, look: _Look) -> None:
         try:
             await self._take_up()
         except CredentialsError as error:
-            # An error of the system (no descriptor left) may be gone the next time, without a change.
+            # A system error (such as too many open files) may disappear without a change of the file.
             transient = isinstance(error.__cause__, OSError) and len(look) > 1
             self._seen = None if transient else look
             self._broken(str(error), again=not transient)
@@ -94,25 +96,27 @@ class FileWatch(ABC):
 
     @abstractmethod
     async def _take_up(self) -> None:
-        """Read the file. Raises CredentialsError."""
+        """Read the file. Raise CredentialsError if it is invalid."""
 
     def _broken(self, problem: str, *, again: bool) -> None:
-        """`again`: the file is another one since, so it is worth saying even in the same words."""
+        """Log the problem. With `again` the file has changed, so the same problem is logged again."""
         if again or problem != self.problem:
             self.problem = problem
             self._events.credentials_broken(problem)
 
 
 class CredentialsWatch(FileWatch):
-    """The users of one file. What is remembered of their passwords is bound to the hash in the file: of a
-    user who has changed or has gone it is of no use, and of the others it stays.
+    """The users of one credentials file. Remembered passwords are bound to the hash in the file: they become
+    useless when a user is changed or deleted, and stay valid for the other users.
     """
 
     def __init__(self, path: Path, *, events: Events) -> None:
         super().__init__(path, events=events)
         self.users: Mapping[str, User] | None = None
         self.nobodys_hash = passwords.nobodys_hash(())
-        """The hash to check for users that do not exist: as expensive as those of users that do."""
+        """The hash to check for users that do not exist. It is as expensive as the hashes of existing
+        users.
+        """
 
     async def _take_up(self) -> None:
         try:
@@ -130,18 +134,18 @@ def _read_users(path: Path) -> tuple[Mapping[str, User], str]:
 
 
 class RailsWatch(FileWatch):
-    """`of` is for when the file is current."""
+    """The file with the limits of users. Call `of` only while the file is current."""
 
     _file: RailsFile | None = None
 
     def of(self, user: str) -> Rails | None:
-        """The guard rails of a user, `None` when they cannot be read."""
+        """Return the limits of a user, or None if they cannot be read."""
         if self._file is None:
             return None
         try:
             return self._file.of(user)
         except CredentialsError as error:
-            if not self.problem:  # the first in this file; check-config has all
+            if not self.problem:  # the first problem in this file; check-config shows all
                 self._broken(str(error), again=True)
             return None
 
@@ -161,7 +165,7 @@ UNCOUNTED = Refusal(
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a user may do in one mail transaction. `usage` is there when the user has quotas."""
+    """The limits of a user during one mail transaction. `usage` is set if the user has quotas."""
 
     user: str
     rails: Rails
@@ -172,7 +176,9 @@ class Allowance:
         return refusal or self._no_room((1, 0, size))
 
     def rcpt_refusal(self, recipient: Mailbox, so_far: int) -> Refusal | None:
-        """`so_far` is the number of recipients that the transaction has."""
+        """Return the refusal of a recipient, or None. `so_far` is the number of recipients of the
+        transaction.
+        """
         rails = self.rails
         if (
             rails.mode is not Mode.LISTED
@@ -197,7 +203,7 @@ class Allowance:
         return None
 
     def is_captured(self, recipient: Mailbox) -> bool:
-        """Whether mail for this recipient is kept here instead of being sent."""
+        """Return whether mail for this recipient is captured instead of being sent."""
         if self.rails.mode is Mode.LISTED:
             return not _patterns(self.rails.recipients).match(recipient)
         return self.rails.mode is Mode.CAPTURE
@@ -208,7 +214,9 @@ class Allowance:
 
 
 class Guard:
-    """One per worker, on its event loop. `pages` is where usage is counted."""
+    """Enforces the limits of users for one worker, on its event loop. `pages` makes the store that counts
+    usage.
+    """
 
     def __init__(
         self, credentials: Path, pages: Callable[[], BookStore], *, events: Events, clock: Clock
@@ -224,29 +232,33 @@ class Guard:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the guard rails."""
+        """The problem with the file of users' limits, or an empty string."""
         return self._watch.problem
 
     def problems(self) -> Iterator[str]:
         yield from filter(None, (self.problem, self._quotas.problem))
 
     async def rails_of(self, user: str) -> Rails | None:
-        """`None`: they cannot be read."""
+        """Return the limits of a user, or None if they cannot be read."""
         await self._watch.refresh()
         return self._watch.of(user)
 
     def second_hash(self, user: str) -> str:
-        """That of a second password, as far as it is known at once."""
+        """Return the hash of a user's second password, or an empty string if it is not available without
+        reading a file.
+        """
         rails = self._watch.of(user) if self._watch.is_current() else None
         return "" if rails is None else rails.second_hash
 
     def known(self, user: str) -> Allowance | None:
-        """The allowance of a user without quotas, at once; `None`: ask `allowance`."""
+        """Return the limits of a user without quotas if no file has to be read; otherwise None: call
+        `allowance`.
+        """
         rails = self._watch.of(user) if self._watch.is_current() else None
         return Allowance(user, rails) if rails is not None and not rails.quotas else None
 
     async def allowance(self, user: str) -> Allowance | Refusal:
-        """What the user may do now; a Refusal when that cannot be known."""
+        """Return what the user may do now, or a Refusal if that cannot be determined."""
         rails = await self.rails_of(user)
         if rails is None:
             return UNREADABLE
@@ -258,12 +270,12 @@ class Guard:
         return Allowance(user, rails, usage)
 
     async def log_in_refusal(self, user: str, client_address: str) -> Refusal | None:
-        """Why a user who knows the password may not log in."""
+        """Return why a user who knows the password may not log in, or None."""
         rails = await self.rails_of(user)
         return UNREADABLE if rails is None else bar(rails, client_address, self._clock.now())
 
     async def take(self, allowance: Allowance, recipients: int, octets: int) -> Refusal | None:
-        """Count a message that is about to be accepted, or return why it is not."""
+        """Count a message that is about to be accepted, or return why it is refused."""
         if allowance.usage is None:
             return None
         try:
@@ -274,7 +286,7 @@ class Guard:
         return None if full is None else _used_up(full)
 
     async def give_back(self, allowance: Allowance, recipients: int, octets: int) -> None:
-        """The message was not accepted after all."""
+        """Remove a message from the counts, because it was not accepted."""
         if allowance.usage is not None:
             try:
                 await self._quotas.give_back(allowance.user, allowance.rails, (1, recipients, octets))
@@ -297,7 +309,7 @@ class Guard:
 
 
 def bar(rails: Rails, client_address: str, now: float) -> Refusal | None:
-    """Why the user may do nothing at all, from this client."""
+    """Return why the user may do nothing at all from this client, or None."""
     if rails is NONE:
         return None
     if rails.disabled:

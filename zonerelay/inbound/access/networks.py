@@ -1,10 +1,10 @@
-"""Which client an address is, and what the listener lets that address do.
+"""Identifies clients by their address, and decides what a listener permits them.
 
-Closed by default (rule 6): by its address a client relays when it is in the listener's `allow_networks`, when
-it came over the listener's Unix socket (file permissions decide who can), or when the configuration says the
-exact words that open the listener to every client. Passwords and certificates come on top of that, in the
-conversation. A client that a PROXY header or XCLIENT names is judged by its own address alone: the balancer's
-never makes its clients trusted.
+A listener is closed by default (rule 6). By its address, a client may relay in three cases: the address is in
+the listener's `allow_networks`, the client connected to the listener's Unix socket (whose file permissions
+decide who can), or the configuration explicitly opens the listener to every client. Passwords and
+certificates can permit more later in the session. A client that is named by a PROXY header or XCLIENT is
+judged by its own address alone: the address of the load balancer never makes its clients trusted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from zonerelay.routing.zones.rule_index import AddressShelf, NetworkShelf, RuleI
 
 # Checks whether mail could be sent to a sender's domain (`check_sender_domain`).
 #
-# A sender is refused for good only for what the domain's own DNS settles: it takes no mail (null MX, RFC
-# 7505 4.2), it does not exist, it has neither MX nor address, or it is not a domain. A name server that
-# fails or is silent costs a 451, and so does any unexpected error. The null sender and address literals
-# name no domain: they pass.
+# A sender is rejected permanently only if the DNS of the domain is conclusive: the domain accepts no mail
+# (null MX, RFC 7505 4.2), it does not exist, it has neither an MX nor an address record, or it is not a valid
+# domain. A name server that fails or does not answer causes a 451, and so does any unexpected error. The null
+# sender and address literals have no domain and are accepted.
 #
-# Nothing is remembered here: the resolver caches, within bounds, and joins equal questions.
+# This code has no cache. The resolver caches, within bounds, and combines equal queries.
 
 NULL_MX = Reply(550, "7.27", "Sender address has null MX")
 NO_DOMAIN = Reply(550, "1.8", "Sender's domain does not exist")
@@ -47,7 +47,7 @@ class SenderDomains:
         self._resolver = resolver
 
     async def check(self, domain: str) -> Reply | None:
-        """Return the refusal, if there is one. Raises only CancelledError."""
+        """Return the refusal, or None. Raise only CancelledError."""
         if not domain or is_literal(domain):
             return None
         try:
@@ -71,15 +71,15 @@ class SenderDomains:
                 return UNKNOWN
 
     async def _by_address(self, name: str, denial: DnsStatus) -> Reply | None:
-        """Check the domain's own address, which takes its mail without any MX record (RFC 5321 5.1).
+        """Check the domain's own address, which receives its mail if there is no MX record (RFC 5321 5.1).
 
-        `denial` is the answer to the question for its MX. Only when the questions for addresses have the same
-        answer is it true: some name servers deny every type that they do not know.
+        `denial` is the answer to the MX query. It is reliable only if the address queries have the same
+        answer: some name servers deny every type that they do not know.
         """
         answers = await asyncio.gather(self._resolver.lookup(name, "A"), self._resolver.lookup(name, "AAAA"))
         if any(answer.records for answer in answers):
             return None
-        # The hosts file counts for a name that DNS knows.
+        # The hosts file is used for a name that exists in the DNS.
         if denial is DnsStatus.NODATA and (await self._resolver.addresses(name, ipv6=True)).ips:
             return None
         if any(answer.status is not denial for answer in answers):
@@ -87,10 +87,10 @@ class SenderDomains:
         return NO_DOMAIN if denial is DnsStatus.NXDOMAIN else NO_HOST
 
 
-# The [[access]] rules: which clients, users and addresses are refused, deferred or accepted.
+# The [[access]] rules: they refuse, defer or accept clients, users and addresses.
 #
-# The first rule decides whose every given condition matches; after `accept` no later rule is asked. The
-# cost grows neither with the number of rules (`routing/zones/rule_index`) nor with that of their networks and
+# The first rule whose conditions all match decides; after `accept` no later rule is evaluated. The cost
+# depends neither on the number of rules (`routing/zones/rule_index`) nor on the number of their networks and
 # address patterns.
 
 REFUSED = Reply(550, "7.1", "Access denied")
@@ -101,7 +101,7 @@ _REPLY = re.compile(r"([0-9]{3}) (?:[245]\.([0-9]{1,3}\.[0-9]{1,3}) )?(.*)")
 
 
 class AccessRules:
-    """The rules, made once from the settings. Raises ValueError when the domain of a pattern is invalid."""
+    """The compiled rules. The constructor raises ValueError if the domain of a pattern is invalid."""
 
     def __init__(self, rules: Sequence[AccessSettings]) -> None:
         self._rules = tuple(_Rule(rule) for rule in rules)
@@ -127,7 +127,7 @@ class AccessRules:
         return bool(self._rules)
 
     def decide(self, client_address: str, user: str, sender: str, recipient: str) -> Reply | None:
-        """Return the refusal, if there is one. `client_address` is `""` on a Unix socket: in no network."""
+        """Return the refusal, or None. `client_address` is `""` on a Unix socket, which is in no network."""
         asked = {"client": client_address, "user": user, "sender": sender, "recipient": recipient}
         for at in self._index.find(asked):
             if self._rules[at].matches(client_address, user, sender, recipient):
@@ -167,9 +167,9 @@ MAX_REMEMBERED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A connected client: `address` is `""` on a Unix socket, and where it is unknown.
+    """A connected client. `address` is `""` on a Unix socket, and if the address is unknown.
 
-    `proxies`: it must begin with a PROXY header. `may_xclient`: it may name another client.
+    `proxies`: the client must begin with a PROXY header. `may_xclient`: it may name another by XCLIENT.
     """
 
     address: str
@@ -180,7 +180,7 @@ class Client:
 
 
 class AccessPolicy:
-    """Decides per client address, and remembers the latest addresses: they come again."""
+    """Decides what a client address may do, and caches the decisions for recent addresses."""
 
     def __init__(self, settings: ListenerSettings) -> None:
         self._networks = networks_of(settings.allow_networks)
@@ -191,15 +191,17 @@ class AccessPolicy:
         self._known: dict[str, tuple[str, bool, bool, bool]] = {}
 
     def identify(self, peer: object) -> Client:
-        """`peer` is the transport's peername."""
+        """Return the client of a connection. `peer` is the peername of the transport."""
         if self._unix or not isinstance(peer, tuple):
-            # A TCP client that is gone already has no peername: that must not make it a local one.
+            # A TCP client that has disconnected has no peername; it must not be taken for a local client.
             return Client("", 0, may_relay=self._unix)
         return self.client(str(peer[0]), int(peer[1]))
 
     def named(self, address: str, port: int, *, by: Client) -> Client:
-        """Return the client that a PROXY header or XCLIENT names; without an address it is an unknown one."""
-        # A server that says XCLIENT may say it again. Behind a balancer the client itself is talking.
+        """Return the client that a PROXY header or XCLIENT names. Without an address, the client
+        is unknown.
+        """
+        # A server that sent XCLIENT may send it again. Behind a load balancer, the client itself is speaking.
         again = by.may_xclient and not by.proxies
         if not address:
             return Client("", 0, may_relay=self._open, may_xclient=again)
@@ -218,7 +220,7 @@ class AccessPolicy:
 
     def _decide(self, host: str) -> tuple[str, bool, bool, bool]:
         address: ipaddress.IPv4Address | ipaddress.IPv6Address
-        # The scope of a link-local address names the interface it came by, not the client.
+        # The scope of a link-local address names the local interface, not the client.
         address = ipaddress.ip_address(host.partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
             # An IPv4 client on a dual-stack socket is an IPv4 client.

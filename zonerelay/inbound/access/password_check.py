@@ -1,19 +1,19 @@
-"""Checks passwords against hashes in threads: a queue for regulars, one for strangers, and a memory of
-matches.
+"""Checks passwords against hashes in threads, with a queue for regular users, a queue for other clients, and
+a cache of correct passwords.
 
-argon2 is slow on purpose, so it never runs on the event loop, and an application that logs in for every
-message must not pay for it each time. The memory holds a keyed hash over user, password and stored hash:
-without the process's secret it says nothing, and a changed password has another key. Only right passwords are
-remembered.
+argon2 is slow by design. Therefore it never runs on the event loop, and an application that logs in for every
+message must not wait for it each time. The cache holds a keyed hash of user, password and stored hash: it
+reveals nothing without the secret of the process, and a changed password has another key. Only correct
+passwords are cached.
 
-The hashes of regulars, users who have logged in lately from the network that they come from now
-(`access/auth` knows them), are computed on as many cores as there are, those of strangers on one less:
-guessing takes nothing from regulars, who have threads of their own, and leaves the event loop a core where
-there are several. Strangers with the fewest failures in their network come first, so that many guessing
-addresses do not keep out one that has not failed. Too many waiting checks raise `BusyError`, for one client
-sooner than for all; among all strangers it meets the one with the most failures. Equal checks at the same
-time (a pool of connections that opens) are one check. A check whose clients have left is not computed,
-unless it has begun.
+Regular users are those who have logged in recently from their current network (`access/auth` knows them).
+Their hashes are computed on all cores, in dedicated threads. The hashes of other clients are computed on one
+core less, so that guessing does not slow regular users down and leaves the event loop a core if there are
+several. Among the other clients, those with the fewest failures in their network come first, so that many
+guessing addresses do not lock out an address without failures. Too many waiting checks raise `BusyError`; the
+limit for one client is lower than the limit for all. When the queue of other clients is full, the check with
+the most failures gets it. Equal checks at the same time (as when a connection pool opens) are combined. A
+check whose clients have all disconnected is not computed, unless its computation has started.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from functools import partial
 from zonerelay.inbound.limits.connections import Key
 
 MAX_WAITING = 64
-"""Checks in each queue for each that is computed at once, besides those."""
+"""The number of checks that may wait in each queue, for each check that can be computed at the same time."""
 MAX_WAITING_PER_CLIENT = 32
 
 MIN_REMEMBERED = 1024
-"""As many passwords are remembered as there are users, and at least these."""
+"""The minimum number of cached passwords. The maximum is the number of users, if that is larger."""
 REMEMBERED_FOR = 600.0
-"""Seconds from the check; using it does not extend it."""
+"""Seconds since the check. Using the cache does not extend them."""
 
 MIN_SECRET = 16
 
@@ -45,29 +45,31 @@ class BusyError(Exception):
 
 
 class ClosedError(Exception):
-    """The relay stops."""
+    """The relay is shutting down."""
 
 
 class GoneError(Exception):
-    """The check was not computed: a lock has come before it, or all its clients have left."""
+    """The check was not computed, because a lock took effect before, or because all its clients have
+    disconnected.
+    """
 
 
 class RememberedPasswords:
-    """Remembers passwords that were right within the last ten minutes, by `key`."""
+    """Remembers the passwords that were correct within the last ten minutes, by `key`."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < MIN_SECRET:
             raise ValueError(f"the secret needs {MIN_SECRET} octets or more")
-        # Hashed, because BLAKE2 takes keys of 64 octets at most.
+        # Hashed, because a key of BLAKE2 has at most 64 bytes.
         self._keyed = hashlib.blake2b(key=hashlib.blake2b(secret).digest(), person=b"password")
-        self._until: dict[bytes, float] = {}  # oldest first: all live equally long
+        self._until: dict[bytes, float] = {}  # oldest first, because all have the same lifetime
         self.most = MIN_REMEMBERED
 
     def key(self, user: str, password: str, stored_hash: str) -> bytes:
         hashed = self._keyed.copy()
         for part in (user, password, stored_hash):
             octets = part.encode("utf-8", "surrogatepass")
-            # With lengths: "a" + "bc" is not "ab" + "c".
+            # With lengths, so that "a" + "bc" differs from "ab" + "c".
             hashed.update(len(octets).to_bytes(4))
             hashed.update(octets)
         return hashed.digest()
@@ -95,7 +97,7 @@ class RememberedPasswords:
 
 
 class Check:
-    """One password that is to be checked; `waiting` counts the log-ins that wait for it."""
+    """A password to check. `waiting` is the number of logins that wait for it."""
 
     __slots__ = ("begun", "client", "done", "key", "password", "rank", "regular", "stored_hash", "waiting")
 
@@ -114,14 +116,14 @@ class Check:
 
 
 class PasswordChecks:
-    """The threads. Use it on one event loop."""
+    """The queues and threads of password checks, for use on one event loop."""
 
     def __init__(self, matches: Matches, cores: int = 1) -> None:
         self._matches = matches
         self._at_once = {True: cores, False: max(1, cores - 1)}  # regulars, strangers
-        # Starts no thread before the first check.
+        # The pool starts no thread before the first check.
         self._pool = ThreadPoolExecutor(sum(self._at_once.values()), "password")
-        self._checks: dict[bytes, Check] = {}  # in the order in which they came
+        self._checks: dict[bytes, Check] = {}  # in order of arrival
         self._of_client: dict[Key, int] = {}
         self._computing = {True: 0, False: 0}
         self._closed = False
@@ -136,9 +138,10 @@ class PasswordChecks:
         regular: bool,
         rank: Callable[[], int | None],
     ) -> Check:
-        """`key` is the same for equal checks. `rank` is asked when it may be its turn: the failures in its
-        network, `None` when it is not to be computed any more. The `done` of the check has the answer,
-        BusyError, ClosedError, GoneError, or the error of `matches`. Raises BusyError and ClosedError.
+        """Add a check to a queue, and return it. `key` is the same for equal checks. `rank` is called when
+        the check might be next: it returns the number of failures in the client's network, or None if the
+        check is no longer wanted. The result is in `done` of the check: the answer, BusyError, ClosedError,
+        GoneError, or the error of `matches`. Raise BusyError or ClosedError.
         """
         if self._closed:
             raise ClosedError
@@ -158,7 +161,7 @@ class PasswordChecks:
         return check
 
     def leave(self, check: Check) -> bool:
-        """A client has left. False when the hash was begun, and its result counts."""
+        """Remove a waiting client. Return False if the computation has started, so that its result counts."""
         if check.begun:
             return False
         check.waiting -= 1
@@ -167,7 +170,7 @@ class PasswordChecks:
         return True
 
     def close(self) -> None:
-        """Answer waiting checks with ClosedError; a hash that is being computed ends by itself."""
+        """End waiting checks with ClosedError. A hash that is being computed is completed."""
         self._closed = True
         for check in list(self._checks.values()):
             if not check.begun:
@@ -175,11 +178,13 @@ class PasswordChecks:
         self._pool.shutdown(wait=False)
 
     def _make_room(self, check: Check) -> None:
-        """Raises BusyError when it is this one that has no room."""
+        """Make room for this check in its queue. Raise BusyError if this check has the lowest
+        priority.
+        """
         queue = [each for each in self._checks.values() if each.regular is check.regular and not each.begun]
         if len(queue) < MAX_WAITING * self._at_once[check.regular]:
             return
-        # Of equals the one that came last goes.
+        # Among equal checks, the most recent one is removed.
         worst = check if check.regular else max(reversed([*queue, check]), key=_rank)
         if worst is check:
             raise BusyError
@@ -216,18 +221,18 @@ class PasswordChecks:
             del self._of_client[check.client]
         if isinstance(result, BaseException):
             check.done.set_exception(result)
-            check.done.exception()  # seen, so that asyncio does not complain when the clients have left
+            check.done.exception()  # retrieved, so that asyncio does not log an error if all clients left
         else:
             check.done.set_result(result)
 
     def _run(self, stored_hash: str, password: str) -> bool:
-        """Compute the hash, in a thread."""
+        """Compute the hash. This runs in a thread."""
         if self._closed:
             raise ClosedError
         return self._matches(stored_hash, password)
 
 
 def _rank(check: Check) -> int:
-    """A check that is not to be computed any more comes first, for it costs nothing."""
+    """Return the rank of a check. A check that is no longer wanted comes first, because it costs nothing."""
     rank = check.rank()
     return -1 if rank is None else rank

@@ -1,8 +1,7 @@
-"""One message on its way into the store, as Postfix's cleanup(8): `submit` is the one call for all of it.
+"""Brings one message into the store, like Postfix's cleanup(8). `submit` is the one function for all of it.
 
-`submission` and `envelope` check sender and recipients, `intake` owns the content from DATA to the reply.
+`submission` and `envelope` check sender and recipients, and `intake` processes the content from DATA to the
+reply and makes one delivery per recipient. `own_headers` adds this relay's own header fields.
 
-`own_headers` makes the fields that this relay adds, `deliveries` makes one delivery per recipient.
-
-Code outside takes `submit`, and `own_headers` to explain a message.
+Code outside inbound/ imports `submit`, and `own_headers` to explain a message.
 """

@@ -1,19 +1,19 @@
-"""The envelope of a message, step by step: its sender, its recipients, and then its content. No I/O.
+"""Checks the envelope of a message step by step: its sender, its recipients, then its content. No I/O.
 
-All checks of what a client may submit are here and in `intake`, for every way in: `begin` for the sender,
-`add` for one recipient, `new_intake` when the envelope is complete. A step returns the reply that an SMTP
-client gets; one with a reason is a refusal.
+All checks of a submission are here and in `intake`, for every way of submitting mail: `begin` for the sender,
+`add` for one recipient, `new_intake` when the envelope is complete. A step returns the reply for an SMTP
+client. A reply with a reason is a refusal.
 
-Policy, where the RFCs leave room:
+Policy, where the RFCs leave a choice:
 
-- A recipient named twice (domains compared without case) is one.
-- A client that may not relay is refused at RCPT. Every client
-  may write to a sender that SRS has made here (`message/srs.py`): its hash proves that this relay sent that
-  sender's mail on. The envelope sender of such mail need not be the null sender: automatic answers come with
-  one, and an abuser of the address could write from `<>` as well. The mail goes to that one sender, and for
-  `max_age` only.
-- A stranger, which may do no more than that, gets no reports: the sender that it names may be a third person.
-- A time of release in the past means at once; one beyond `max_hold` is refused (RFC 4865).
+- A recipient that is named twice (domains compared without case) is one recipient.
+- A client that may not relay is refused at RCPT. However, every client may send to an address that SRS has
+  made here (`message/srs.py`): its hash proves that this relay forwarded mail of that sender. The envelope
+  sender of such mail need not be the null sender, because automatic replies have one, and an abuser of the
+  address could also use `<>`. The mail is sent to that one address, and only until `max_age` has passed.
+- An unauthenticated client, which may do no more than that, gets no DSNs: the sender that it names may be a
+  third party.
+- A release time in the past means immediately; one beyond `max_hold` is refused (RFC 4865).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def begin(submission: Submission, command: MailCommand) -> ServerReply:
 
 
 def _guarded(submission: Submission, transaction: Transaction, guard: Guard, user: str) -> ServerReply:
-    """Hold the user to its guard rails; a file has to be read, or a usage, when it is not known at once."""
+    """Check the limits of the user. This needs a lookup if they are not available without reading a file."""
 
     def decided(verdict: Verdict) -> ServerReply:
         if verdict.decision.reply is not None:
@@ -154,7 +154,7 @@ def _changed(
     given: Recipient | None = None,
     given_address: str = "",
 ) -> ServerReply | None:
-    """Apply a handler's changes to the envelope. Return the refusal when they are not allowed."""
+    """Apply a handler's changes to the envelope, or return the refusal if they are not allowed."""
     changes = verdict.decision
     if not (isinstance(changes, Changes) and changes.of_envelope):
         return None
@@ -177,7 +177,7 @@ def _changed(
 
 
 def add(submission: Submission, transaction: Transaction, key: str, recipient: Recipient) -> ServerReply:
-    """Add a recipient; `key` is its `recipient_key`."""
+    """Add a recipient. `key` is its `recipient_key`."""
     may_relay = submission.client_state.grants.may_relay
     if "%" in recipient.address and _is_route(recipient.address, submission.context.hostname):
         return submission.refuse(replies.PERCENT_ROUTE, "RCPT", mailbox=recipient.address)
@@ -189,7 +189,9 @@ def add(submission: Submission, transaction: Transaction, key: str, recipient: R
 
 
 def _is_route(mailbox: Mailbox, hostname: str) -> bool:
-    """`user%domain@relay`: a source route when the domain is our own. Elsewhere % is a letter."""
+    """Return whether `user%domain@relay` is a source route: its domain is our own. Elsewhere, % has no
+    meaning.
+    """
     local, _, domain = mailbox.rpartition("@")
     return domain.lower() == hostname.lower() and "%" in local.strip("%") and not local.startswith('"')
 
@@ -197,7 +199,7 @@ def _is_route(mailbox: Mailbox, hostname: str) -> bool:
 def _perhaps_a_report(
     submission: Submission, transaction: Transaction, srs: Srs, recipient: Recipient, *, may_relay: bool
 ) -> ServerReply:
-    """Take mail to a sender that SRS has made here for the sender that is in it."""
+    """Add a recipient. Replace an address that SRS has made here by the sender that it contains."""
     given, context = recipient.address, submission.context
     strangers, client = context.srs_recipients, client_key(submission.client_state.client.address)
 
@@ -235,7 +237,9 @@ def _take(
     *,
     may_relay: bool,
 ) -> ServerReply:
-    """`given` is the address in RCPT: rules and the policy are asked about that one."""
+    """Check and add a recipient. `given` is the address in RCPT, which is used by access rules and the
+    policy.
+    """
     refusal = _rcpt_refusal(submission, transaction, key, given) if may_relay else _denied(submission)
     if refusal is not None:
         return submission.refuse(refusal, "RCPT", mailbox=given)
@@ -301,7 +305,7 @@ def _add(
     memory = submission.context.memory
     memory.used += RECIPIENT_COST
     if memory.full:
-        memory.relieve()  # perhaps of this very session
+        memory.relieve()  # this may end the current session
 
 
 def _ask_about(
@@ -331,7 +335,7 @@ def _ask_about(
 
 
 def new_intake(submission: Submission, on_room: Callable[[], None]) -> Intake:
-    """The envelope is complete: return what takes the content. `on_room`: see `Intake`."""
+    """Return the intake for the content, now that the envelope is complete. `on_room`: see `Intake`."""
     context, transaction, client_state = submission.context, submission.transaction, submission.client_state
     assert transaction is not None
     origin = client_state.origin

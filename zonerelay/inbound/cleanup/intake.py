@@ -1,40 +1,40 @@
-"""One message on its way from the connection to the store.
+"""Brings one message from the connection to the store.
 
-Owns the body between DATA (or the first BDAT) and the reply: its end, its header, the fields of our own in
-front, the policy's changes, and the store's writer. The session feeds bytes in as they arrive, without
-waiting, and runs `store` in a task of its own, which waits for the disk and for the policy. Between the two
-are at most `BACKLOG` bytes and one piece, because the session stops reading beyond that.
+It processes the body between DATA (or the first BDAT) and the reply: it finds the end of data, parses the
+header, adds our own fields, applies the policy's changes, and uses the store's writer. The session feeds
+bytes in as they arrive, without waiting, and runs `store` in a separate task, which waits for the disk and
+for the policy. At most `BACKLOG` bytes and one more read are buffered between the two, because the session
+then stops reading.
 
 Promises:
 
-- 250 is answered only after `commit` has returned (rule 1). The session must not cancel `store` once
-  `complete` is true: a client that leaves is no reason to forget a message that it has sent.
-- A refusal is remembered, and the body is read to its true end and dropped: a reply in the middle would let
-  the rest of the body run as commands. Memory stays flat. A client that does not stop far beyond the limit is
-  `hopeless`.
-- Unexpected errors are temporary (rule 3): the reply is 451 and never holds the error's text.
-- The memory of a message is in the account of all sessions (`SessionMemory`), and nothing else of it.
+- 250 is sent only after `commit` has returned (rule 1). The session must not cancel `store` once `complete`
+  is true: a message that was sent completely is stored even if the client disconnects.
+- A refusal is remembered, and the body is read to its real end and discarded. An earlier reply would let the
+  rest of the body run as commands. The discarded bytes use no memory. A client that continues far beyond the
+  limit is `hopeless`.
+- Unexpected errors are temporary (rule 3): the reply is 451 and never contains the error's text.
+- Exactly the memory of a message is counted in the memory account of all sessions (`SessionMemory`).
 
-Makes one delivery for each recipient of a message, in the recipient's zone. No I/O.
+The module makes one delivery for each recipient, in the recipient's zone. A zone that the policy chose comes
+first, then one that the message names (a zone header), then the zone of the routes.
 
-The policy's choice of a zone comes first, then the message's own (a zone header), then the routes'.
-
-Mail for more than `MANY` recipients is not fresh: it is stored as if it had come due before it was accepted.
-The queue alternates between fresh and due mail, so a list of a million recipients does not delay all other
-mail. The same holds for senders of very many messages while the queue is long (`limits/bursts`).
+Mail with more than `MANY` recipients is not fresh: it is stored as deferred mail that was due before it was
+accepted. The queue alternates between fresh and deferred mail, so a list of a million recipients does not
+delay all other mail. The same applies to senders of very many messages while the queue is long
+(`limits/connections`).
 
 Mail that the mode of a user captures goes to the zone that captures. Without such a zone it is held: it stays
 in the queue until an operator releases or drops it.
 
-The idempotency key of a message: where it comes from, and what it makes the same message. No I/O.
+The module also computes the idempotency key of a message, and compares the content of messages with the same
+key. A client sets the key in the header field `Idempotency-Key`. If the listener or the user is configured
+so, the Message-ID is the key. `identity` covers the submitter and the envelope, and `ContentDigest` the
+content.
 
-A client names it in the field `Idempotency-Key` of the header, or the Message-ID is the key where the
-listener or the user says so. `identity` is about who submits and the envelope, `ContentDigest` about what is
-submitted.
-
-Compared are From, To, Cc, Reply-To and Subject, and the body without its MIME boundaries: lines that begin
-with "--" and have the length of a boundary, and what stands behind "boundary=". An application that composes
-the message again makes another Date, other boundaries and perhaps another Message-ID.
+The digest includes From, To, Cc, Reply-To and Subject, and the body without its MIME boundaries: lines that
+begin with "--" and have the length of a boundary, and the value after "boundary=". An application that
+composes the message again produces another Date, other boundaries and perhaps another Message-ID.
 """
 
 from __future__ import annotations
@@ -91,37 +91,40 @@ MAX_KEY = 255
 COMPARED = frozenset({"from", "to", "cc", "reply-to", "subject"})
 DIGEST_SIZE = 16
 BLOCK = 16 * 1024
-"""Octets that are looked at together. Blocks begin where the content alone says, however it arrives."""
+"""Bytes that are processed together. The ends of blocks depend on the content alone, not on how it
+arrives.
+"""
 
 _KEY = re.compile(rf"[!-~]{{1,{MAX_KEY}}}")
-# RFC 2046 5.1.1: a boundary has at most 70 characters; a line of it two dashes in front, perhaps two behind.
+# RFC 2046 5.1.1: a boundary has at most 70 characters. Its line has two more dashes before and perhaps after
+# it.
 _BOUNDARY_LINE = re.compile(rb"^--[^\r\n]{1,72}[ \t]*(?=\r?$)", re.MULTILINE)
 _BOUNDARY_VALUE = re.compile(rb"(boundary=)[^\r\n]{1,100}", re.IGNORECASE)
 
 
 def key_in(fields: Fields) -> str | None:
-    """The key that the field names; `None` when there is none that can be used."""
+    """Return the key in the header field, or None if there is no valid key."""
     found = [value.strip() for name, value in fields if name.lower() == IDEMPOTENCY_KEY]
     return found[0] if len(found) == 1 and is_key(found[0]) else None
 
 
 def is_key(text: str) -> bool:
-    """Whether a client may name it as a key."""
+    """Return whether the text is a valid key."""
     return _KEY.fullmatch(text) is not None
 
 
 def message_id_in(fields: Fields) -> str:
-    """The Message-ID; "" when there is none, or several."""
+    """Return the Message-ID, or an empty string if there is none, or more than one."""
     found = [value.strip() for name, value in fields if name.lower() == "message-id"]
     return found[0] if len(found) == 1 else ""
 
 
 def identity(kind: str, key: str, envelope: Envelope, named: Sequence[Mailbox] = ()) -> str:
-    """Of two submissions with the same identity the second is a repetition.
+    """Return the same value for two submissions if the second one is a repetition of the first.
 
-    All clients that have not logged in are one submitter: an application may try again from another of its
-    machines, and at another node, whose listeners have other addresses. `named` are the recipients that the
-    client has named, where the mode of its user has put others in their place.
+    All clients that have not logged in count as one submitter: an application may try again from another
+    machine, and at another node, whose listeners have other addresses. `named` are the recipients that the
+    client named, if the mode of its user has replaced them.
     """
     recipients = sorted({*(named or mailboxes(envelope.recipients))})
     parts = (kind, key, envelope.origin.user, envelope.sender, *recipients)
@@ -133,7 +136,7 @@ def identity(kind: str, key: str, envelope: Envelope, named: Sequence[Mailbox] =
 
 
 class ContentDigest:
-    """Takes the body in pieces of any size."""
+    """The digest of a message's content. The body is fed in pieces of any size."""
 
     def __init__(self, fields: Fields) -> None:
         self._digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
@@ -153,7 +156,7 @@ class ContentDigest:
         del self._rest[:start]
 
     def hexdigest(self) -> str:
-        """The digest; nothing may be fed after it."""
+        """Return the digest. Nothing may be fed after this."""
         self._add(self._rest)
         self._rest = bytearray()
         return self._digest.hexdigest()
@@ -165,11 +168,13 @@ class ContentDigest:
 BY_POLICY = "policy"
 BY_MODE = "mode"
 OVERDUE = 1.0
-"""Seconds for which such mail has been due at its acceptance. A due time of that moment is a sender's."""
+"""Seconds for which such mail is overdue at its acceptance. A due time equal to that moment is set by a
+sender.
+"""
 
 
 def first_due(envelope: Envelope, release: float = 0.0) -> float:
-    """Return the Unix time of the first attempt; 0.0 means at once, before deferred mail."""
+    """Return the Unix time of the first attempt; 0.0 means immediately, before deferred mail."""
     if release:
         return release
     return envelope.created - OVERDUE if len(envelope.recipients) > MANY else 0.0
@@ -182,9 +187,9 @@ def deliveries_of(
     bursts: Bursts | None = None,
     capture_zone: str = "",
 ) -> tuple[list[Delivery], tuple[str, ...]]:
-    """Return the deliveries, and notes for the trace that say what chose which zone.
+    """Return the deliveries, and notes for the trace that explain the choice of the zones.
 
-    The age of a message with a time of release counts from that time, for retries and reports.
+    For retries and DSNs, the age of a message with a release time begins at that time.
     """
     born = max(envelope.created, transaction.release)
     due = first_due(envelope, transaction.release)
@@ -217,12 +222,12 @@ def deliveries_of(
 
 
 BACKLOG = 256 * 1024
-MAX_PIECES = 64  # that wait side by side: an object for every two octets is twenty times what is accounted
+MAX_PIECES = 64  # in the list: an object for every two bytes needs twenty times the counted memory
 LIST = 500
-"""Recipients. To store 5,000 takes up to 50 ms of the loop, in two turns of it: of several such messages that
-are here at once, each has its own, and its own write.
+"""Recipients. Storing 5,000 takes up to 50 ms of the event loop, in two iterations. If several such messages
+arrive at the same time, each has its own iterations and its own write.
 """
-SMALL = 16 * 1024  # a message that is here whole, and no larger, is gone before it would be counted
+SMALL = 16 * 1024  # a complete message that is not larger is stored before it would be counted
 
 _NOTHING_YET = Header()
 _OF_KEYS: dict[type[StoreError], ServerReply] = {
@@ -234,7 +239,9 @@ _OF_KEYS: dict[type[StoreError], ServerReply] = {
 class Intake:
     _key_kind = "key"
     _digest: ContentDigest | None = None
-    """Of a message with an idempotency key: most have none, and do not set these."""
+    """The digest of a message with an idempotency key. Most messages have no key and never set this
+    attribute.
+    """
 
     def __init__(
         self,
@@ -246,11 +253,11 @@ class Intake:
     ) -> None:
         settings = context.settings
         self.envelope = envelope
-        self.task: asyncio.Task[None] | None = None  # the session's, that runs `store`
+        self.task: asyncio.Task[None] | None = None  # the session's task that runs `store`
         self.refusal: ServerReply | None = None
         self.detail = ""
         self.complete = False  # the end of data has arrived
-        self.backlog = 0  # octets taken from the wire that the store has not taken yet
+        self.backlog = 0  # received bytes that the store has not accepted yet
         self.transaction = transaction
         self._client_state = client_state
         self._context = context
@@ -271,43 +278,43 @@ class Intake:
         self._ready: list[bytes] = []
         self._ready_size = 0
         self._key = transaction.idempotency_key
-        self._undecided = b""  # the header and what came with it, while the policy thinks about it
-        self.held = 0  # octets in the account of all sessions
+        self._undecided = b""  # the header, and the bytes received with it, while the policy decides
+        self.held = 0  # bytes in the memory account of all sessions
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def rest(self) -> bytes:
-        """The bytes that followed the end of data, or of the chunk: commands."""
+        """The bytes after the end of data, or of the chunk, which are commands."""
         return self._body.rest
 
     @property
     def size(self) -> int:
-        """Bytes of the message that have arrived."""
+        """The number of received bytes of the message."""
         return self._size
 
     def begin_chunk(self, size: int, *, last: bool) -> None:
-        """The next `size` bytes belong to the message (BDAT)."""
+        """Begin a BDAT chunk: the next `size` bytes belong to the message."""
         assert self._chunks is not None
         self._chunks.begin(size, last)
 
     @property
     def chunk_done(self) -> bool:
-        """The chunk is here, but the message goes on in the next one."""
+        """Whether the chunk has arrived completely, and the message continues in the next one."""
         return self._chunks is not None and self._chunks.chunk_done and not self.complete
 
     @property
     def is_large(self) -> bool:
-        """So much has come that `LargeBodies` decides when to read on."""
+        """Whether the message is so large that `LargeBodies` decides when to continue reading."""
         return self._wire > LARGE
 
     @property
     def hopeless(self) -> bool:
-        """The client has sent far more than the limit and still no end of data."""
+        """Whether the client has sent far more than the limit without an end of data."""
         return self._wire > 2 * self._settings.max_message_size + MAX_DRAINED
 
     @property
     def worth_storing(self) -> bool:
-        """A chunk of the store's size is waiting, or the whole rest."""
+        """Whether enough bytes for one write of the store are waiting, or all remaining ones."""
         return self.complete or self._ready_size >= CHUNK_SIZE or bool(self._undecided)
 
     def feed(self, data: bytes) -> None:
@@ -328,7 +335,7 @@ class Intake:
             self._wake()
 
     async def store(self) -> MessageId | None:
-        """Carry the body to the store and return the id under which it is; None: see `refusal`. Raises only
+        """Store the body, and return the id of the stored message, or None: see `refusal`. Raise only
         CancelledError.
         """
         try:
@@ -353,7 +360,7 @@ class Intake:
             self.refuse(replies.STORE_TROUBLE, str(error))
         except Exception as error:  # noqa: BLE001 - rule 3
             self._fail(error)
-        # Left without commit: the store forgets what was written.
+        # Without a commit, the store discards the written data.
         assert self.refusal is not None
         return None
 
@@ -387,7 +394,7 @@ class Intake:
             self._begin_body(scanner, scanner.header)
 
     def _begin_body(self, scanner: HeaderScanner, header: Header) -> None:
-        """The header is known."""
+        """Process the complete header."""
         context, client_state = self._context, self._client_state
         self._scanner = None
         held = bytes(scanner.held)
@@ -412,7 +419,7 @@ class Intake:
             self._open(held if rewrites is None else self._rewritten(rewrites, held, scanner.size))
 
     def _open(self, held: bytes) -> None:
-        """Accept the header: our own fields go first, then the bytes that came."""
+        """Accept the header: add our own fields, then the received bytes."""
         if Headers in self._context.consultants.asked:
             self._undecided = held
             self.backlog += len(held)
@@ -431,7 +438,7 @@ class Intake:
         return block + held[size:]
 
     def _dropped_from(self, header: Header) -> Header:
-        """Drop fields that no message keeps. A zone header counts if its client is trusted."""
+        """Remove the fields that no message keeps. A zone header applies if its client is trusted."""
         client_state, origin, context = self._client_state, self.envelope.origin, self._context
         zone_header = context.zone_header
         if (
@@ -467,7 +474,7 @@ class Intake:
         return edited(self.envelope, self._header, held, self.transaction.edits, self._context)
 
     async def _decide_header(self) -> None:
-        """Ask the policy about the header; bytes that come meanwhile wait behind it."""
+        """Ask the policy about the header. Bytes that arrive in the meantime are queued after it."""
         envelope, header = self.envelope, self._header
         event = Headers(
             client=self._client_state.info,
@@ -503,7 +510,7 @@ class Intake:
         self.backlog += len(piece)
 
     def refuse(self, answer: ServerReply, detail: str = "") -> None:
-        """Keep nothing of the message: this is the reply at its end."""
+        """Discard the message, and remember the reply for its end."""
         self.refusal = answer
         self.detail = detail
         self._scanner = None
@@ -516,14 +523,14 @@ class Intake:
             self._wake()
 
     def _charge(self) -> None:
-        """Keep the account of all sessions' memory."""
+        """Update the memory account of all sessions."""
         held = self.backlog if self._scanner is None else self.backlog + len(self._scanner.held)
         if held != self.held:
             self._context.memory.used += held - self.held
             self.held = held
 
     def release(self) -> None:
-        """Take this message out of the account of memory."""
+        """Remove this message from the memory account."""
         self._context.memory.used -= self.held
         self.held = 0
 
@@ -551,7 +558,7 @@ class Intake:
         return await self._take_turn(writer)
 
     async def _count(self, writer: MessageWriter, guard: Guard, allowance: Allowance) -> MessageId | None:
-        """Count the message in the quotas of its user, for as long as it is not refused."""
+        """Count the message in the quotas of its user, unless it is refused."""
         sent = len(self.transaction.named), self._size
         refusal = await guard.take(allowance, *sent)
         if refusal is not None:
@@ -586,7 +593,7 @@ class Intake:
             return None
         sizes = self._context.zone_sizes
         if sizes and all(self._stored > sizes.get(each.zone, self._stored) for each in deliveries):
-            # A message too large for only some of its zones bounces from those.
+            # A message that is too large for only some of its zones bounces in those.
             limit = max(sizes[each.zone] for each in deliveries)
             answer = replies.in_detail(
                 replies.TOO_BIG,
@@ -612,7 +619,7 @@ class Intake:
         return self.envelope.id
 
     def _stored_fields(self) -> Fields:
-        """Return the fields of the message, with the Message-ID and the author that it has got here."""
+        """Return the fields of the message, including the Message-ID and author that were added here."""
         fields = self._header.fields
         if lacks_author(self.envelope, self._header):
             fields = (*fields, ("From", path(self.envelope.sender)))
@@ -639,11 +646,12 @@ class Intake:
         return False
 
     def _announce(self, message: Message, deliveries: list[Delivery]) -> None:
-        """Tell the log and the queue. The message is durable: the client gets 250 even on an error here."""
+        """Notify the log and the queue. The message is durable, so the client gets 250 even if this fails."""
         context = self._context
         try:
             context.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)
-            # What is stored as due has its time told: were the clock set back, no claim would find it now.
+            # The due time of deferred mail is passed: if the clock were set back, no claim would find the
+            # mail now.
             for queue, due in {each.queue: each.next_attempt for each in deliveries}.items():
                 context.notify(queue, due)
             if context.webhooks is not None:

@@ -1,7 +1,8 @@
-"""Makes the header of a message as it is stored: our own fields, no dropped fields, edits applied.
+"""Builds the header of a message for the store: adds our own fields, removes dropped fields and applies
+edits.
 
-Dropped fields (`drop_headers`, and the field that names a zone) are dropped from every message: the policy,
-the routes and readers of the queue never see them. Every byte of the fields that stay is kept as it came.
+Dropped fields (`drop_headers`, and the field that names a zone) are removed from every message, so the
+policy, the routes and readers of the queue never see them. The remaining fields are not changed in any byte.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ def without(header: Header, dropped: Set[str]) -> Header:
 
 
 def with_other_addresses(rewrites: HeaderRules, lead: bytes, block: bytes) -> bytes | None:
-    """Rewrite addresses in the whole header `block`; return `None` when nothing changes."""
+    """Rewrite addresses in the whole header `block`, or return None if nothing changes."""
     rewritten = rewrites.rewrite_header(lead + block)
     return None if rewritten == lead + block else rewritten[len(lead) :]
 
 
 def own_fields(envelope: Envelope, header: Header, context: ListenerContext) -> bytes:
-    """Return Received and the fields that are missing, with the separator that `header` needs."""
+    """Return Received and the missing fields, with the separator that `header` needs."""
     return trace_fields(envelope, header, hostname=context.hostname, hide_client=context.settings.hide_client)
 
 
 def edited(envelope: Envelope, header: Header, held: bytes, edits: Edits, context: ListenerContext) -> bytes:
-    """Return our own fields, then `held` (the header and the bytes behind it) with `edits` applied."""
+    """Return our own fields, then `held` (the header and the bytes after it) with `edits` applied."""
     removed = {name.lower() for name in edits.remove}
     names = header.names - removed | {name.lower() for name, _ in edits.add}
     rest = edit_header(header.lead + held, add=edits.add, remove=edits.remove)

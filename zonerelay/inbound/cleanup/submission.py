@@ -1,8 +1,8 @@
-"""One client that submits mail: what is known of it, its mail transaction, the open question. No I/O.
+"""One client that submits mail: its state, its mail transaction, and the pending question. No I/O.
 
-`envelope` builds the transaction step by step. A step returns a reply at once, or `ask(question,
-after_verdict)`: its caller asks, and `decided` returns the reply. The SMTP session answers a command with
-each step (`session/conversation`), `submit` takes all of them in one call.
+`envelope` builds the transaction step by step. A step returns a reply immediately, or `ask(question,
+after_verdict)`; then the caller performs the lookup, and `decided` returns the reply. The SMTP session
+answers a command with each step (`session/conversation`); `submit` performs all of them in one call.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ AfterVerdict = Callable[[Verdict], ServerReply]
 
 
 class Submission:
-    """A submission. `delay` is how many seconds the reply to an error waits. `edits` is what the policy wants
-    of every message of this client.
+    """A client's submission. `delay` is the delay of the reply to an error in seconds. `edits` are the
+    policy's changes to every message of this client.
     """
 
     def __init__(self, context: ListenerContext, client_state: ClientState) -> None:
@@ -39,19 +39,19 @@ class Submission:
         self._after_verdict: AfterVerdict | None = None
 
     def reset(self) -> None:
-        """Forget the mail transaction; the client stays known (RFC 5321 4.1.1.5)."""
+        """End the mail transaction. The client stays known (RFC 5321 4.1.1.5)."""
         if self.transaction is not None:
             self.context.memory.used -= self.transaction.cost
             self.transaction = None
 
     def connect(self) -> ServerReply:
-        """Ask the policy about the client, if it wants to be asked."""
+        """Ask the policy about the new client, if the policy decides about that."""
         if Connect not in self.context.consultants.asked:
             return self.context.greeting.banner
         return self.ask(Connect(client=self.client_state.info), self._connect_decided)
 
     def hello(self, name: str) -> ServerReply:
-        """Ask the policy about the name by which the client calls itself, if it wants to be asked."""
+        """Ask the policy about the HELO name of the client, if the policy decides about that."""
         if Helo not in self.context.consultants.asked:
             return replies.OK
 
@@ -89,7 +89,7 @@ class Submission:
         return answer
 
     def refuse_by(self, verdict: Verdict, command: str, *, mailbox: Mailbox | None = None) -> ServerReply:
-        """Return the refusal that a verdict with a reply stands for; 421 ends the session."""
+        """Refuse by a verdict that has a reply, and return the refusal. Code 421 ends the session."""
         reply = verdict.decision.reply
         assert reply is not None
         return self.refuse(replies.decided(reply, verdict.reason), command, mailbox=mailbox)
@@ -97,7 +97,7 @@ class Submission:
     def refuse_guarded(
         self, refusal: Refusal, command: str, *, mailbox: Mailbox | None = None
     ) -> ServerReply:
-        """Return what a guard rail of the user refuses."""
+        """Refuse what the limits of the user do not permit, and return the refusal."""
         if refusal.quota:
             self.context.events.metrics.quota_refused.add((refusal.quota,))
         return self.refuse(replies.guarded(refusal), command, mailbox=mailbox)
@@ -115,7 +115,7 @@ class Submission:
         return after_verdict(verdict)
 
     def keep_edits(self, step: str, wanted: Decision | Edits) -> None:
-        """Apply these edits to every later message; a step that comes again replaces its earlier edits."""
+        """Apply these edits to every later message. A repeated step replaces its earlier edits."""
         edits = NO_EDITS.and_those_of(wanted)
         by_step = dict(self.edits_by_step)
         if edits is NO_EDITS and step not in by_step:

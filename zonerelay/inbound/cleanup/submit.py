@@ -1,18 +1,19 @@
-"""The one call by which mail comes in: `submit(principal, envelope, pieces, options)`.
+"""The one function that accepts mail: `submit(principal, envelope, pieces, options)`.
 
-HTTP, the drop directory and code of others call it; an SMTP session takes the same steps, one with each
-command (`envelope`, `intake`). Behind it are all checks of the listener whose `Submissions` are asked:
-permission to relay, the sender's own addresses, guard rails and quotas, access rules, the policy, orders,
-idempotency, limits. So whatever way a message comes, it is held to the same.
+HTTP, the drop directory and other code call it. An SMTP session performs the same steps, one for each command
+(`envelope`, `intake`). It makes all checks of the listener that the `Submissions` object belongs to:
+permission to relay, the user's senders, the user's limits and quotas, access rules, the policy, suspensions,
+idempotency, size and rate limits. So the same rules apply to every message, however it is submitted.
 
 Promises:
 
-- `Accepted` is returned only after the synced commit (rule 1). A `Refusal` leaves nothing behind.
-- `pieces` is read only once the envelope has been accepted, never faster than the store takes it, and no
-  further once the message is refused. An exception that it raises is raised again, and nothing is stored.
-- When the caller is cancelled, a message whose last piece has been read is stored all the same.
+- `Accepted` is returned only after the synced commit (rule 1). After a `Refused`, nothing is stored.
+- `pieces` is read only when the envelope has been accepted, never faster than the store accepts it, and not
+  after the message was refused. An exception that it raises is raised again, and nothing is stored.
+- If the caller is cancelled, a message whose last piece has been read is still stored.
 - Unexpected errors are temporary refusals (rule 3).
-- What a message holds is in the account of all sessions, and is given up when memory is short.
+- The memory of a message is counted in the memory account of all sessions. A message is refused if memory is
+  short.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from zonerelay.smtp.server.params import MailCommand
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who submits. `protocol` and `helo` are for the Received field. `user` has proven to the caller who it
-    is; one that is in no credentials file is refused. `may_relay`: the caller has let this client in;
-    otherwise its address decides.
+    """The submitter. `protocol` and `helo` are for the Received field. The caller has authenticated `user`; a
+    user who is not in the credentials file is refused. With `may_relay`, the caller permits the client to
+    relay; otherwise its address decides.
     """
 
     protocol: str
@@ -63,9 +64,9 @@ class SubmittedEnvelope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What SMTP says in the header, or not at all. `zone`: the caller has checked that the principal may name
-    it. `notes` are kept in the trace. `partial`: the message is accepted for those recipients that are not
-    refused.
+    """Options that SMTP has in the header or not at all. For `zone`, the caller has checked that the
+    principal may name it. `notes` are kept in the trace. `partial`: accept the message for the recipients
+    that are not refused.
     """
 
     idempotency_key: str = ""
@@ -76,7 +77,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The message is stored. `refused` are recipients that it is not for; only with `partial`."""
+    """The message is stored. `refused` are the recipients that were refused; this is only possible with
+    `partial`.
+    """
 
     id: MessageId
     refused: dict[Mailbox, Refusal] = field(default_factory=dict)
@@ -84,14 +87,16 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Refused(Refusal):
-    """Of a whole submission. `of_sender`: the sender is refused. `recipients` are those that are refused."""
+    """The refusal of a whole submission. `of_sender`: the sender is refused. `recipients` are the refused
+    recipients.
+    """
 
     of_sender: bool = False
     recipients: dict[Mailbox, Refusal] = field(default_factory=dict)
 
 
 Pieces = AsyncIterator[bytes] | Sequence[bytes]
-"""The message in pieces of any size, its lines ending with CRLF; a sequence when it is here already."""
+"""The message in pieces of any size, with CRLF line ends. It is a sequence if it is already complete."""
 
 Submit = Callable[[Principal, SubmittedEnvelope, Pieces, Options], Awaitable[Accepted | Refused]]
 
@@ -99,7 +104,7 @@ DEFAULT_OPTIONS = Options()
 
 
 class Submissions:
-    """Takes mail by the settings of one listener."""
+    """Accepts mail by the settings of one listener."""
 
     def __init__(self, context: ListenerContext) -> None:
         self.draining = False
@@ -107,12 +112,12 @@ class Submissions:
         self.configure(context)
 
     def configure(self, context: ListenerContext) -> None:
-        """Go by this context from now on; what has begun goes on by its own."""
+        """Use this context from now on. Submissions that have started continue with their own."""
         self._context = context
         self._access = AccessPolicy(context.settings)
 
     def asks(self, policy: AskedPolicy) -> bool:
-        """Return whether a submission that is under way asks this policy."""
+        """Return whether a running submission uses this policy."""
         return any(each.context.consultants.policy is policy for each in self._running.values())
 
     async def submit(
@@ -122,7 +127,7 @@ class Submissions:
         pieces: Pieces,
         options: Options = DEFAULT_OPTIONS,
     ) -> Accepted | Refused:
-        """Satisfies `Submit`. Raises what `pieces` raises."""
+        """Submit a message (see `Submit`). Raise the exceptions of `pieces`."""
         context = self._context
         if self.draining:
             return _whole(replies.SHUTTING_DOWN)
@@ -150,8 +155,8 @@ class Submissions:
         return Client(client.address, client.port, client.may_relay or principal.may_relay)
 
     async def drain(self, timeout: float) -> None:
-        """Take nothing new. After `timeout` seconds give up messages that are not here whole; return when
-        none is left.
+        """Accept nothing new. After `timeout` seconds, abort messages that are not completely received;
+        return when none is left.
         """
         self.draining = True
         if self._running:
@@ -163,7 +168,7 @@ class Submissions:
 
 
 class _Running:
-    """One call. Satisfies `MemoryHolder` and the `Reader` of `LargeBodies`."""
+    """One call of `submit`. It implements `MemoryHolder` and the `Reader` of `LargeBodies`."""
 
     task: asyncio.Task[Accepted | Refused]
 
@@ -175,7 +180,7 @@ class _Running:
         self._behind_others = False
         self._room: asyncio.Future[None] | None = None
 
-    # `SessionMemory` and `LargeBodies` call these.
+    # `SessionMemory` and `LargeBodies` call the following methods.
 
     @property
     def held(self) -> int:
@@ -201,7 +206,7 @@ class _Running:
         self._has_room()
 
     def abort(self) -> None:
-        """Give up, unless the message is here whole."""
+        """Abort the submission, unless the message has been received completely."""
         if not self.must_stay:
             self.task.cancel()
 
@@ -228,7 +233,7 @@ class _Running:
     async def _take_envelope(
         self, principal: Principal, envelope: SubmittedEnvelope, options: Options
     ) -> Refused | dict[Mailbox, Refusal]:
-        """Return the recipients that are refused."""
+        """Check the envelope, and return the refused recipients."""
         submission = self._submission
         client_state = submission.client_state
         client_state.came_by(principal.protocol, principal.helo)
@@ -255,7 +260,7 @@ class _Running:
             if answer.reason is not None:
                 refused[each.address] = answer.refusal
         if refused and (not options.partial or len(refused) == len(envelope.recipients)):
-            # Of those that time does not help, if there are any.
+            # Prefer a permanent refusal, if there is one.
             worst = max(refused.values(), key=lambda each: each.reply.code)
             return Refused(worst.reason, worst.reply, worst.retry_after, recipients=refused)
         if not transaction.recipients:
@@ -263,7 +268,7 @@ class _Running:
         return refused
 
     async def _log_in(self, user: str) -> ServerReply | None:
-        """Find the user. Return the refusal, if it is none."""
+        """Find the user. Return a refusal if there is no such user."""
         users, submission = self.context.named, self._submission
         login = None
         if users is not None and (login := users.known(user)) is None:
@@ -277,7 +282,7 @@ class _Running:
         return None
 
     async def _decided(self, answer: ServerReply) -> ServerReply:
-        """Ask until there is a reply."""
+        """Perform lookups until there is a reply."""
         while answer.then is Then.ASK:
             assert self._submission.question is not None
             answer = self._submission.decided(await self.context.consultants.ask(self._submission.question))
@@ -286,7 +291,7 @@ class _Running:
     async def _take_content(self, pieces: Pieces, refused: dict[Mailbox, Refusal]) -> Accepted | Refused:
         transaction = self._submission.transaction
         assert transaction is not None
-        transaction.chunked = True  # the pieces are chunks: no dot ends them, and none is stuffed
+        transaction.chunked = True  # the pieces are chunks: they have neither dot-stuffing nor a final dot
         self._intake = intake = new_intake(self._submission, self._has_room)
         try:
             if isinstance(pieces, AsyncIterator):

@@ -1,11 +1,13 @@
-"""A message that a handler of aiosmtpd gets whole, before anything of it is stored.
+"""A message that an aiosmtpd handler receives as a whole, before any of it is stored.
 
-The body waits in memory, which the account of all sessions counts twice: what is gathered and the whole, then
-the whole and what goes to the store. The listener's limit on messages is `policy_max_size` at most, and a
-message beyond it is refused without asking the handler, so no handler sees a part.
+The body waits in memory. The memory account of all sessions counts it twice: first the received buffer and
+the whole message, then the whole message and the data for the store. The listener's size limit is at most
+`policy_max_size`, and a larger message is refused without calling the handler, so no handler gets a part of a
+message.
 
-When the handler accepts, its changes to the envelope are checked and applied, [[rewrite]] follows, and the
-message, the client's or the handler's, goes the way of every message: size, header, loop, DKIM hash, store.
+If the handler accepts, its changes to the envelope are checked and applied. Then [[rewrite]] applies, and the
+message (from the client or from the handler) is processed like every message: size, header, loop check, DKIM
+hash, store.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from zonerelay.smtp.server.line_ends import ChunkReader
 from zonerelay.store.contract import CHUNK_SIZE, MessageWriter
 
 COPIES = 2
-SLICE = 4 * CHUNK_SIZE  # octets of the whole that are passed on in one turn of the event loop
+SLICE = 4 * CHUNK_SIZE  # bytes that are processed in one iteration of the event loop
 
 
 class WholeIntake(Intake):
@@ -40,10 +42,12 @@ class WholeIntake(Intake):
         on_room: Callable[[], None],
     ) -> None:
         super().__init__(envelope, transaction, client_state, context, on_room)
-        self._gathered = bytearray()  # not a list: an object for every octet is forty times what is counted
+        self._gathered = (
+            bytearray()
+        )  # a list with an object per byte would use forty times the counted memory
         self._whole = b""
-        self._counted = 0  # octets gathered, then of the whole
-        # The header is looked at in what the handler accepts.
+        self._counted = 0  # bytes of the received buffer, then of the whole message
+        # The header is parsed in the message that the handler accepts.
         self._later, self._scanner = self._scanner, None
         self._gathers = True
 
@@ -113,7 +117,7 @@ class WholeIntake(Intake):
         self._charge()
 
     async def _commit(self, writer: MessageWriter) -> MessageId | None:
-        """Pass the whole on to the store, then commit it."""
+        """Pass the whole message to the store, then commit it."""
         for at in range(0, max(len(self._whole), 1), SLICE):
             piece = self._whole[at : at + SLICE]
             is_made = isinstance(self._body, ChunkReader) and not self._body.done

@@ -1,6 +1,7 @@
-"""How much clients may take: connections, memory, attempts, large bodies, bursts, guesses.
+"""Limits for clients: connections, memory, failed logins, large bodies, bursts and guessed addresses.
 
-Nothing here does I/O; each module keeps its counts for one worker, and forgets them at a restart.
+The modules keep their counts for one worker and forget them at a restart; only the quotas of users are stored
+and shared by all workers.
 
-No module is for code outside inbound/.
+Code outside inbound/ imports no module of this package.
 """

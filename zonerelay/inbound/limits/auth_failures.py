@@ -1,11 +1,12 @@
-"""Counts failed log-ins by key: how long each reply waits, and when a key is locked.
+"""Counts failed logins by key, and decides how long each reply is delayed and when a key is locked.
 
-The keys are those of `access/auth`: clients, their networks, accounts. Loopback counts like any other client:
-it is where an application with an old password is most often found.
+`access/auth` defines the keys: clients, their networks, and accounts. Loopback addresses count like any other
+client, because an application with an old password is often on the same machine.
 
-A success takes the delay away but not the failures: they age out, so that a client with one good password
-cannot guess others without end. The same guess counts once, however often it is made: a fleet with an old
-password learns nothing by it, and locks no network out. Nothing here awaits; time is passed in.
+A successful login resets the delay but not the failures. They only expire, so that a client with one good
+password cannot guess others without limit. A repeated guess counts once: repeating the same old password
+reveals nothing, so a fleet of machines that does it does not lock its network out. Nothing in this module
+awaits; the caller passes the time.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ FIRST_DELAY = 0.5
 MAX_DELAY = 10.0
 
 MAX_KEYS = 10_000
-"""Keys remembered; beyond it the key with the oldest last failure is forgotten."""
+"""The number of remembered keys. Beyond it, the key whose last failure is oldest is forgotten."""
 
 MAX_COUNTED = 1000
-"""Failures remembered per key, whatever the configuration says."""
+"""The number of remembered failures per key, regardless of the configuration."""
 
 
 class _Failures:
@@ -34,22 +35,22 @@ class _Failures:
 
     def __init__(self) -> None:
         self.guesses: dict[object, float] = {}
-        """When each was made last, in the order of these times."""
+        """The time of the last attempt with each guess, in the order of these times."""
         self.in_a_row = 0
 
 
 class Attempts:
-    """Failed attempts. `max_failures` within `window` seconds lock a key until the oldest of them has aged
-    out.
+    """Failed attempts by key. `max_failures` within `window` seconds lock a key until the oldest failure
+    expires.
     """
 
     def __init__(self, *, max_failures: int, window: float) -> None:
-        # In the order of their last failures, so that the first is the one to forget.
+        # In the order of their last failures: the first key is forgotten first.
         self._keys: dict[Hashable, _Failures] = {}
         self.configure(max_failures=max_failures, window=window)
 
     def configure(self, *, max_failures: int, window: float) -> None:
-        """Apply other limits from now on, also to failures that were counted already."""
+        """Apply other limits from now on, also to failures that are already counted."""
         self._max_failures = min(max_failures, MAX_COUNTED)
         self._window = window
 
@@ -60,13 +61,13 @@ class Attempts:
         return self.count(key, now) >= self._max_failures
 
     def count(self, key: Hashable, now: float) -> int:
-        """Return the number of failures that still count."""
+        """Return the number of failures that have not expired."""
         found = self._keys.get(key)
         return 0 if found is None else len(self._recent(found, now))
 
     def failed(self, key: Hashable, now: float, guess: bytes | None = None) -> float:
-        """Count a failure, and return how many seconds its reply has to wait. `guess` is a hash of what was
-        tried, the same for the same; without one the failure is like no other.
+        """Count a failure, and return the delay of its reply in seconds. `guess` is a hash of the attempt, so
+        that equal attempts have equal hashes. A failure without a guess is always a new one.
         """
         found = self._keys.pop(key, None) or _Failures()
         if not self._recent(found, now):
@@ -79,7 +80,7 @@ class Attempts:
         if len(self._keys) >= MAX_KEYS:
             del self._keys[next(iter(self._keys))]
         self._keys[key] = found
-        # The exponent is bounded too: 2 ** 2000 is no float.
+        # The exponent is bounded too: 2.0 ** 2000 would overflow.
         return min(FIRST_DELAY * 2.0 ** min(max(found.in_a_row, 1) - 1, 16), MAX_DELAY)
 
     def succeeded(self, key: Hashable) -> None:
@@ -88,7 +89,7 @@ class Attempts:
             found.in_a_row = 0
 
     def _recent(self, found: _Failures, now: float) -> dict[object, float]:
-        """Drop the failures that have aged out, and return the others."""
+        """Remove the expired failures, and return the others."""
         guesses = found.guesses
         while guesses:
             oldest = next(iter(guesses))
@@ -100,37 +101,39 @@ class Attempts:
 
 # Remembers clients and recipients of mail to addresses that SRS has made (`message/srs.py`). No I/O.
 #
-# - Wrong hashes count per client, and each reply waits longer than the last: a client with 50 connections
-#   has 6 guesses a second. A hash in the present form has 40 bits, so guessing it takes 6,000 years. One in
-#   the old form has 20. A client is allowed `MAX_OLD` wrong ones of those in an hour and all clients
-#   together `MAX_OLD_IN_ALL`; beyond that every address in the old form is answered 451 without a look at
-#   it: a report comes again.
-# - Mail that is taken from strangers because of a hash alone is never reported to its sender, which may be a
-#   third person. So a permanent refusal of a recipient by the next hop is repeated to the next stranger at
-#   RCPT, for `REMEMBERED`. Only refusals about the recipient (RFC 3463 X.1.x, X.2.1) count: others are about
-#   that message.
+# - Wrong hashes are counted per client, and each reply is delayed longer than the last: a client with 50
+#   connections can make 6 guesses a second. A hash in the current format has 40 bits, so guessing it takes
+#   6,000 years. A hash in the old format has 20 bits. In one hour, a client may send `MAX_OLD` wrong hashes
+#   in the old format, and all clients together `MAX_OLD_IN_ALL`. Beyond that, every address in the old format
+#   is answered with 451 and is not checked. The sender of a bounce message will retry.
+# - Mail that is accepted from unauthenticated clients only because of a hash never causes a bounce message to
+#   its sender, which may be a third party. Instead, if the next hop rejects a recipient permanently, RCPT
+#   commands for the same recipient from such clients are rejected for `REMEMBERED` seconds. Only rejections
+#   of the recipient (RFC 3463 X.1.x, X.2.1) count; other rejections concern the message.
 #
-# One object serves all listeners of a worker. It is bounded, and empty after a restart.
+# One object serves all listeners of a worker. Its size is bounded, and it is empty after a restart.
 
 HOUR = 3600.0
 MAX_OLD = 20
 MAX_OLD_IN_ALL = 60
-"""In three weeks some 30,000 guesses: one address of 2**20 is found with a chance of 3 %."""
+"""This allows about 30,000 guesses in three weeks, which find one address of 2**20 with a probability of 3
+%.
+"""
 REMEMBERED = HOUR
 MAX_REMEMBERED = 10_000
 
 AT_ONCE = 1.0
-"""Seconds taken off each wait: the first two wrong hashes are answered at once."""
+"""Seconds subtracted from each delay, so that the first two wrong hashes are answered immediately."""
 
 _ALL = ""
 
 
 class TooManyGuessesError(Exception):
-    """Addresses in the old form are not looked at now."""
+    """Addresses in the old format are not checked at the moment, because there were too many wrong hashes."""
 
 
 class WrongHashError(Exception):
-    """The answer has to wait for `delay` seconds."""
+    """An SRS address with a wrong hash. The reply must be delayed by `delay` seconds."""
 
     def __init__(self, fault: SrsError, delay: float) -> None:
         super().__init__(str(fault))
@@ -144,7 +147,7 @@ class SrsRecipients:
         self._refused: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
     def reverse(self, srs: Srs, recipient: Mailbox, client: Key, clock: Clock) -> Mailbox | None:
-        """Reverse an address as `Srs.reverse` does. Raises SrsError, WrongHashError, TooManyGuessesError."""
+        """Reverse an address as `Srs.reverse` does. Raise SrsError, WrongHashError or TooManyGuessesError."""
         now = clock.monotonic()
         old = srs.is_in_old_form(recipient)
         if old and (self._wrong.locked(client, now) or self._old.locked(_ALL, now)):
@@ -160,7 +163,9 @@ class SrsRecipients:
             raise WrongHashError(error, max(delay, 0.0)) from error
 
     def refused(self, recipient: Mailbox, reply: Reply, now: float) -> None:
-        """Remember a next hop's permanent refusal of a stranger's mail. `now` is monotonic."""
+        """Remember that the next hop rejected mail of an unauthenticated client permanently. `now` is
+        monotonic.
+        """
         if not (reply.detail.startswith("1.") or reply.detail == "2.1"):
             return
         key = recipient_key(recipient)
@@ -170,6 +175,6 @@ class SrsRecipients:
             self._refused.popitem(last=False)
 
     def refusal(self, recipient: Mailbox, now: float) -> str:
-        """Return the codes of the remembered refusal, `""` without one."""
+        """Return the codes of the remembered rejection, or an empty string if there is none."""
         until, codes = self._refused.get(recipient_key(recipient), (now, ""))
         return codes if now < until else ""

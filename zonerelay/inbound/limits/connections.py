@@ -1,9 +1,9 @@
 """Counts a listener's connections: in total, from one client, and from one network.
 
 A client is an IPv4 address or an IPv6 /64 (the prefix of one household or machine); a network is an IPv4 /24
-or an IPv6 /48 (the prefix of one customer). `enter` and `leave` come in pairs. The address `""` counts in the
-total only: clients on a Unix socket are the operator's own processes, and a client behind a load balancer is
-unknown until its header is read; then `move` counts it by its own address.
+or an IPv6 /48 (the prefix of one customer). Each `enter` needs one `leave`. The address `""` is counted in
+the total only: clients on a Unix socket are the operator's own processes, and the address of a client behind
+a load balancer is unknown until its PROXY header is read. `move` then counts the client by its own address.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from zonerelay.store.contract import QueueCounts
 
 # Finds senders whose mail would delay all other mail while the queue is long. No I/O.
 #
-# While a queue holds more than `LONG` fresh deliveries, each sender has `MANY` fresh recipients, and `RATE`
-# more in each second (a leaky bucket). Mail beyond that is stored as if it had come due, as a list is
-# (`cleanup/deliveries`), until the bucket is no longer full, even if the queue is short by then: otherwise
-# the sender would keep the queue just that short. A sender of a hundred thousand single messages thus does
-# not delay the others, a sender of a few messages a second is never delayed, and there is no cost while the
-# queue is short. A flood is remembered for `TIME` after its end. A sender is an envelope sender of one user
-# or client; addresses that name the recipient or count (VERP: `bounce-1234@`, `list+ann=example.com@`) are
-# one sender.
+# While a queue holds more than `LONG` fresh deliveries, each sender may have `MANY` fresh recipients, and
+# `RATE` more in each second (a leaky bucket). Mail beyond that is stored as deferred mail that has become
+# due, like mail to a long list of recipients, until the bucket is no longer full. This also holds if the
+# queue has become short by then; otherwise the sender would keep the queue at just that length. Thus a sender
+# of a hundred thousand single messages does not delay the others, a sender of a few messages a second is
+# never delayed, and nothing is counted while the queue is short. A burst is remembered for `TIME` seconds
+# after its end. A sender is an envelope sender of one user or client. Addresses that contain the recipient or
+# a number (VERP: `bounce-1234@`, `list+ann=example.com@`) count as one sender.
 #
-# Counts are lost at a restart, and bounded by `MAX_SENDERS`, the latest ones.
+# Counts are lost at a restart. Only the `MAX_SENDERS` most recent senders are counted.
 
 MANY = 100
-"""Recipients; RFC 5321 4.5.3.1.8 has servers take as many in one message."""
+"""Recipients. RFC 5321 4.5.3.1.8 requires servers to accept this many in one message."""
 
 RATE = 10.0
 LONG = 1000
 TIME = 60.0
 LOOK_EVERY = 0.1
-"""Seconds between looks at how long the queues are."""
+"""Seconds between two checks of the queue lengths."""
 
 MAX_SENDERS = 10_000
 
@@ -56,7 +56,7 @@ class _Sender:
 
 
 class Bursts:
-    """The senders of one worker, over all listeners."""
+    """Counts the recent recipients of each sender of one worker, across all listeners."""
 
     def __init__(self, counts: Callable[[], Mapping[QueueName, QueueCounts]], clock: Clock) -> None:
         self._counts = counts
@@ -68,7 +68,7 @@ class Bursts:
         """Until this time (monotonic) a sender may be over its limit."""
 
     def is_over(self, envelope: Envelope) -> bool:
-        """Count the message; true when its sender is over the limit."""
+        """Count the message, and return whether its sender is over the limit."""
         now = self._clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
@@ -126,7 +126,7 @@ class ConnectionLimits:
         self._per_network = per_network
 
     def enter(self, address: str) -> Reason | None:
-        """Count the connection; at a limit count nothing and return the reason."""
+        """Count the connection. If a limit is reached, count nothing and return the reason."""
         if self.count >= self._total:
             return Reason.CONNECTIONS
         reason = self._add(address) if address else None
@@ -140,12 +140,12 @@ class ConnectionLimits:
             self._remove(address)
 
     def move(self, old: str, new: str) -> Reason | None:
-        """The connection that was counted as `old` is `new`, and leaves as `new`.
+        """Count a connection by another address: it entered as `old` and will leave as `new`.
 
-        Unless a limit says no: then the reason, nothing has changed, and it leaves as `old`.
+        If a limit is reached, nothing changes, the reason is returned, and the connection leaves as `old`.
         """
         if old:
-            # First, or a client that moves within its network would meet itself.
+            # Before the addition: otherwise a client that moves within its network would be counted twice.
             self._remove(old)
         reason = self._add(new) if new else None
         if reason is not None and old:
@@ -179,37 +179,36 @@ def _take_one(counts: dict[Key, int], key: Key) -> None:
         del counts[key]
 
 
-# Counts the latest errors of clients that may not relay, and says how long the reply to the next one waits.
+# Counts the recent errors of clients that may not relay, and returns the delay of the next error reply.
 #
-# This is Postfix's smtpd_error_sleep_time, carried over from one connection to the next: a client that
-# guesses addresses gets a few replies a second, however many connections it opens. Each error ages by
-# itself.
+# This is Postfix's smtpd_error_sleep_time, extended over all connections of a client. A client that guesses
+# addresses gets a few replies a second, however many connections it opens. Each error expires on its own.
 
 FREE = 10
-"""Errors without a delay, as Postfix's smtpd_soft_error_limit."""
+"""Errors without a delay, as in Postfix's smtpd_soft_error_limit."""
 
 STEP = 0.25
 MAX_DELAY = 5.0
-"""Seconds: each further error waits a step longer."""
+"""Seconds. Each further error increases the delay by `STEP`."""
 
 AGE = 6.0
 """Seconds after which one error is forgotten."""
 
 MAX_CLIENTS = 10_000
-"""Clients remembered; beyond it the client with the oldest last error is forgotten."""
+"""The number of remembered clients. Beyond it, the client whose last error is oldest is forgotten."""
 
 _MOST = FREE + 2 * MAX_DELAY / STEP
 
 
 class ErrorDelays:
     def __init__(self) -> None:
-        self._clients: dict[Key, tuple[float, float]] = {}  # errors and when; the latest is last
+        self._clients: dict[Key, tuple[float, float]] = {}  # errors, and their time; the latest is last
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def made(self, client: Key, now: float) -> float:
-        """Count an error, and return how many seconds its reply waits."""
+        """Count an error, and return the delay of its reply in seconds."""
         count, at = self._clients.pop(client, (0.0, now))
         count = min(max(count - (now - at) / AGE, 0.0) + 1.0, _MOST)
         if len(self._clients) >= MAX_CLIENTS:

@@ -1,12 +1,14 @@
-"""Accounts for the memory that all client connections of a worker hold together, and bounds it.
+"""Counts the memory that all client connections of a worker use together, and limits it.
 
-One account serves all listeners. Sessions add to `used` what they hold and take it away again (waiting input,
-headers that are being read, bodies that wait for the store; `TLS_COST` while they have TLS): an integer add
-where bytes arrive and leave. Each open connection costs `SESSION_COST` on top for its objects.
+One `SessionMemory` serves all listeners. Sessions add the memory that they use to `used` and subtract it when
+they free it: unread input, headers that are being read, bodies that wait for the store, and `TLS_COST` while
+TLS is active. Each change is an integer addition. Each open connection costs another `SESSION_COST` for its
+objects.
 
-Policy: from `TIGHT` of the limit new connections are refused, because they can come back while mail in
-progress should end well. At the limit the session that holds most is ended, which frees most with the least
-harm; a session whose message is here whole is spared: it gets its reply, and ending it would free nothing.
+Policy: above `TIGHT` of the limit, new connections are refused. Their clients can try again later, while
+transactions in progress should complete. At the limit, the session that uses the most memory is ended,
+because this frees the most memory with the least harm. A session whose message has been received completely
+is never ended: it will get its reply, and ending it would free nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +17,17 @@ import asyncio
 from operator import attrgetter
 from typing import Protocol
 
-# Reads a few large bodies at a time at full speed; the others wait in their socket buffers.
+# Reads a few large bodies at full speed at the same time; the others wait in their socket buffers.
 #
-# Fifty uploads that are read side by side all end late, fill the memory with their halves, and have left the
-# store's cache when they are delivered. Read a few at a time, the first are on their way out while the last
-# come in.
+# Fifty uploads that are read simultaneously would all end late and fill the memory with incomplete bodies,
+# and the store would no longer have them in its cache at delivery. If only a few are read at a time, the
+# first ones are being delivered while the last ones arrive.
 #
-# Policy: a body of more than `LARGE` octets needs a slot while it comes faster than it is read, which shows
-# in pieces of `FAST` octets or more. `AT_ONCE` bodies have a slot at the same time; the others are not read
-# and get theirs first come, first served. A slot ends with the body, with the first small piece (we have
-# caught up with the client), or, while others wait, after `PATIENCE` seconds without any octet. So small
-# messages and slow clients never wait and never delay others.
+# Policy: a body of more than `LARGE` bytes needs a slot while it arrives faster than it is read, that is, in
+# reads of `FAST` bytes or more. `AT_ONCE` bodies have a slot at the same time. The others are not read and
+# get their slots in order of arrival. A session loses its slot at the end of the body, with the first read of
+# fewer than `FAST` bytes (the relay has caught up with the client), or, while others wait, after `PATIENCE`
+# seconds without data. So small messages and slow clients never wait and never delay others.
 
 LARGE = 256 * 1024
 FAST = 64 * 1024
@@ -34,28 +36,30 @@ PATIENCE = 0.05
 
 
 class Reader(Protocol):
-    """A session with a large body."""
+    """A session that receives a large body."""
 
     @property
     def held_up(self) -> bool:
-        """The relay does not read from it, for a reason of its own."""
+        """Whether the relay itself has paused reading from this session."""
 
     def resume_reading(self) -> None:
-        """It has a slot now."""
+        """Resume reading: the session now has a slot."""
 
 
 class LargeBodies:
-    """The large bodies of a listener. Synchronous; every reader that has asked must `leave`."""
+    """The slots for large bodies of a listener. Every reader that has called `may_read` must call `leave`."""
 
     def __init__(self, at_once: int = AT_ONCE, patience: float = PATIENCE) -> None:
         self._at_once = at_once
         self._patience = patience
-        self._heard: dict[Reader, float] = {}  # those with a slot, and when octets came last
+        self._heard: dict[Reader, float] = {}  # readers with a slot, and the time of their last data
         self._waiting: dict[Reader, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def may_read(self, reader: Reader, size: int, now: float) -> bool:
-        """`size` bytes of a large body came at `now` (loop time). False: it waits for `resume_reading`."""
+        """Return whether the reader may go on; otherwise it must wait for `resume_reading`. `size` bytes of a
+        large body arrived at `now` (loop time).
+        """
         if size < FAST:
             self.leave(reader)
             return True
@@ -69,7 +73,7 @@ class LargeBodies:
         return True
 
     def leave(self, reader: Reader) -> None:
-        """Its body has ended, or the session has. Does nothing for a session without a slot."""
+        """Return the slot of a reader whose body or session has ended. Do nothing if it has no slot."""
         self._waiting.pop(reader, None)
         if self._heard.pop(reader, None) is not None:
             self._hand_out()
@@ -86,7 +90,7 @@ class LargeBodies:
             self._timer = asyncio.get_running_loop().call_later(self._patience, self._look)
 
     def _look(self) -> None:
-        """Take the slots that clients do not use."""
+        """Withdraw the slots of clients that send nothing."""
         self._timer = None
         before = asyncio.get_running_loop().time() - self._patience
         for reader in [each for each, heard in self._heard.items() if heard < before and not each.held_up]:
@@ -96,32 +100,37 @@ class LargeBodies:
 
 
 SESSION_COST = 4 * 1024
-"""Octets of an open connection that does nothing. Measured: resident memory grew by 2.7 KB for each of 5,000
-after EHLO; a part is left for what a client has said (its name, a transaction)."""
+"""Bytes used by an idle connection. Measured: resident memory grew by 2.7 KB for each of 5,000 connections
+after EHLO. The rest is for the data of the session, such as the client's name and a transaction.
+"""
 
 TLS_COST = 36 * 1024
-"""Octets that OpenSSL takes for one. Measured: 20 to 35 KB with TLS 1.3, buffers released."""
+"""Bytes that OpenSSL uses for one connection. Measured: 20 to 35 KB with TLS 1.3 and released buffers."""
 
 TIGHT = 0.8  # of the limit
 
 
 class MemoryHolder(Protocol):
-    """A session, as far as its memory goes."""
+    """The interface of a session to the memory limit."""
 
     @property
     def held(self) -> int:
-        """Bytes of `used` that belong to this session."""
+        """The bytes of `used` that belong to this session."""
 
     @property
     def must_stay(self) -> bool:
-        """Ending it would free nothing, or lose what its client believes to have sent."""
+        """Whether ending this session would free nothing, or would lose data that its client believes to be
+        sent.
+        """
 
     def shed(self) -> None:
-        """End it, so that it holds nothing any more."""
+        """End this session, so that it uses no memory."""
 
 
 class SessionMemory:
-    """A memory account; `used` is in bytes. Sessions change it themselves; `holders` are open sessions."""
+    """The memory account of all sessions of a worker. Sessions change `used` (bytes) themselves; `holders`
+    are the open sessions.
+    """
 
     __slots__ = ("_limit", "_tight", "holders", "used")
 
@@ -141,16 +150,18 @@ class SessionMemory:
 
     @property
     def tight(self) -> bool:
-        """No new connection may be admitted."""
+        """Whether new connections must be refused."""
         return self.used + len(self.holders) * SESSION_COST >= self._tight
 
     @property
     def full(self) -> bool:
-        """A session has to end."""
+        """Whether a session must be ended."""
         return self.used + len(self.holders) * SESSION_COST >= self._limit
 
     def relieve(self) -> None:
-        """End the session that holds most, of any listener; none when that would free nothing."""
+        """End the session that uses the most memory, on any listener. Do nothing if that would
+        free nothing.
+        """
         most = max(
             (each for each in self.holders if not each.must_stay), key=attrgetter("held"), default=None
         )

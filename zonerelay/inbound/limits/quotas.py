@@ -1,12 +1,13 @@
-"""Quotas of users: messages, recipients and bytes per minute, hour and day, as totals of all workers.
+"""Counts messages, recipients and bytes per user and per minute, hour and day, in total over all workers.
 
-`Usage` is what a user has sent, in windows that slide by a slot at a time and always cover their whole
-length: a window never has more than its limit; what was sent leaves it up to one slot late. `Quotas` keeps
-the usage of every user as a page in a `BookStore` that all workers of the machine share, or all relays on a
-Redis or PostgreSQL spool: read, decided on, replaced unless another worker has written meanwhile.
+`Usage` counts what one user has sent in windows that slide by one slot at a time and always cover their whole
+length. Therefore a window never exceeds its limit, and a message may leave it up to one slot late. `Quotas`
+stores the usage of every user as a page in a `BookStore` that all workers of the machine share, or all relays
+with a Redis or PostgreSQL spool. It reads a page, decides, and replaces the page unless another worker has
+changed it in between; then it tries again.
 
-Failure: AuthorityError, which the client hears as a temporary refusal. A crash between the count and the
-commit leaves a message counted that was not accepted, never the other way round.
+On failure: AuthorityError, which becomes a temporary refusal for the client. After a crash between the count
+and the commit, a message may be counted that was not accepted; the opposite never happens.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.reply import Reply
 
 LENGTHS = {"minute": (60.0, 12), "hour": (3600.0, 60), "day": (86400.0, 96)}
-"""Seconds of each window, and its slots."""
+"""The length of each window in seconds, and its number of slots."""
 
 NEAR = 0.8
-"""The part of a quota at which the operator is warned."""
+"""The fraction of a quota at which the operator is warned."""
 
 MAX_SEEN = 100
-"""Users whose usage is a metric: those with quotas who have sent last."""
+"""The number of users whose usage is shown as a metric: those with quotas who sent most recently."""
 
 Sent = tuple[int, int, int]
-"""Messages, recipients, octets, as in COUNTED."""
+"""The numbers of messages, recipients and bytes, in the order of COUNTED."""
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ _decode = msgspec.msgpack.Decoder(dict[str, _Slots]).decode
 
 
 class Level(NamedTuple):
-    """How much of one quota is used. `limit`: as in `messages_per_hour`."""
+    """The usage of one quota. `limit` is its name, such as `messages_per_hour`."""
 
     limit: str
     used: int
@@ -56,7 +57,9 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """The quota that is met, and the seconds until there is room; infinite: it never fits."""
+    """An exhausted quota, and the seconds until there is capacity. They are infinite if the message can never
+    fit.
+    """
 
     limit: str
     most: int
@@ -73,16 +76,18 @@ class Full:
 
 
 class Usage:
-    """What one user has sent. `now` is Unix time by the clock of the store of pages."""
+    """The usage of one user. `now` is Unix time by the clock of the store of pages."""
 
     def __init__(self, page: bytes | None, now: float) -> None:
-        """Raises ValueError."""
+        """Decode a page, or start with no usage. Raise ValueError if the page is invalid."""
         self.now = now
         self._windows: dict[str, _Slots] = {} if page is None else _decode(page)
         self.slide(now)
 
     def slide(self, now: float) -> None:
-        """Forget what has left the windows, and what a clock that was set back has left in the future."""
+        """Remove slots that have left the windows, and slots in the future, which remain if the clock was set
+        back.
+        """
         self.now = now
         for window, (length, slots) in LENGTHS.items():
             current = int(now // (length / slots))
@@ -90,7 +95,9 @@ class Usage:
             self._windows[window] = [each for each in there if current - slots <= each[0] <= current + 1]
 
     def full(self, rails: Rails, more: Sent) -> Full | None:
-        """The quota that has no room for `more`; of several the one that takes longest."""
+        """Return the quota without capacity for `more`, or None. If several are exhausted, return the one
+        that takes longest to recover.
+        """
         worst: Full | None = None
         for (what, window), most in rails.quotas.items():
             at = COUNTED.index(what)
@@ -132,8 +139,8 @@ class Usage:
 
 
 class Quotas:
-    """The quotas. `pages` is made when the first user with quotas comes. `near` hears of each quota that is
-    nearly used up, with the user: once, until there is room again.
+    """Enforces the quotas of users. `pages` is called when the first user with quotas sends. `near` is called
+    with the user and the level of each quota that is nearly exhausted, once until its usage falls again.
     """
 
     def __init__(
@@ -143,7 +150,7 @@ class Quotas:
         self._clock = clock
         self._near = near
         self.problem = ""
-        """In words, while usage cannot be counted."""
+        """The error message while usage cannot be counted."""
         self._pages: BookStore | None = None
         self._open = False
         self._opening = asyncio.Lock()
@@ -151,13 +158,15 @@ class Quotas:
         self._seen: OrderedDict[str, tuple[Rails, Usage]] = OrderedDict()
 
     async def usage(self, user: str) -> Usage:
-        """Raises AuthorityError."""
+        """Return the usage of a user. Raise AuthorityError if it cannot be read."""
         pages = await self._opened()
         page = await self._asked(pages.read(_name(user)))
         return self._usage(page.data, page.now)
 
     async def take(self, user: str, rails: Rails, sent: Sent, *, force: bool = False) -> Full | None:
-        """Count what is about to be accepted, or return the quota that has no room. Raises AuthorityError."""
+        """Count a message that is about to be accepted, or return the exhausted quota. Raise AuthorityError
+        if the usage cannot be counted.
+        """
         pages, name = await self._opened(), _name(user)
         for _ in range(MAX_TRIES):
             async with self._locks.setdefault(user, asyncio.Lock()):
@@ -175,11 +184,11 @@ class Quotas:
         raise AuthorityError(f"{pages.name}: others were faster {MAX_TRIES} times")
 
     async def give_back(self, user: str, rails: Rails, sent: Sent) -> None:
-        """What was counted was not accepted. Raises AuthorityError."""
+        """Remove a message from the counts, because it was not accepted. Raise AuthorityError on failure."""
         await self.take(user, rails, (-sent[0], -sent[1], -sent[2]), force=True)
 
     def seen(self) -> Iterator[tuple[str, Level]]:
-        """The levels of users who have sent lately, as this worker has seen them."""
+        """Yield the levels of the users who sent recently through this worker."""
         now = self._clock.now()
         for user, (rails, usage) in self._seen.items():
             usage.slide(max(now, usage.now))
@@ -227,7 +236,9 @@ class Quotas:
 
 
 async def used_by(pages: BookStore, user: str, rails: Rails) -> list[Level]:
-    """For a command beside the relay. Raises AuthorityError."""
+    """Return the levels of a user, for a command that runs outside the relay. Raise AuthorityError on
+    failure.
+    """
     quotas = Quotas(lambda: pages, SystemClock(), lambda _user, _level: None)
     try:
         return list((await quotas.usage(user)).levels(rails))
@@ -236,7 +247,9 @@ async def used_by(pages: BookStore, user: str, rails: Rails) -> list[Level]:
 
 
 def _name(user: str) -> str:
-    """No zone is called so: a space is in no zone's name."""
+    """Return the key of a user's page. It differs from every zone's key, because a zone's name has
+    no space.
+    """
     return f"user {user}"
 
 

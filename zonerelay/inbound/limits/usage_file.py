@@ -1,7 +1,7 @@
-"""The usage of users in a SQLite file beside the spool, which all workers of the machine share.
+"""Stores the usage of users in a SQLite file next to the spool; all workers of the machine share it.
 
-It is kept over restarts. It is not synced at each message: after a power cut the last seconds may be missing
-from it. While SQLite cannot read it, mail of users with quotas is refused, temporarily.
+The usage survives restarts. It is not synced to disk for each message, so the last seconds may be missing
+after a power failure. While SQLite cannot read the file, mail of users with quotas is refused temporarily.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zonerelay.process.files import SideDatabase, in_words, is_damage
 DIRECTORY = "usage"
 FILE = "usage.db"
 BUSY = 5.0
-"""Seconds that a statement waits for another worker's."""
+"""Seconds that a statement waits for a statement of another worker."""
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS usage (name TEXT PRIMARY KEY, stamp INTEGER, page BLOB, until REAL)"
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class UsageFile:
-    """A usage file: `BookStore` in a file. Its statements run in a thread of their own."""
+    """A `BookStore` in a SQLite file. Its statements run in a dedicated thread."""
 
     def __init__(self, home: Path, clock: Clock, *, read_only: bool = False) -> None:
         self._file = home / DIRECTORY / FILE
@@ -80,7 +80,7 @@ class UsageFile:
             executor.shutdown()
 
     def _begin(self) -> None:
-        """Forget users who have not sent for long: their names may be those of users who are no more."""
+        """Delete the usage of users who have not sent for a long time; these users may no longer exist."""
         if not self._read_only:
             self._database.opened().execute("DELETE FROM usage WHERE until < ?", (self._clock.now(),))
 

@@ -1,10 +1,10 @@
-"""Listening sockets: `listeners` owns those of a worker; `listener` is one for SMTP with its sessions,
-`http_listener` one for HTTP with its connections.
+"""Listening sockets: `listeners` owns all listeners of a worker, `listener` is an SMTP listener with its
+sessions, and `http_listener` is an HTTP listener with its connections.
 
-`listening_socket` opens the socket of either; `binding` makes sockets and says in words why an address cannot
-be used; `sibling_sockets` accepts clients that wait at the socket of another worker. `submit_socket` takes
-mail from another process.
+`listening_socket` opens the sockets of both, explains why an address cannot be used, and accepts clients that
+wait at the socket of another worker. `submit_socket` accepts mail from another process.
 
-Code outside takes `listeners`, `http_connection` for the seam to the HTTP server, `binding`, with which the
-supervisor binds for all workers, and `submit_socket`, with which it submits mail.
+Code outside inbound/ imports `listeners`, `http_connection` for the interface to the HTTP server,
+`listening_socket`, with which the supervisor binds for all workers, and `submit_socket`, with which it
+submits mail.
 """

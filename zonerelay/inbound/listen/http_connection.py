@@ -1,8 +1,8 @@
-"""One client of a listener for HTTP: counts it, takes PROXY header and TLS off its bytes, and hands the rest
-to the HTTP server.
+"""One connection to an HTTP listener: counts it, handles the PROXY header and TLS, and passes the decrypted
+data to the HTTP server.
 
-The connection ends when it is one too many, when a handshake fails or takes longer than `HANDSHAKE`, and when
-the HTTP server ends it.
+The connection is closed if a connection limit is reached, if a handshake fails or takes longer than
+`HANDSHAKE` seconds, and when the HTTP server closes it.
 """
 
 from __future__ import annotations
@@ -25,24 +25,28 @@ from zonerelay.model.envelope import Origin
 from zonerelay.telemetry.events.events import Events
 
 PRIVATE = "private"
-"""What the HTTP server asks its transport: no other machine can read along."""
+"""The transport's extra info that tells the HTTP server whether the connection is encrypted."""
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 )
 
 
 class ServesHttp(Protocol):
-    """The HTTP server of a listener, which knows neither sockets nor TLS."""
+    """The interface of a listener's HTTP server, which handles neither sockets nor TLS."""
 
     def connection(self) -> asyncio.Protocol:
         """Return the protocol of a new connection."""
 
     async def close(self, timeout: float) -> None:
-        """End idle connections, and the others after the request at hand, or after `timeout` seconds."""
+        """Close idle connections now, and the others after their current request or after
+        `timeout` seconds.
+        """
 
 
 class HttpConnection(asyncio.Protocol):
-    """An HTTP connection. `service` gives the HTTP server, or what it will be when it has been loaded."""
+    """An HTTP connection. `service` returns the HTTP server, or an awaitable while the server is being
+    loaded.
+    """
 
     def __init__(
         self,
@@ -67,10 +71,10 @@ class HttpConnection(asyncio.Protocol):
         self._server: asyncio.Protocol | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
-        self._waiting = bytearray()  # until the HTTP server is there
+        self._waiting = bytearray()  # until the HTTP server is loaded
         self.held = 0
 
-    # The event loop calls these.
+    # The event loop calls the following methods.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._raw = transport  # type: ignore[assignment]  # uvloop's have the methods, but not the base class
@@ -133,11 +137,13 @@ class HttpConnection(asyncio.Protocol):
         if self._server is not None:
             self._server.resume_writing()
 
-    # `SessionMemory` calls these.
+    # `SessionMemory` calls the following methods.
 
     @property
     def must_stay(self) -> bool:
-        """Most of what it holds is a session's, which is ended instead."""
+        """Whether the connection must not be ended to free memory. Most memory is used by a session, which is
+        ended instead.
+        """
         return True
 
     def shed(self) -> None:
@@ -146,7 +152,7 @@ class HttpConnection(asyncio.Protocol):
     # From the handshakes to the HTTP server.
 
     def _open(self) -> None:
-        """The client is known."""
+        """Start TLS or the HTTP server, now that the client is known."""
         if not self._has_tls:
             self._begin()
             return
@@ -156,7 +162,7 @@ class HttpConnection(asyncio.Protocol):
         self._memory.used += TLS_COST
 
     def _is_now(self, address: str, port: int) -> None:
-        """Count the connection as that of the client that the PROXY header names."""
+        """Count the connection as one of the client that the PROXY header names."""
         self._client, refusal = self._admission.readmit(self._client, address, port)
         if refusal is not None:
             self._refuse(refusal)
@@ -172,7 +178,7 @@ class HttpConnection(asyncio.Protocol):
             self._serve(service)
 
     def _is_there(self, loaded: asyncio.Future[ServesHttp]) -> None:
-        """The first clients wait until the HTTP server has been loaded."""
+        """Serve the connection when the HTTP server has been loaded; the first clients wait for it."""
         if self._closing:
             return
         if loaded.cancelled() or loaded.exception() is not None:
@@ -190,10 +196,10 @@ class HttpConnection(asyncio.Protocol):
             data, self._waiting = bytes(self._waiting), bytearray()
             self._server.data_received(data)
 
-    # The end.
+    # Closing.
 
     def close(self) -> None:
-        """Close once the output has gone out."""
+        """Close the connection after all output has been sent."""
         if not self._closing:
             self._closing = True
             self._stop_timer()
@@ -218,7 +224,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 class _Stream(asyncio.Transport):
-    """The clear text of a connection, for the HTTP server."""
+    """The decrypted stream of a connection, as the transport of the HTTP server."""
 
     def __init__(
         self,
@@ -263,4 +269,6 @@ class _Stream(asyncio.Transport):
 
 
 OpenHttp = Callable[[Callable[[], ListenerSettings], Submit], Awaitable[ServesHttp]]
-"""Load the HTTP server of a listener, given its settings of now and what takes its mail."""
+"""Loads the HTTP server of a listener, given a function that returns its current settings and one that
+submits its mail.
+"""

@@ -1,8 +1,9 @@
-"""One [[listener]] for HTTP. Its mail is submitted to an SMTP listener that no client reaches, which has the
-same settings, so that limits, rules and promises are those of every other mail.
+"""One HTTP [[listener]]. Its mail is submitted to an SMTP listener without a socket and with the same
+settings, so that the same limits, rules and guarantees apply as for all other mail.
 
-It loads the HTTP server with the first client, because aiohttp is a fifth of the memory of an idle relay.
-If loading fails, `trouble` hears of it, the client is turned away, and the next one tries again.
+The HTTP server is loaded when the first client connects, because aiohttp needs a fifth of the memory of an
+idle relay. If loading fails, the error is logged, the client is disconnected, and the next client causes
+another attempt.
 """
 
 from __future__ import annotations
@@ -58,11 +59,13 @@ class HttpListener:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses that the socket is bound to, as in the configuration; empty before `start`."""
+        """The addresses that the socket is bound to, as in the configuration. The list is empty before
+        `start`.
+        """
         return self._socket.addresses
 
     async def start(self) -> None:
-        """Raises ListenError."""
+        """Start to listen. Raise ListenError if the address cannot be used."""
         await self._socket.start(self.settings.address)
 
     def _connection(self) -> HttpConnection:
@@ -105,17 +108,18 @@ class HttpListener:
         self._behind.configure(settings, shared, policy=policy)
 
     def asks(self, policy: AskedPolicy) -> bool:
-        """See `Listener.asks`."""
+        """Return whether an open session uses this policy (see `Listener.asks`)."""
         return self._behind.asks(policy)
 
     def stop_accepting(self) -> None:
-        """Close the listening socket; connections stay."""
+        """Close the listening socket. Connections stay open."""
         self._socket.close()
 
     async def drain(self, timeout: float) -> None:
-        """End idle connections now, the others after the request at hand; after `timeout` close hard.
+        """Close idle connections now, the others after their current request. Abort them after `timeout`
+        seconds.
 
-        Returns when no connection is left. A message whose end has arrived is committed first.
+        Return when no connection is left. A message that was received completely is committed first.
         """
         self._admission.draining = True
         if self._opening is not None:

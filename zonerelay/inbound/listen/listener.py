@@ -1,8 +1,8 @@
-"""One [[listener]] for SMTP, the sessions it has made, and what is submitted to it without SMTP.
+"""One SMTP [[listener]], its sessions, and the mail that is submitted to it without SMTP.
 
-Owns what they share. `start` says in words why an address cannot be used.
-Stopping has two steps: `stop_accepting`, then `drain`, which gives clients in a transaction the time to
-finish it and never leaves a commit behind.
+It owns the objects that they share. If an address cannot be used, the error of `start` explains why. Stopping
+has two steps: `stop_accepting`, then `drain`, which gives clients time to finish their transactions and waits
+for all commits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
 
 TALKING = 1.0
-"""Seconds after which a client that is in no transaction counts as idle when the relay stops."""
+"""Seconds without data after which a client outside a transaction counts as idle when the relay stops."""
 
 
 class Listener:
@@ -74,11 +74,11 @@ class Listener:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses that the socket is bound to, as in the configuration; empty before `start`."""
+        """The addresses that the socket is bound to, as in the configuration. Empty before `start`."""
         return self._socket.addresses
 
     async def start(self) -> None:
-        """Raises ListenError."""
+        """Start to listen. Raise ListenError if the address cannot be used."""
         await self._socket.start(self.settings.address)
 
     def _session(self) -> Session:
@@ -101,7 +101,7 @@ class Listener:
         certificates: TlsContexts | None = None,
         policy: AskedPolicy | None = None,
     ) -> None:
-        """Apply these settings to new sessions; open sessions keep those they began with."""
+        """Apply these settings to new sessions. Open sessions keep the settings they began with."""
         self.settings = settings
         self._shared = shared
         self._context = replace(
@@ -115,22 +115,25 @@ class Listener:
         self._admission.configure(settings)
 
     def asks(self, policy: AskedPolicy) -> bool:
-        """A session that is open asks this policy, which may have been replaced since it began."""
+        """Return whether an open session uses this policy, which may have been replaced since the session
+        began.
+        """
         return self.submissions.asks(policy) or any(
             session.context.consultants.policy is policy for session in self._admission.sessions
         )
 
     def stop_accepting(self) -> None:
-        """Close the listening socket; connections stay."""
+        """Close the listening socket. Connections stay open."""
         self._socket.close()
 
     async def drain(self, timeout: float) -> None:
-        """Send 421 to idle clients now, to the others after their transaction; after `timeout` close hard.
+        """Send 421 to idle clients now and to the others after their transaction. Abort them after `timeout`
+        seconds.
 
         A client that has just sent something gets a moment to begin its transaction.
 
-        Returns when no session is left. A message whose end of data has arrived is committed first,
-        however long the store takes.
+        Return when no session is left. A message whose end of data has arrived is committed first, however
+        long the store takes.
         """
         self._admission.draining = True
         loop = asyncio.get_running_loop()

@@ -1,11 +1,11 @@
-"""All listeners of a worker, and what they share: users, access rules, DNS for senders, memory.
+"""All listeners of a worker, and the objects that they share: users, access rules, sender DNS, memory.
 
-Builds them from the settings and takes up other settings: a listener whose address stays keeps its
-connections, which end by the settings they began with; a listener that is gone is drained; a new one is
-started. A change that cannot be taken up (a certificate that is missing, a policy that cannot be loaded)
-leaves that listener as it was and is reported.
+`Listeners` builds them from the settings and applies changed settings. A listener whose address stays the
+same keeps its connections, which continue with the settings they began with. A removed listener is drained; a
+new one is started. If a change cannot be applied (such as a missing certificate, or a policy that cannot be
+loaded), that listener keeps its settings, and the problem is reported.
 
-Failure at start: ListenError or ValueError with a text for the operator, before the first greeting.
+On failure at start: ListenError or ValueError with a message for the operator, before the first greeting.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
 
-LOOK_EVERY = 10.0  # seconds, whether a policy that was replaced is still asked
+LOOK_EVERY = 10.0  # seconds between checks whether a replaced policy is still in use
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A listener and what is its own."""
+    """A listener with its own certificates and policy."""
 
     listener: Listener | HttpListener
     certificates: TlsContexts | None
@@ -70,8 +70,8 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class ListenerRules:
-    """The rules of all listeners; `None` where there are none. They are made in advance, because that takes a
-    while where there are many.
+    """The access and rewrite rules of all listeners, or None if none are configured. They are built in
+    advance, because many rules take a while.
     """
 
     access: AccessRules | None
@@ -79,7 +79,7 @@ class ListenerRules:
 
 
 def build_rules(settings: Settings) -> ListenerRules:
-    """Raises ValueError with a message."""
+    """Build the rules from the settings. Raise ValueError with a message if a rule is invalid."""
     return ListenerRules(
         AccessRules(settings.access) if settings.access else None,
         Rewriting(settings.rewrite) if settings.rewrite else None,
@@ -87,11 +87,11 @@ def build_rules(settings: Settings) -> ListenerRules:
 
 
 class Listeners:
-    """The listeners. `secret` keys what is remembered of passwords; `zones` names those that a policy may
-    choose.
+    """The listeners of a worker. `secret` is the key of the cached passwords; `zones` returns the names of
+    the zones that a policy may choose.
 
-    `srs` gives what [srs] is now, `None` for nothing. `pages` makes the store in which the usage of users is
-    counted. `open_http` loads the HTTP server of a listener.
+    `srs` returns the object for the current [srs] table, or None. `pages` makes the store in which the usage
+    of users is counted. `open_http` loads the HTTP server of a listener.
     """
 
     def __init__(
@@ -149,18 +149,18 @@ class Listeners:
         self._inherited = inherited
         self._kept: list[_Kept] = []
         self._socket: SubmitSocket | None = None
-        """Mail over HTTP at the address of [admin] goes by the rules of the first listener."""
+        """The socket on which another process submits mail, by the rules of the first listener."""
         self._farewells: set[asyncio.Future[None]] = set()
         self._retiring: dict[asyncio.Task[None], PolicyRunner] = {}
         events.metrics.refused.declare((reason,) for reason in Reason)
         events.metrics.attach_inbound_memory(lambda: self._shared.memory.total)
         events.metrics.attach_certificates(self._expiries)
 
-    # What others ask.
+    # The interface to other parts of the worker.
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of all listeners, as in the configuration; a port 0 is the real port."""
+        """The addresses of all listeners, as in the configuration. A port 0 is replaced by the real port."""
         return [address for kept in self._kept for address in kept.listener.addresses]
 
     @property
@@ -169,22 +169,22 @@ class Listeners:
 
     @property
     def guard(self) -> Guard:
-        """Holds users to their guard rails, in whatever way their mail comes."""
+        """The object that enforces the limits of users for mail from every source."""
         return self._guard
 
     @property
     def rewriting(self) -> Rewriting | None:
-        """The [[rewrite]] tables of now."""
+        """The current [[rewrite]] tables."""
         return self._shared.rewriting
 
     @property
     def refused_stranger(self) -> Callable[[Mailbox, Reply, float], None]:
-        """Takes what a next hop has refused of strangers' mail."""
+        """The function to call when a next hop has rejected mail of an unauthenticated client."""
         return self._shared.srs_recipients.refused
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Problems that an operator should look at, a sentence each."""
+        """Problems that an operator should look at, one sentence each."""
         found = [each for kept in self._kept if kept.certificates for each in kept.certificates.problems]
         if self._users is not None and self._users.problem:
             found.append(self._users.problem)
@@ -193,13 +193,13 @@ class Listeners:
     def _expiries(self) -> list[tuple[str, float]]:
         return [each for kept in self._kept if kept.certificates for each in kept.certificates.expiries()]
 
-    # Start, other settings, stop.
+    # Starting, reloading and stopping.
 
     async def start(
         self, settings: Settings, rules: ListenerRules, submissions: socket.socket | None = None
     ) -> None:
-        """Raises ListenError or ValueError; what was started by then is for `stop_accepting`. On the bound
-        Unix socket `submissions` another process submits mail, as by `submit` here.
+        """Start all listeners. Raise ListenError or ValueError; `stop_accepting` then closes those that were
+        started. On the bound Unix socket `submissions`, another process submits mail as with `submit`.
         """
         self._first = settings.listener[0].address
         self._share(settings, rules)
@@ -214,15 +214,15 @@ class Listeners:
     async def submit(
         self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: Options
     ) -> Accepted | Refused:
-        """Satisfies `Submit`, by the rules of the first listener."""
+        """Submit a message by the rules of the first listener (see `Submit`)."""
         found = [each.listener for each in self._kept if each.listener.settings.address == self._first]
         return await (found or [self._kept[0].listener])[0].submissions.submit(
             principal, envelope, pieces, options
         )
 
     def local(self) -> Local | None:
-        """Return how programs of this machine submit mail: to the first listener that takes it in clear text
-        without a log-in, as `zonerelay.sendmail` does.
+        """Return how programs on this machine submit mail: to the first listener that accepts it unencrypted
+        and without a login, as `zonerelay.sendmail` does.
         """
         for kept in self._kept:
             settings = kept.listener.settings
@@ -236,7 +236,7 @@ class Listeners:
         return None
 
     async def reload(self, settings: Settings, rules: ListenerRules) -> tuple[str, ...]:
-        """Take up other settings; what could not be taken up, as a message."""
+        """Apply other settings. Return a message for each change that could not be applied."""
         problems: list[str] = []
         self._share(settings, rules)
         wanted = {each.address: each for each in settings.listener}
@@ -271,7 +271,7 @@ class Listeners:
             self._socket.close()
 
     async def drain(self, timeout: float) -> None:
-        """See `Listener.drain`; returns when no session is left on any of them."""
+        """Close all listeners (see `Listener.drain`), and return when no session is left."""
         await asyncio.gather(*(each.listener.drain(timeout) for each in self._kept), *self._farewells)
         if self._socket is not None:
             await self._socket.drain()
@@ -286,11 +286,11 @@ class Listeners:
         await self._guard.close()
 
     def failed_elsewhere(self, text: str) -> None:
-        """Count a failed log-in that another worker has shared."""
+        """Count a failed login that another worker has shared."""
         if self._users is not None:
             self._users.failed_elsewhere(text)
 
-    # Building.
+    # Building listeners.
 
     def _share(self, settings: Settings, rules: ListenerRules) -> None:
         self._shared.memory.change(settings.max_session_memory)
@@ -327,7 +327,7 @@ class Listeners:
         )
 
     def _build(self, settings: ListenerSettings) -> _Kept:
-        """Raises ValueError."""
+        """Build a listener from its settings. Raise ValueError on failure."""
         certificates = self._certificates(settings)
         policy = self._policy(settings)
         bounded, make = _bounded(settings, policy), self._make_listener
@@ -347,7 +347,7 @@ class Listeners:
         return _Kept(listener, certificates, policy)
 
     def _configure(self, kept: _Kept, new: ListenerSettings) -> None:
-        """Raises ValueError, with nothing changed."""
+        """Apply new settings to a listener. Raise ValueError on failure; then nothing has changed."""
         old = kept.listener.settings
         certificates, policy = kept.certificates, kept.policy
         if _files(old) != _files(new):
@@ -364,7 +364,8 @@ class Listeners:
     def _certificates(self, settings: ListenerSettings) -> TlsContexts | None:
         if settings.tls is ListenerTls.NONE:
             return None
-        # OpenSSL's bindings take more memory than everything else here: only for those who use them.
+        # The OpenSSL bindings use more memory than everything else here, so they are loaded only if TLS is
+        # used.
         from zonerelay.inbound.tls.certificate_files import CertificateError  # noqa: PLC0415
         from zonerelay.inbound.tls.certificates import Certificates  # noqa: PLC0415
 
@@ -388,7 +389,9 @@ class Listeners:
         )
 
     def _retire(self, policy: PolicyRunner, listener: Listener | HttpListener) -> None:
-        """Close it when no session is left that began with it: an application may keep one all day."""
+        """Close the policy when no session uses it any more. An application may keep a session
+        open all day.
+        """
 
         async def retire() -> None:
             while listener.asks(policy):  # noqa: ASYNC110  (asked at every farewell it would cost more)
@@ -412,7 +415,7 @@ class Listeners:
 
 
 def _files(settings: ListenerSettings) -> tuple[object, ...]:
-    """Return the settings that certificates are built from."""
+    """Return the settings that the certificates are built from."""
     return settings.tls, settings.certificate, settings.key, bool(settings.allow_certificates)
 
 
@@ -421,7 +424,7 @@ def _policy_of(settings: ListenerSettings) -> tuple[object, ...]:
 
 
 def _bounded(settings: ListenerSettings, policy: PolicyRunner | None) -> ListenerSettings:
-    """Limit messages to what a handler that gets them whole may hold in memory."""
+    """Limit the message size to what a handler that gets whole messages may hold in memory."""
     if policy is None or WholeMessage not in policy.asked:
         return settings
     return replace(settings, max_message_size=min(settings.max_message_size, settings.policy_max_size))

@@ -1,8 +1,7 @@
-"""The listening socket of a listener: opened, or handed over by the process that started this one.
+"""The listening socket of a listener: opened here, or inherited from the process that started this one.
 
-`start` says in words why an address cannot be used; nothing listens then.
-
-Makes and binds the socket for an address to listen on, and explains every refusal in words.
+The module makes and binds the socket for an address. If an address cannot be used, nothing listens, and the
+error message explains why.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from zonerelay.config.endpoints import ListenAddress, join_port, parse_listen
 from zonerelay.process.sockets import Inherited
 
-BACKLOG = 1024  # connections the kernel holds while the loop is busy
+BACKLOG = 1024  # connections that the kernel queues while the event loop is busy
 
 _WORDS = {
     errno.EADDRINUSE: "the address is in use: another mail server, or a second zonerelay, listens there",
@@ -30,7 +29,7 @@ _LOOK_TIMEOUT = 1.0
 
 
 class ListenError(Exception):
-    """The address cannot be listened on; the text is for the operator."""
+    """The relay cannot listen on the address. The text is for the operator."""
 
 
 def explained(error: OSError) -> str:
@@ -38,8 +37,10 @@ def explained(error: OSError) -> str:
 
 
 def bound_group(address: ListenAddress, count: int) -> list[socket.socket]:
-    """Return `count` sockets bound to one IP address; the kernel spreads clients. Raises OSError."""
-    # Without this look another relay of the same user could be listening there, and would share ours.
+    """Return `count` sockets bound to one IP address; the kernel distributes the clients. Raise OSError on
+    failure.
+    """
+    # Without this check, another relay of the same user could be listening there and would share our clients.
     bound(address).close()
     group = [bound(address, shared=True)]
     place = ListenAddress(host=address.host, port=group[0].getsockname()[1])
@@ -53,16 +54,19 @@ def bound_group(address: ListenAddress, count: int) -> list[socket.socket]:
 
 
 def bound(address: ListenAddress, *, shared: bool = False) -> socket.socket:
-    """Return a socket bound to an IP address, which others may share with `shared`. Raises OSError."""
+    """Return a socket bound to an IP address; `shared` lets others bind to it too. Raise OSError
+    on failure.
+    """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    # The protocol is named because asyncio sends small replies at once only on sockets that say TCP.
+    # The protocol is given because asyncio sets TCP_NODELAY only on sockets with an explicit TCP protocol.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            # The loops' own servers take "::" for IPv6 alone; [::]:25 in the configuration means IPv4 too.
+            # The event loop's own servers use "::" for IPv6 alone, but [::]:25 in the configuration includes
+            # IPv4.
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address.host == "::" else 1)
         made.bind((address.host, address.port))
     except OSError:
@@ -72,7 +76,7 @@ def bound(address: ListenAddress, *, shared: bool = False) -> socket.socket:
 
 
 def bound_path(path: Path) -> socket.socket:
-    """Return a bound Unix socket; a dead one in the way is replaced. Raises OSError."""
+    """Return a bound Unix socket. An unused socket file at the path is replaced. Raise OSError on failure."""
     refuse_live_socket(path)
     path.unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -85,7 +89,7 @@ def bound_path(path: Path) -> socket.socket:
 
 
 def refuse_live_socket(path: Path) -> None:
-    """The loop would replace any socket in the way; one that is listened on must stay. Raises OSError."""
+    """Raise OSError if a process listens on the socket, because the event loop would replace it."""
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise OSError(errno.EEXIST, "a file that is not a socket is in the way")
@@ -96,7 +100,7 @@ def refuse_live_socket(path: Path) -> None:
         try:
             probe.connect(str(path))
         except TimeoutError:
-            pass  # it is too busy to answer, so it is there
+            pass  # it is too busy to answer, so it exists
         except OSError:
             return
     raise OSError(errno.EADDRINUSE, "in use")
@@ -104,20 +108,21 @@ def refuse_live_socket(path: Path) -> None:
 
 # Accepts clients that wait at the socket of another worker, when that worker does not accept them.
 #
-# Each worker has a listening socket of its own for an address, and inherits those of the others. The kernel
-# spreads clients over them evenly. A client that still waits after `PATIENCE` waits for a worker that hangs,
-# has died or is being replaced, and any other worker accepts it. So no client depends on one worker, and
-# ordinary clients cost nothing here: a socket with a client in it is looked at ten times a second at most.
+# Each worker has its own listening socket for an address and inherits the sockets of the others. The kernel
+# distributes clients evenly. If a client still waits after `PATIENCE` seconds, its worker hangs, has died or
+# is being replaced, and any other worker accepts the client. So no client depends on one worker, and ordinary
+# clients cost little here: a socket with a waiting client is checked at most ten times a second.
 
 PATIENCE = 0.1
-"""Seconds. A worker that is merely busy comes for its clients sooner."""
+"""Seconds. A worker that is merely busy accepts its clients sooner."""
 AT_ONCE = 100
-"""Clients accepted at one look, so that the other workers get some."""
+"""The number of clients accepted in one batch, so that the other workers get some."""
 
 
 class SiblingSockets:
-    """The sibling sockets. `session` makes the protocol of a connection, as for the worker's own socket.
-    `spare` are sockets of workers that no longer exist: their clients are accepted at once.
+    """Accepts clients at the sockets of other workers. `session` makes the protocol of a connection, as for
+    the worker's own socket. `spare` are the sockets of workers that no longer exist; their clients are
+    accepted immediately.
     """
 
     def __init__(
@@ -139,7 +144,7 @@ class SiblingSockets:
             self._loop.add_reader(each, self._on_client, each)
 
     def close(self) -> None:
-        """Close the sockets; accepted clients stay."""
+        """Close the sockets. Accepted clients stay connected."""
         for each in self._sockets:
             wait = self._waits.pop(each, None)
             if wait is None:
@@ -159,10 +164,10 @@ class SiblingSockets:
             try:
                 client, _ = at.accept()
             except ConnectionAbortedError:
-                continue  # the client has gone again
+                continue  # the client has disconnected
             except BlockingIOError:
                 break
-            except OSError:  # no descriptors or memory: the client would be seen again at once
+            except OSError:  # no descriptors or memory: without a pause the loop would spin
                 self._waits[at] = self._loop.call_later(PATIENCE, self._look, at)
                 return
             client.setblocking(False)
@@ -176,15 +181,15 @@ class SiblingSockets:
     def _came(self, task: asyncio.Task[object]) -> None:
         self._coming.discard(task)
         if not task.cancelled():
-            task.exception()  # the client has gone again, which needs no report
+            task.exception()  # the client has disconnected, which needs no report
 
 
 MakeProtocol = Callable[[], asyncio.Protocol]
 
 
 class ListeningSocket:
-    """A listening socket. `inherited` are the sockets that this process was handed; `protocol` makes that of
-    a new connection.
+    """A listening socket. `inherited` are the sockets that this process has inherited; `protocol` makes the
+    protocol of a new connection.
     """
 
     def __init__(self, inherited: Inherited, protocol: MakeProtocol) -> None:
@@ -196,14 +201,16 @@ class ListeningSocket:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses that the socket is bound to, as in the configuration; empty before `start`."""
+        """The addresses that the socket is bound to, as in the configuration. The list is empty before
+        `start`.
+        """
         if self._server is None:
             return []
         names = [each.getsockname() for each in self._server.sockets]
         return [f"unix:{name}" if isinstance(name, str) else join_port(name[0], name[1]) for name in names]
 
     async def start(self, address: str) -> None:
-        """Raises ListenError."""
+        """Start to listen. Raise ListenError if the address cannot be used."""
         try:
             self._server = await self._listen(address)
         except ValueError as error:
@@ -212,7 +219,7 @@ class ListeningSocket:
             raise ListenError(f"cannot listen on {address}: {explained(error)}") from error
 
     async def start_at(self, bound_socket: socket.socket) -> None:
-        """A Unix socket."""
+        """Start to listen on a bound Unix socket."""
         self._path = Path(bound_socket.getsockname())
         self._server = await _unix_server(self._protocol, bound_socket)
 
@@ -222,7 +229,7 @@ class ListeningSocket:
         if handed is not None:
             others, spare = self._inherited.take_others(text), self._inherited.take_spare(text)
             self._siblings = SiblingSockets(others, self._protocol, spare=spare) if others or spare else None
-            # It stays open elsewhere when this process closes it.
+            # The socket stays open in the other process when this process closes it.
             if handed.family == socket.AF_UNIX:
                 return await _unix_server(self._protocol, handed)
             return await loop.create_server(self._protocol, sock=handed, backlog=BACKLOG)
@@ -235,7 +242,7 @@ class ListeningSocket:
         return await loop.create_server(self._protocol, sock=bound(address), backlog=BACKLOG)
 
     def close(self) -> None:
-        """Connections stay."""
+        """Stop listening. Connections stay open."""
         if self._server is None:
             return
         self._server.close()

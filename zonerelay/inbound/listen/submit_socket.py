@@ -1,13 +1,14 @@
 """`submit` over a Unix socket: the HTTP server of one process submits mail to a worker in another.
 
-One connection carries one call, in frames: four bytes of length, and so many bytes. The worker says with an
-empty frame that it is there; the call follows as one frame of MessagePack. When the envelope is accepted the
-worker asks for the message with another empty frame; the pieces come as one frame each, an empty one ends
-them. The answer is the last frame, which may come before the pieces have ended.
+One connection carries one call, in frames: a length of four bytes, then that many bytes. The worker first
+sends an empty frame to show that it is ready. The client sends the call as one frame of MessagePack. If the
+envelope is accepted, the worker requests the message with another empty frame. The client sends the message
+as a sequence of frames that ends with an empty frame. The answer is the last frame from the worker; it may
+arrive before the message has been sent completely.
 
-Promise: a call that is lost before the worker has asked for the message is made to another worker. One that
-is lost later is refused for now, with a text that says that the worker may have the message. A connection
-that ends before the last piece leaves nothing behind.
+Promise: if the connection is lost before the worker has requested the message, the call is repeated with
+another worker. If it is lost later, the message is refused temporarily, with a text that the worker may have
+accepted it. A connection that ends before the end of the message stores nothing.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from zonerelay.inbound.refusal import Reason
 from zonerelay.model.reply import Reply
 
 PATIENCE = 600.0
-"""Seconds for an answer, as RFC 5321 4.5.3.2.6 gives the end of data."""
+"""Seconds to wait for an answer; RFC 5321 4.5.3.2.6 gives the same time for the end of data."""
 GREETING, FAREWELL = 20.0, 1.0
 _LENGTH = 4
 _AGAIN = frozenset({Reason.SHUTDOWN, Reason.MEMORY})
-"""Another worker may take what is refused for these reasons."""
+"""If a worker refuses for one of these reasons, another worker may accept the message."""
 _NO_WORKER = Refused(Reason.SHUTDOWN, Reply(421, "3.2", "No worker accepts mail now"))
 _LOST = Refused(
     Reason.TROUBLE,
@@ -64,7 +65,7 @@ _decode_answer = msgspec.msgpack.Decoder(SubmitAnswer).decode
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Return a frame. Raises IncompleteReadError (an EOFError) and OSError."""
+    """Return a frame. Raise IncompleteReadError (an EOFError) or OSError on failure."""
     return await reader.readexactly(int.from_bytes(await reader.readexactly(_LENGTH)))
 
 
@@ -73,7 +74,7 @@ def _framed(data: bytes) -> bytes:
 
 
 class SubmitSocket:
-    """The worker's side."""
+    """The server side of the socket, in a worker."""
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit
@@ -87,13 +88,13 @@ class SubmitSocket:
         self._server = await asyncio.start_unix_server(self._accept, sock=bound)
 
     def close(self) -> None:
-        """Calls that have begun go on."""
+        """Stop listening. Calls in progress continue."""
         if self._server is not None:
             self._server.close()
             self._path.unlink(missing_ok=True)
 
     async def drain(self) -> None:
-        """Return when the answers of calls that have ended are out."""
+        """Wait until the answers of completed calls have been sent."""
         if self._serving:
             _, late = await asyncio.wait(self._serving, timeout=FAREWELL)
             for each in late:
@@ -120,12 +121,12 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sub
     result = await submit(call.principal, call.envelope, pieces(), call.options)
     answer = SubmitAnswer(accepted=result) if isinstance(result, Accepted) else SubmitAnswer(refused=result)
     await _send(writer, _encode(answer))
-    while await reader.read(65536):  # the rest of a refused message: without it the answer would be lost
+    while await reader.read(65536):  # read the rest of a refused message, or the answer would be lost
         pass
 
 
 class SubmitClient:
-    """The side that has mail. `places` gives the sockets of the workers that take mail now."""
+    """The client side of the socket. `places` returns the sockets of the workers that accept mail now."""
 
     def __init__(self, places: Callable[[], Sequence[Path]]) -> None:
         self._places = places
@@ -133,7 +134,7 @@ class SubmitClient:
     async def submit(
         self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: Options
     ) -> Accepted | Refused:
-        """Satisfies `Submit`."""
+        """Submit a message to one of the workers (see `Submit`)."""
         places = list(self._places())
         at = secrets.randbelow(len(places)) if len(places) > 1 else 0
         call = _framed(_encode(SubmitCall(principal, envelope, options)))
@@ -153,7 +154,7 @@ class SubmitClient:
 
 
 async def _ask(place: Path, call: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes] | None:
-    """Make the call and return the first frame of the answer; None when the worker is lost before it."""
+    """Make the call, and return the first frame of the answer, or None if the worker is lost before it."""
     writer = None
     try:
         async with asyncio.timeout(GREETING):
@@ -165,7 +166,7 @@ async def _ask(place: Path, call: bytes) -> tuple[asyncio.StreamReader, asyncio.
     except BaseException as error:
         if writer is not None:
             writer.close()
-        if isinstance(error, EOFError | OSError):  # TimeoutError among them
+        if isinstance(error, EOFError | OSError):  # this includes TimeoutError
             return None
         raise
 
@@ -173,14 +174,14 @@ async def _ask(place: Path, call: bytes) -> tuple[asyncio.StreamReader, asyncio.
 async def _content(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pieces: Pieces
 ) -> Accepted | Refused:
-    """Send the message, for as long as there is no answer. Raises what `pieces` raises."""
+    """Send the message until there is an answer. Raise the errors of `pieces`."""
     answer = asyncio.ensure_future(_read(reader))
     try:
         if isinstance(pieces, AsyncIterator):
             async for piece in pieces:
                 if answer.done():
                     break
-                if piece:  # an empty frame is the end
+                if piece:  # an empty frame marks the end
                     await _send(writer, piece)
         else:
             await _send(writer, b"".join(pieces))
@@ -195,7 +196,7 @@ async def _content(
 
 
 async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
-    """Whether the worker is lost shows where its answer is read."""
+    """Send a frame. Ignore a lost worker here: reading its answer reveals it."""
     writer.write(_framed(frame))
     with contextlib.suppress(OSError):
         await writer.drain()

@@ -1,8 +1,8 @@
-"""An operator's own code in the session: what a policy is written with, and what runs it.
+"""An operator's own code in the SMTP session: the interface for writing a policy, and the code that runs it.
 
-These names are the public interface of docs/send/policy.md and stay as they are. `api` declares them,
-`loading` imports the operator's class, `runner` asks it in threads of its own, within a time limit. Code
-written for aiosmtpd is asked the same way: `aiosmtpd_handler` makes steps of its hooks, `changes` are its
+These names are the public interface of docs/send/policy.md and do not change. `api` declares them, `loading`
+imports the operator's class, and `runner` calls it in dedicated threads, within a time limit. Code written
+for aiosmtpd is called the same way: `aiosmtpd_handler` turns its hooks into steps, and `Changes` are its
 decisions.
 """
 

@@ -1,18 +1,18 @@
-"""Asks handlers and authenticators written for aiosmtpd: the one module that knows it.
+"""Calls handlers and authenticators that were written for aiosmtpd. No other module imports aiosmtpd.
 
 A hook gets aiosmtpd's own Session and Envelope, which are filled from the relay's events before each call.
-What the hook makes of the envelope is compared afterwards, and becomes a decision: a change that the relay
-can honour takes effect after the relay's own checks, any other is a failure. `runner` does the rest, as for
-every policy: threads, the time limit, 451.
+After the call, the envelope is compared and each difference becomes a decision. A change that the relay
+supports takes effect after the relay's own checks; any other change is a failure. As for every policy,
+`runner` provides the threads, the time limit and the reply 451.
 
-Policy, where aiosmtpd leaves room or does otherwise:
+Policy, where aiosmtpd leaves a choice or behaves differently:
 
-- A 2yz reply accepts; the words of the reply are the relay's, except for VRFY. A 4yz or 5yz reply refuses.
+- A 2yz reply accepts. The text of the reply is the relay's, except for VRFY. A 4yz or 5yz reply refuses.
   Every other reply is a failure.
 - handle_MAIL sets envelope.mail_from and handle_RCPT appends to envelope.rcpt_tos, as in aiosmtpd. A hook
-  that accepts and does not is a failure: aiosmtpd then loses the recipient after a 250.
-- handle_exception is told of an exception, and its reply is not used: a mistake is answered 451.
-- A hook that is late keeps its Session and Envelope; the next hook gets others.
+  that accepts without doing so is a failure, because aiosmtpd would lose the recipient after a 250.
+- handle_exception is called with an exception, and its reply is not used: an error is answered with 451.
+- A hook that exceeds the time limit keeps its Session and Envelope; the next hook gets new ones.
 """
 
 from __future__ import annotations
@@ -82,11 +82,13 @@ _NO_LOOP = cast(asyncio.AbstractEventLoop, None)
 
 
 class UnusableError(ValueError):
-    """A hook's answer that the relay cannot honour, as a message for the operator."""
+    """A hook returned something that the relay cannot apply. The text is for the operator."""
 
 
 class Server:
-    """The first argument of a hook, in the place of aiosmtpd's SMTP: what of it has a meaning here."""
+    """Replaces aiosmtpd's SMTP object as the first argument of a hook, with the attributes that are
+    meaningful here.
+    """
 
     data_size_limit = None
     enable_SMTPUTF8 = True  # noqa: N815 - aiosmtpd's name
@@ -98,20 +100,20 @@ class Server:
         self.session = session
         self.envelope = envelope
 
-    __class__ = SMTP  # type: ignore[assignment]  # isinstance asks for it
+    __class__ = SMTP  # type: ignore[assignment]  # for isinstance checks in hooks
 
     def __getattr__(self, name: str) -> object:
         raise AttributeError(f"server.{name} is not there: a hook returns its reply, and the relay writes it")
 
 
 class _Dialog:
-    """The Session and the Envelope of one client. `busy` while a hook has them."""
+    """The Session and the Envelope of one client. `busy` is true while a hook uses them."""
 
     def __init__(self) -> None:
         self.session = Session(_loop())
         self.envelope = Envelope()
-        self.recipients: object = None  # those of the relay's transaction that the envelope stands for
-        self.is_stale = False  # the relay may not have taken what the envelope says
+        self.recipients: object = None  # those of the transaction that the envelope represents
+        self.is_stale = False  # the relay may have refused some of the envelope
         self.auth_data: Any = None  # Any: an operator's object
         self.busy = False
 
@@ -127,7 +129,7 @@ class _Dialog:
         session._login_data = client.user or None  # type: ignore[assignment]  # aiosmtpd's setter warns
 
     def fill(self, recipients: object, mail: MailCommand, addresses: Callable[[], list[str]]) -> Envelope:
-        """Return the envelope of this transaction, as the relay has it."""
+        """Return the envelope of this transaction, updated from the relay's state."""
         if recipients is not self.recipients:
             self.envelope, self.recipients, self.is_stale = Envelope(), recipients, True
             self.envelope.mail_options = _options(mail.size, mail.body, mail.smtputf8)
@@ -140,7 +142,9 @@ class _Dialog:
 
 
 class HandlerPolicy(Policy):
-    """A policy whose steps are the hooks of a handler. Raises ValueError for hooks that are not asked."""
+    """A policy whose steps are the hooks of a handler. The constructor raises ValueError for unsupported
+    hooks.
+    """
 
     events = (*Policy.events, *HANDLER_EVENTS)
 
@@ -193,10 +197,10 @@ class HandlerPolicy(Policy):
         finally:
             dialog.busy = False
             if isinstance(event, WholeMessage):
-                dialog.envelope = Envelope()  # an idle client keeps no body in memory
+                dialog.envelope = Envelope()  # so that an idle client keeps no message in memory
 
     def _named(self, event: Event) -> tuple[str, tuple[object, ...]]:
-        """Return the name of the hook and its arguments behind the envelope."""
+        """Return the name of the hook, and its arguments after the envelope."""
         if isinstance(event, Helo):
             if not event.extended:
                 return "handle_HELO", (event.name,)
@@ -236,7 +240,7 @@ class HandlerPolicy(Policy):
 
 
 class AuthenticatorStep:
-    """An authenticator of aiosmtpd as a step of the runner."""
+    """Runs an aiosmtpd authenticator as a step of the runner."""
 
     def __init__(self, check: Hook, hostname: str) -> None:
         self._check = check
@@ -271,7 +275,7 @@ class AuthenticatorStep:
 
     @property
     def of_its_kind(self) -> Callable[[PresentedLogin], object]:
-        """The step as the runner is to call it: `async def` on its loop, `def` in its threads."""
+        """The step as the runner must call it: `async def` on its event loop, `def` in its threads."""
         return self.step if _is_async(self._check) else self.step_in_thread
 
 
@@ -279,7 +283,7 @@ WRONG = Reply(535, "7.8", "Authentication credentials invalid")
 
 
 def _dialog_of(client: ClientInfo) -> _Dialog:
-    """Return what is kept about this client; another one when a late hook still has it."""
+    """Return the dialog of this client, or a new one if a late hook still uses the old one."""
     known = client.kept.get(_KEPT)
     if isinstance(known, _Dialog) and not known.busy:
         return known
@@ -290,7 +294,7 @@ def _dialog_of(client: ClientInfo) -> _Dialog:
 
 
 def _before(dialog: _Dialog, event: Event) -> Envelope:
-    """Return the envelope that the hook gets."""
+    """Return the envelope for the hook."""
     if isinstance(event, Rcpt) and event.mail is not None:
         dialog.is_stale = dialog.is_stale or len(dialog.envelope.rcpt_tos) != len(event.recipients)
         return dialog.fill(event.recipients, event.mail, lambda: _addresses(event.recipients))
@@ -313,7 +317,7 @@ def _addresses(recipients: Mapping[str, Recipient]) -> list[str]:
 
 
 def _changes(event: Event, before: dict[str, Any], envelope: Envelope) -> Changes:
-    """Return what the hook has made of the envelope. Raises UnusableError."""
+    """Return the changes that the hook made to the envelope. Raise UnusableError if one cannot be applied."""
     changed = [field for field in _FIELDS if getattr(envelope, field) != before[field]]
     may_change = _MAY_CHANGE.get(type(event), frozenset())
     for field in changed:
@@ -358,7 +362,9 @@ def _recipients(event: Event, before: list[str], now: object) -> tuple[list[str]
 
 
 def _content(content: object) -> bytes:
-    """Return the message that the hook has made. Python's messages have LF line ends."""
+    """Return the message that the hook has produced, with CRLF line ends. Python's messages have LF line
+    ends.
+    """
     if isinstance(content, str):
         content = content.encode("utf-8", "surrogateescape")
     if not isinstance(content, bytes | bytearray):
@@ -367,7 +373,7 @@ def _content(content: object) -> bytes:
 
 
 def _reply(status: object) -> Reply:
-    """Return the reply that a hook's status stands for. Raises UnusableError."""
+    """Return the reply for the status that a hook returned. Raise UnusableError if it is invalid."""
     text = status.decode("ascii", "replace") if isinstance(status, bytes) else status
     if not isinstance(text, str):
         raise UnusableError(f"it answered {type(status).__name__} instead of a reply such as '250 OK'")
@@ -386,7 +392,9 @@ def _reply(status: object) -> Reply:
 
 
 def _lines_of(status: object, given: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines of EHLO that the hook has kept. Raises UnusableError."""
+    """Return the lines of the EHLO reply that the hook has kept. Raise UnusableError if the list is
+    invalid.
+    """
     if not isinstance(status, list) or not all(isinstance(each, str) for each in status):
         raise UnusableError("it did not answer the list of the lines of the reply")
     lines = tuple(each[4:] for each in status)
@@ -402,7 +410,7 @@ def _numbered(lines: Sequence[str]) -> list[str]:
 
 
 def _takes_lines(hook: Hook) -> bool:
-    """Return whether handle_EHLO has the form with five arguments. Raises ValueError."""
+    """Return whether handle_EHLO has the five-argument form. Raise ValueError if it has neither form."""
     count = len(inspect.signature(hook).parameters)
     if count not in (4, 5):
         raise ValueError("handle_EHLO takes (server, session, envelope, hostname, responses)")
@@ -410,7 +418,7 @@ def _takes_lines(hook: Hook) -> bool:
 
 
 def _options(size: int, body: str, smtputf8: bool) -> list[str]:
-    """Return the parameters of MAIL that aiosmtpd knows."""
+    """Return the parameters of MAIL that aiosmtpd supports."""
     size_given = [f"SIZE={size}"] if size else []
     return [*size_given, *([f"BODY={body}"] if body != "7BIT" else []), *(["SMTPUTF8"] if smtputf8 else [])]
 
@@ -423,7 +431,7 @@ def _peer(client: ClientInfo) -> tuple[object, ...] | str:
 
 
 def _restore(envelope: Envelope, before: Mapping[str, Any]) -> None:  # Any: values of an Envelope
-    """Undo what a hook has done that did not accept."""
+    """Undo the changes of a hook that did not accept."""
     for field, value in before.items():
         setattr(envelope, field, value)
 
@@ -437,7 +445,7 @@ def _is_async(hook: Hook) -> bool:
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """Return the loop of an `async def` hook; in the thread of a `def` hook there is none."""
+    """Return the event loop of an `async def` hook. There is none in the thread of a `def` hook."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -457,7 +465,7 @@ async def _awaited(result: Awaitable[object]) -> object:
 
 
 def _in_thread(steps: Coroutine[Any, Any, Answer]) -> Answer:  # Any: asyncio's own words
-    """Run the steps around a `def` hook, which await nothing."""
+    """Run the steps around a `def` hook, which do not await anything."""
     try:
         steps.send(None)
     except StopIteration as done:

@@ -1,15 +1,14 @@
-"""The interface of an operator's own policy: events, decisions and the class to derive from.
+"""The interface of an operator's own policy: events, decisions, and the base class.
 
-This is a public interface (docs/send/policy.md): names and fields are kept. A policy is asked at the steps of
-a session whose methods it overrides, and answers with a `Decision` or `None`, which accepts. Decisions are
-checked when they are built, where the policy's author sees what is wrong: a reply that is no refusal, a
-header field that could end the header or forge another. `runner` says what happens to a policy that raises or
-hangs.
+This is a public interface (docs/send/policy.md), so names and fields do not change. A policy overrides the
+methods of the session steps it wants to decide. A method returns a `Decision`, or `None` to accept. Decisions
+are validated when they are created, so that the policy's author sees the error: for example, a reply that is
+not a refusal, or a header field that could end the header or forge another field. `runner` defines what
+happens when a policy raises an exception or hangs.
 
-What a handler or an authenticator of aiosmtpd is asked beyond a policy's steps, and what it may change.
-
-A step's name is that of the hook. `aiosmtpd_handler` makes these decisions; `state/changed_envelope` applies
-them after the checks of permission and syntax.
+The module also declares the additional events for aiosmtpd handlers and authenticators, and the changes that
+they may make. The name of such a step is the name of the hook. `aiosmtpd_handler` creates these decisions;
+`state/changed_envelope` applies them after the checks of permissions and syntax.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.params import MailCommand
 
-MAX_REPLY_TEXT = 400  # octets; RFC 5321 4.5.3.1.5 gives a reply line 512
+MAX_REPLY_TEXT = 400  # bytes; RFC 5321 4.5.3.1.5 limits a reply line to 512
 MAX_FIELD_NAME = 76
 MAX_FIELD_VALUE = 998
-MAX_EDITS = 50  # names to remove, and as many fields to add, in one decision
+MAX_EDITS = 50  # names to remove, and the same number of fields to add, in one decision
 
 _TEXT = re.compile(r"[ -~]+")
 _DETAIL = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
@@ -39,11 +38,12 @@ _VALUE = re.compile(r"[ -~\t]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientInfo:
-    """The client of a session. `""` (0 for the port) means unknown so far, or not applicable.
+    """The client of a session. `""` (0 for the port) means that a value is not yet known or does not apply.
 
-    `address` is `""` on a Unix socket; `tls` is the version, such as "TLSv1.3"; `certificate` the SHA-256
-    fingerprint of the client's certificate in hexadecimal; `listener` the listener's address as configured.
-    `extended`: EHLO, not HELO. `kept` is what a handler of aiosmtpd keeps about this client.
+    `address` is `""` on a Unix socket. `tls` is the version, such as "TLSv1.3"; `certificate` is the SHA-256
+    fingerprint of the client's certificate in hexadecimal; `listener` is the listener's address as
+    configured. `extended` is true after EHLO and false after HELO. `kept` is the data that a policy for
+    aiosmtpd handlers stores about this client.
     """
 
     address: str = ""
@@ -59,7 +59,7 @@ class ClientInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A step of a session. `step` is also the name of the method that is asked about it."""
+    """A step of a session. `step` is also the name of the policy's method for it."""
 
     step: ClassVar[str]
     client: ClientInfo = field(default_factory=ClientInfo)
@@ -67,16 +67,16 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect(Event):
-    """A client has connected; nothing has been said yet."""
+    """A client has connected and has not sent a command."""
 
     step: ClassVar[str] = "connect"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helo(Event):
-    """EHLO (`extended`) or HELO; `client.helo` is still the name of an EHLO before, if there was one.
+    """EHLO (`extended`) or HELO. `client.helo` is still the name from an earlier EHLO, if there was one.
 
-    `lines` are those of the reply to EHLO.
+    `lines` are the lines of the reply to EHLO.
     """
 
     step: ClassVar[str] = "helo"
@@ -87,7 +87,7 @@ class Helo(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auth(Event):
-    """A log-in whose password was right; `client.user` is set once this is accepted."""
+    """A login with a correct password. `client.user` is set after the policy has accepted it."""
 
     step: ClassVar[str] = "auth"
     user: str
@@ -96,7 +96,7 @@ class Auth(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mail(Event):
-    """MAIL: `sender` is `""` for the null sender; `size` is what the client announced, 0 when nothing."""
+    """MAIL. `sender` is `""` for the null sender. `size` is the size that the client announced, or 0."""
 
     step: ClassVar[str] = "mail"
     sender: str
@@ -108,9 +108,9 @@ class Mail(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rcpt(Event):
-    """RCPT; `recipients_so_far` is how many the message has already.
+    """RCPT. `recipients_so_far` is the number of recipients that the message already has.
 
-    `mail` and `recipients` are the relay's, for handlers of aiosmtpd.
+    `mail` and `recipients` are internal to the relay, for aiosmtpd handlers.
     """
 
     step: ClassVar[str] = "rcpt"
@@ -123,7 +123,9 @@ class Rcpt(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headers(Event):
-    """The header section is there. `fields` are in order, unfolded, undecoded (RFC 2047), at most 32 KB."""
+    """The header section has arrived. `fields` are in order, unfolded, undecoded (RFC 2047), at most 32
+    KB.
+    """
 
     step: ClassVar[str] = "headers"
     message_id: str
@@ -134,7 +136,9 @@ class Headers(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndOfData(Event):
-    """The whole message is there and not yet acknowledged. Its header is on disk: no edits any more."""
+    """The whole message has arrived and is not yet acknowledged. Its header is on disk, so it cannot be
+    edited.
+    """
 
     step: ClassVar[str] = "end_of_data"
     message_id: str
@@ -149,11 +153,12 @@ EVENTS: tuple[type[Event], ...] = (Connect, Helo, Auth, Mail, Rcpt, Headers, End
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision. `reply` refuses. Otherwise `zone` and the fields to `add` and `remove` hold for the
+    """A decision. `reply` refuses. Otherwise `zone` and the fields to `add` and `remove` apply to the
     message.
 
-    Zones can be chosen at mail, headers and end_of_data (for all recipients) and at rcpt (for that one);
-    header fields from connect to headers. Raises ValueError or TypeError when it makes no sense.
+    A zone can be chosen at mail, headers and end_of_data (for all recipients) and at rcpt (for that one
+    recipient). Header fields can be changed from connect to headers. The constructor raises ValueError or
+    TypeError if the decision is invalid.
     """
 
     reply: Reply | None = None
@@ -183,13 +188,15 @@ class Decision:
 
 
 ServerReply = Decision | None | Awaitable[Decision | None]
-"""What a method may return: `def` a decision or None, `async def` the same."""
+"""The possible results of a method: a `def` returns a decision or None, an `async def` an awaitable of
+these.
+"""
 
 
 def accept(*, zone: str = "", add: Iterable[tuple[str, str]] = (), remove: Iterable[str] = ()) -> Decision:
-    """Go on; with `zone`, deliver through it; with `add` and `remove`, change the header.
+    """Accept. With `zone`, deliver through that zone; with `add` and `remove`, change the header.
 
-    `remove` takes every field of those names out of the message as it came, `add` puts new ones on top.
+    `remove` removes all fields with these names from the received message; `add` adds new fields at the top.
     """
     _require(not isinstance(remove, str), "remove is a list of names")
     return Decision(zone=zone, add=tuple((name, value) for name, value in add), remove=tuple(remove))
@@ -198,14 +205,14 @@ def accept(*, zone: str = "", add: Iterable[tuple[str, str]] = (), remove: Itera
 def refuse(code: int, detail: str, text: str) -> Decision:
     """Refuse with `code` (400–499: try again; 500–599: never), as in `refuse(550, "7.1", "Not here")`.
 
-    421 also ends the session.
+    Code 421 also ends the session.
     """
     return Decision(reply=Reply(code, detail, text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyContext:
-    """The arguments of a policy's constructor. `file` is the listener's policy_file."""
+    """The argument of a policy's constructor. `file` is the listener's policy_file."""
 
     listener: str = ""
     hostname: str = ""
@@ -214,19 +221,20 @@ class PolicyContext:
 
 
 class Policy:
-    """Accepts everything. Derive from it and override the steps that matter; the others cost nothing.
+    """A policy that accepts everything. Derive from it and override the steps you need; the others cost
+    nothing.
 
-    `def` methods are called in several threads at once, `async def` methods all in one.
+    `def` methods are called in several threads concurrently, `async def` methods all in one.
     """
 
     events: ClassVar[tuple[type[Event], ...]] = EVENTS
 
     def __init__(self, context: PolicyContext) -> None:
-        """Raise ValueError, as a message for the operator, when the policy cannot work."""
+        """Prepare the policy. Raise ValueError with a message for the operator if the policy cannot work."""
         self.context = context
 
     def connect(self, event: Connect) -> ServerReply:
-        """Refused: the answer takes the place of the greeting, and the session ends."""
+        """Decide about a new connection. A refusal replaces the greeting, and the session ends."""
         return None
 
     def helo(self, event: Helo) -> ServerReply:
@@ -242,15 +250,19 @@ class Policy:
         return None
 
     def headers(self, event: Headers) -> ServerReply:
-        """Refused: the rest of the message is read and dropped, then answered."""
+        """Decide about the header. After a refusal, the rest of the message is read and discarded before the
+        reply.
+        """
         return None
 
     def end_of_data(self, event: EndOfData) -> ServerReply:
-        """Refused: the message is forgotten. Accepted here does not yet mean stored."""
+        """Decide about the whole message. A refusal discards it. Accepting it does not yet mean that it is
+        stored.
+        """
         return None
 
     def close(self) -> Awaitable[None] | None:
-        """The listener is gone or the relay stops."""
+        """Release resources, when the listener is removed or the relay stops."""
         return None
 
 
@@ -278,14 +290,14 @@ def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or len(name) > MAX_FIELD_NAME:
         raise ValueError(f"not the name of a header field: {name[:MAX_FIELD_NAME]!r}")
     if name.lower() == "received":
-        # RFC 5321 4.4: MUST NOT change or delete; they are what stops a mail loop.
+        # RFC 5321 4.4: they MUST NOT be changed or deleted, because they stop mail loops.
         raise ValueError("Received fields are the relay's alone")
 
 
 def _check_value(name: str, value: str) -> None:
     _require(isinstance(value, str), f"the value of {name} is a str")
     if not _VALUE.fullmatch(value):
-        # UTF-8 here would need SMTPUTF8 of every server behind us (RFC 6532).
+        # UTF-8 here would require SMTPUTF8 from every server on the path (RFC 6532).
         raise ValueError(
             f"the value of {name} is one line of printable ASCII: encode the rest with email.header.Header"
         )
@@ -305,7 +317,7 @@ class Rset(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noop(Event):
-    """A NOOP command. `argument` is `""` without one."""
+    """A NOOP command. `argument` is `""` if it has none."""
 
     step: ClassVar[str] = "handle_NOOP"
     argument: str
@@ -313,7 +325,7 @@ class Noop(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vrfy(Event):
-    """VRFY of a client that may relay; `address` is without its angle brackets."""
+    """VRFY from a client that may relay. `address` is without its angle brackets."""
 
     step: ClassVar[str] = "handle_VRFY"
     address: str
@@ -321,14 +333,14 @@ class Vrfy(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quit(Event):
-    """The reply is 221, whatever the hook answers."""
+    """A QUIT command. The reply is always 221, whatever the hook returns."""
 
     step: ClassVar[str] = "handle_QUIT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeMessage(Event):
-    """The whole message as the client sent it, with CRLF line ends, without dot-stuffing."""
+    """The whole message as the client sent it, with CRLF line ends and without dot-stuffing."""
 
     step: ClassVar[str] = "handle_DATA"
     mail: MailCommand
@@ -338,7 +350,7 @@ class WholeMessage(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresentedLogin(Event):
-    """Credentials that a client presents. The answer accepts or refuses; 4yz: it cannot be told now."""
+    """Credentials that a client sent. The reply accepts or refuses; 4yz means a temporary failure."""
 
     step: ClassVar[str] = "authenticator"
     user: str
@@ -351,11 +363,11 @@ HANDLER_EVENTS: tuple[type[Event], ...] = (Rset, Noop, Vrfy, Quit, WholeMessage)
 
 @dataclass(frozen=True, slots=True)
 class Changes(Decision):
-    """The envelope as a hook has left it, where that differs from the relay's.
+    """The differences between the envelope after a hook and the relay's envelope.
 
-    `sender` is `""` for the null sender, `None` when it stays. `added` and `removed` are recipients; at RCPT
-    the recipient itself is among `removed` when others take its place. `content` is a new message with CRLF
-    line ends. `lines` are those that the reply to EHLO keeps, `told` is the reply to VRFY.
+    `sender` is `""` for the null sender, or `None` if it is unchanged. `added` and `removed` are recipients;
+    at RCPT, `removed` includes the recipient of the command if others replace it. `content` is a new message
+    with CRLF line ends. `lines` are the lines to keep in the reply to EHLO, and `told` is the reply to VRFY.
     """
 
     sender: str | None = None

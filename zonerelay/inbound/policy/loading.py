@@ -1,7 +1,9 @@
-"""Imports what the options `policy` and `authenticator` of a listener name, and makes objects of it.
+"""Imports the objects that the options `policy` and `authenticator` of a listener name, and creates
+instances.
 
-A policy is a class that derives from `Policy`, or a handler of aiosmtpd, which has methods such as
-handle_DATA: a class that needs no arguments, or an object. aiosmtpd is imported only for these.
+A policy is a class derived from `Policy`, or an aiosmtpd handler with methods such as handle_DATA: either a
+class whose constructor needs no arguments, or an object. aiosmtpd is imported only if it is needed. Every
+failure is a ValueError with a message for the operator.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ Made = TypeVar("Made")
 
 
 def load_policy(name: str, context: PolicyContext) -> Policy:
-    """Import and run the operator's code, without a time limit: at a start or a reload.
+    """Import the operator's code and create the policy. There is no time limit, because this is at start or
+    reload.
 
-    Raises ValueError with a text for the operator.
+    Raise ValueError with a message for the operator on failure.
     """
     found = _named(name)
     if not (inspect.isclass(found) and issubclass(found, Policy)):
@@ -36,7 +39,9 @@ def load_policy(name: str, context: PolicyContext) -> Policy:
 
 
 def load_authenticator(name: str, context: PolicyContext) -> Callable[[PresentedLogin], object]:
-    """Import the operator's code; return the step that asks it. Raises ValueError as `load_policy` does."""
+    """Import the operator's code, and return the step that calls it. Raise ValueError as `load_policy`
+    does.
+    """
     found = _named(name)
     check: Any = _made(name, found) if inspect.isclass(found) else found  # Any: an operator's object
     expected = (
@@ -60,7 +65,7 @@ def _handler_policy(name: str, found: object, context: PolicyContext) -> Policy:
         )
     if context.file is not None:
         raise ValueError("a handler of aiosmtpd does not get policy_file: leave it out")
-    # Without a handler aiosmtpd is not in memory.
+    # Imported here, so that aiosmtpd uses no memory unless there is a handler.
     from zonerelay.inbound.policy.aiosmtpd_handler import HandlerPolicy  # noqa: PLC0415
 
     return HandlerPolicy(_object(found), context)
@@ -80,7 +85,7 @@ def _object(found: object) -> object:
 
 
 class _WrongKindError(ValueError):
-    """The text says everything."""
+    """The object is not a policy of any kind. The text is a complete message."""
 
 
 def _made(name: str, make: Callable[[], Made]) -> Made:
@@ -89,7 +94,7 @@ def _made(name: str, make: Callable[[], Made]) -> Made:
     except _WrongKindError:
         raise
     except ValueError as error:
-        # Said in words for the operator, as the base class asks for.
+        # The text is a message for the operator, as the base class requires.
         raise ValueError(f"{name} cannot be used: {error}") from error
     except (Exception, SystemExit) as error:
         raise ValueError(f"{name} cannot be used: {type(error).__name__}: {error}") from error

@@ -1,12 +1,12 @@
-"""Asks an operator's policy, within a time limit and in threads of its own.
+"""Calls an operator's policy in dedicated threads and within a time limit.
 
-Promises: `ask` and `close` end within the time limit and raise only CancelledError. A policy that raises, is
-late, has no thread left or gives an invalid answer costs the client a bland 451, the operator a log line and
-a count; the relay goes on, and a late answer is dropped. Events whose methods the policy does not override
-are not asked and cost nothing.
+Promises: `ask` and `close` end within the time limit and raise only CancelledError. If a policy raises an
+exception, exceeds the limit, gets no free thread or returns an invalid answer, the client gets a generic 451,
+and the failure is logged and counted. The relay continues, and a late answer is discarded. Events whose
+methods the policy does not override cost nothing.
 
-What no thread can give: a policy in pure Python shares the interpreter with the relay, and C code that does
-not release it, or `os._exit`, stops everything.
+Limits of threads: a policy in pure Python shares the interpreter with the relay, and C code that does not
+release the GIL, or `os._exit`, stops everything.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class _Step:
 
 
 class PolicyRunner:
-    """One policy of one listener, with its authenticator if there is one.
+    """Runs one policy of one listener, with its authenticator if there is one.
 
-    `zones` are the names that a decision may choose.
+    `zones` returns the names of the zones that a decision may choose.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PolicyRunner:
         self.asked: frozenset[type[Event]] = frozenset(self._steps)
 
     async def ask(self, event: Event) -> Decision:
-        """Raises only CancelledError."""
+        """Return the policy's decision about an event. Raise only CancelledError."""
         step = self._steps.get(type(event))
         if step is None:
             return ACCEPT
@@ -101,7 +101,7 @@ class PolicyRunner:
         return NOT_AVAILABLE
 
     async def close(self) -> None:
-        """Let the policy close, then end its threads. Raises only CancelledError."""
+        """Call the policy's `close`, then end its threads. Raise only CancelledError."""
         if self._closed:
             return
         try:
@@ -130,7 +130,7 @@ class PolicyRunner:
             if not call.answer.done():
                 call.answer.cancel()
                 executor.give_up(call)
-                call.question = _nothing  # what waits behind calls that hang must not keep whole messages
+                call.question = _nothing  # so that a waiting call keeps no message in memory
         if not call.answer.cancelled():
             return call.answer.result()
         if not call.started:
@@ -154,7 +154,9 @@ def _nothing() -> None:
 
 
 def overridden(policy: Policy, name: str) -> tuple[Callable[..., object], bool] | None:
-    """Return the policy's own method and whether it is `async def`; None when it is the base class's."""
+    """Return the overridden method and whether it is `async def`, or None if it is the method of the base
+    class.
+    """
     method, base = getattr(policy, name, None), getattr(Policy, name, None)
     if method is None or getattr(method, "__func__", method) is base:
         return None

@@ -1,8 +1,9 @@
-"""The threads in which an operator's code runs, so that it can stop neither the event loop nor the process.
+"""The threads that run an operator's code, so that it can block neither the event loop nor the process's
+exit.
 
-`def` methods run in at most `MAX_THREADS` threads, `async def` methods on an event loop in a thread of its
-own. All threads are daemons, those behind `asyncio.to_thread` on that loop too: a thread that hangs for ever
-does not keep the process from exiting.
+`def` methods run in at most `MAX_THREADS` threads, `async def` methods on an event loop in a dedicated
+thread. All threads are daemon threads, including those behind `asyncio.to_thread` on that event loop. A
+thread that hangs forever does not prevent the process from exiting.
 """
 
 from __future__ import annotations
@@ -24,15 +25,14 @@ from zonerelay.inbound.policy.api import ACCEPT, Changes, Decision
 
 # One call of an operator's code, and its result.
 #
-# It runs in the operator's threads. No exception of that code leaves `run` and `run_async`, SystemExit and
-# KeyboardInterrupt included; the result is checked there as well, since even that may run the operator's
-# code.
+# It runs in the operator's threads. `run` and `run_async` raise no exception of that code, not even
+# SystemExit and KeyboardInterrupt. They also check the result, because even that may run the operator's code.
 
 MAX_DETAIL = 500
 
 
 class FailureKind(enum.StrEnum):
-    """A metric label: the list is fixed."""
+    """The kind of a failure, as a metric label. The list is fixed."""
 
     TIMEOUT = "timeout"
     ERROR = "error"
@@ -42,18 +42,18 @@ class FailureKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A call without a usable result; `detail` is for the operator."""
+    """A call without a usable result. `detail` is for the operator."""
 
     kind: FailureKind
     detail: str
 
 
 Result = Decision | Failure
-_RESULTS = (Decision, Changes, Failure)  # exactly these: a subclass is an operator's code
+_RESULTS = (Decision, Changes, Failure)  # exactly these classes: a subclass is an operator's code
 
 
 class Call:
-    """One question on its way through a thread. `answer` is a future of the loop that asks."""
+    """One call on its way through a thread. `answer` is a future of the caller's event loop."""
 
     __slots__ = ("_loop", "answer", "asked", "given_up", "question", "started", "task")
 
@@ -75,14 +75,14 @@ class Call:
 
     async def run_async(self) -> None:
         try:
-            # Only questions of `async def` methods come here.
+            # Only calls of `async def` methods reach this.
             result = understood(await _awaited(self.question()))
         except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop
             result = Failure(FailureKind.ERROR, described(error))
         self._reply(result)
 
     def _reply(self, result: Result) -> None:
-        # A closed loop means that no caller waits any more.
+        # A closed loop means that no caller is waiting.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(_resolve, self.answer, result)
 
@@ -104,7 +104,7 @@ def described(error: BaseException) -> str:
     """Return the text of an exception, with the deepest line of the operator's code."""
     try:
         text = str(error)[:MAX_DETAIL]
-    except BaseException:  # noqa: BLE001 - it is a stranger's __str__
+    except BaseException:  # noqa: BLE001 - it is the operator's __str__
         text = "(its text cannot be shown)"
     where = ""
     trace = error.__traceback__
@@ -122,13 +122,13 @@ async def _awaited(answer: object) -> object:
 
 
 def _resolve(answer: asyncio.Future[Result], result: Result) -> None:
-    if not answer.done():  # else it is late, and dropped
+    if not answer.done():  # otherwise it is late and discarded
         answer.set_result(result)
 
 
 MAX_THREADS = 8
-MAX_TASKS = 1000  # on the loop, those that do not end when they are cancelled included
-GRACE = 0.5  # how long tasks that are cancelled at the end may take to notice
+MAX_TASKS = 1000  # on the event loop, including tasks that do not end when they are cancelled
+GRACE = 0.5  # seconds that cancelled tasks may take to end
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -137,7 +137,7 @@ _log = logging.getLogger(__name__)
 
 
 class Work(Protocol):
-    """A call that `Threads` runs. `run` never raises."""
+    """A call that `Threads` can run. `run` never raises an exception."""
 
     asked: float
     started: bool
@@ -147,7 +147,7 @@ class Work(Protocol):
 
 
 class Threads:
-    """At most `MAX_THREADS` daemon threads, made when there is something to do."""
+    """A pool of at most `MAX_THREADS` daemon threads, which are created on demand."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -167,11 +167,11 @@ class Threads:
             self._ready.notify()
 
     def give_up(self, work: Work) -> None:
-        """Do not begin this call; a call that has begun keeps its thread until it ends."""
+        """Skip this call if it has not started. A call that has started keeps its thread until it ends."""
         work.given_up = True
 
     def stuck(self, since: float) -> bool:
-        """Return whether every thread runs a call that was asked before `since`."""
+        """Return whether every thread runs a call that was submitted before `since`."""
         with self._ready:
             return len(self._running) >= MAX_THREADS and all(work.asked < since for work in self._running)
 
@@ -186,7 +186,7 @@ class Threads:
             work.run()
             with self._ready:
                 self._running.discard(work)
-            del work  # what hangs on it need not wait for the next one
+            del work  # free its data before waiting for the next call
 
     def _next(self) -> Work | None:
         with self._ready:
@@ -205,14 +205,14 @@ class Threads:
 
 
 class LoopThread:
-    """An event loop in a daemon thread of its own."""
+    """An event loop in a dedicated daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._executor = _DaemonExecutor(name)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting: deque[Call] = deque()  # submitted, and the loop has not come to them
+        self._waiting: deque[Call] = deque()  # submitted calls that the event loop has not started
         self._closing = False
         self._ended: Callable[[], None] = lambda: None
 
@@ -222,11 +222,13 @@ class LoopThread:
 
     def give_up(self, call: Call) -> None:
         call.given_up = True
-        with contextlib.suppress(RuntimeError):  # closed meanwhile, and everything cancelled
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and everything cancelled
             self._running_loop().call_soon_threadsafe(self._cancel, call)
 
     def stuck(self, since: float) -> bool:
-        """Return whether the loop is blocked: it has not begun a call that was asked before `since`."""
+        """Return whether the loop is blocked: it has too many tasks, or has not begun a call from before
+        `since`.
+        """
         try:
             return len(self._tasks) >= MAX_TASKS or self._waiting[0].asked < since
         except IndexError:
@@ -270,7 +272,7 @@ class LoopThread:
         task.add_done_callback(self._tasks.discard)
 
     async def _perform(self, call: Call) -> None:
-        self._waiting.popleft()  # tasks begin in the order in which they were submitted
+        self._waiting.popleft()  # tasks begin in the order of submission
         if not call.given_up:
             call.started = True
             await call.run_async()
@@ -282,7 +284,7 @@ class LoopThread:
 
 
 class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
-    """For `asyncio.to_thread`. The real one's threads are joined at exit, even one that hangs."""
+    """The executor for `asyncio.to_thread`. Unlike the base class, it does not join its threads at exit."""
 
     def __init__(self, name: str) -> None:
         super().__init__(max_workers=1)

@@ -1,6 +1,7 @@
-"""One SMTP session: `session` moves bytes, `commands` answers command lines, `transport` unwraps PROXY, TLS.
+"""One SMTP session: `session` moves bytes, `commands` answers command lines, `transport` handles PROXY and
+TLS.
 
-`mail`, `ehlo` and `auth` hold the commands; `timeouts` says how long a client may take.
+`admission` counts connections, and `conversation` holds the state that the commands share.
 
-No module is for code outside inbound/.
+Code outside inbound/ imports no module of this package.
 """

@@ -1,8 +1,7 @@
-"""Admits connections to one listener and counts them: by address, by client, by network, by memory.
+"""Admits connections to one listener and counts them by address, client, network and memory.
 
-Owns the set of live sessions. `welcome` and `farewell` come in pairs; `forget`
-comes last, when no work of the session is left either. A refusal is the reply that the client gets, with its
-reason.
+It owns the set of open sessions. Each `welcome` needs one `farewell`. `forget` comes last, when no task of
+the session is running. A refusal is the reply for the client, with its reason.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Admission(Generic[S]):
         self.draining = False
 
     def configure(self, settings: ListenerSettings) -> None:
-        """Admit by these settings from now on; open connections stay."""
+        """Apply these settings to new connections. Open connections stay."""
         self._access = AccessPolicy(settings)
         self._limits.change(
             total=settings.max_connections,
@@ -56,15 +55,15 @@ class Admission(Generic[S]):
 
     @property
     def count(self) -> int:
-        """Connections that are open and admitted."""
+        """The number of open connections that were admitted."""
         return self._limits.count
 
     def welcome(self, session: S, peer: object) -> tuple[Client, ServerReply | None]:
-        """Identify the client of a new connection and count it, or return why it is refused."""
+        """Identify the client of a new connection and count it, or return the refusal."""
         client = self._access.identify(peer)
         self.sessions.add(session)
         if not client.address and not self._is_unix:
-            # The client left before it was identified: HAProxy's checks do that.
+            # The client disconnected before it was identified, as HAProxy's health checks do.
             return client, replies.NOBODY
         if self.draining:
             return client, replies.SHUTTING_DOWN
@@ -79,13 +78,13 @@ class Admission(Generic[S]):
         return client, None
 
     def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
-        """Count the connection as that of the client that PROXY or XCLIENT names, or return why not."""
+        """Count the connection as one of the client that PROXY or XCLIENT names, or return the refusal."""
         named = self._access.named(address, port, by=client)
         reason = self._limits.move(_counted_as(client), _counted_as(named))
         return (named, None) if reason is None else (client, _TOO_MANY[reason])
 
     def farewell(self, session: S, client: Client) -> None:
-        """The connection is gone. Does nothing for one that was not admitted."""
+        """Stop counting a closed connection. Do nothing if it was not admitted."""
         holders = self._memory.holders
         if session in holders:
             holders.discard(session)
@@ -93,13 +92,13 @@ class Admission(Generic[S]):
             self._metrics.inbound.value -= 1
 
     def forget(self, session: S) -> None:
-        """The connection is gone and no work of the session is left."""
+        """Remove a closed session, when none of its tasks is running."""
         self.sessions.discard(session)
         if not self.sessions and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
 
     async def emptied(self, timeout: float | None) -> bool:
-        """Wait until no session is left; false when `timeout` seconds are over before."""
+        """Wait until no session is left. Return False if that takes longer than `timeout` seconds."""
         if not self.sessions:
             return True
         self._empty = asyncio.get_running_loop().create_future()
@@ -109,5 +108,5 @@ class Admission(Generic[S]):
 
 
 def _counted_as(client: Client) -> str:
-    """A load balancer counts in the total only: its clients are counted once they are named."""
+    """Return the address to count. A load balancer counts in the total only, until its client is named."""
     return "" if client.proxies else client.address

@@ -1,36 +1,33 @@
-"""Answers one line of a client: reads the command and calls its function in `mail`, `ehlo` or `auth`. No I/O.
+"""Answers one line of a client: parses the command and calls its function. No I/O.
 
-Policy, where the RFCs leave room:
+Policy, where the RFCs leave a choice:
 
-- Input pipelined behind EHLO, HELO, AUTH or DATA ends the session with 554 5.5.0 (RFC 2920 3.1): their reply
-  decides how the following bytes are to be read, and a client that did not wait for it may be a web page that
-  was made to post here. Pipelined groups as the RFC allows them are answered in order. The session drops what
-  is pipelined behind STARTTLS unread (RFC 3207 4.2).
-- VRFY tells nothing but what a handler of aiosmtpd says to clients that may relay. EXPN and the TURN commands
-  are not implemented.
+- Input that is pipelined after EHLO, HELO, AUTH or DATA ends the session with 554 5.5.0 (RFC 2920 3.1). The
+  reply to these commands determines how the following bytes are read, and a client that did not wait for it
+  may be a web page that was made to send a POST request here. Pipelined groups that the RFC allows are
+  answered in order. Input that is pipelined after STARTTLS is discarded by the session (RFC 3207 4.2).
+- VRFY reveals nothing, except a reply of an aiosmtpd handler to clients that may relay. EXPN and the TURN
+  commands are not implemented.
 
-The commands that identify a client: EHLO, HELO, STARTTLS, XCLIENT.
+Commands that identify a client: EHLO, HELO, STARTTLS, XCLIENT. EHLO and HELO may be repeated and reset the
+transaction (RFC 5321 4.1.4). XCLIENT is accepted from listed peers only and makes the session that of another
+client, whose permissions are then evaluated.
 
-EHLO and HELO may come again and reset the transaction (RFC 5321 4.1.4). XCLIENT, from listed peers only,
-makes the session that of another client; what that client may do is decided anew.
+The AUTH command (RFC 4954): this module implements the protocol, and `access/auth` checks the passwords. AUTH
+is refused without TLS unless the listener explicitly allows it. Failed attempts are counted per connection
+here, and per client where the passwords are checked. A wrong name and a wrong password get the same reply. If
+the check was not possible, the reply is 454 and never 535, because a client treats 535 as permanent.
 
-The AUTH command (RFC 4954): its rules in the session. `access/auth` checks the passwords.
+Commands of a mail transaction: MAIL, RCPT, DATA, BDAT, RSET (RFC 5321 4.1.1, RFC 3030). This module enforces
+their order; `cleanup/envelope` checks sender and recipients.
 
-Refused without TLS unless the listener says otherwise in words. Failed attempts are counted per connection
-here, and per client where the passwords are checked. A wrong name and a wrong password get the same reply. A
-check that could not be made is answered 454, never 535, which makes a client give up for good.
+Policy for these, where the RFCs leave a choice:
 
-The commands of a mail transaction: MAIL, RCPT, DATA, BDAT, RSET (RFC 5321 4.1.1, RFC 3030).
-
-They say what may come when; `cleanup/envelope` checks sender and recipients.
-
-Policy, where the RFCs leave room:
-
-- MAIL needs EHLO or HELO first. A client that has to log in for anything is refused at MAIL.
-- Wishes for reports are refused (555) where DSN is not offered, and have no effect where it is offered
+- MAIL requires EHLO or HELO first. A client that must log in before anything else is refused at MAIL.
+- DSN parameters are refused (555) where DSN is not offered. They have no effect where DSN is offered only
   because the client may still log in.
-- The bytes of a refused BDAT are read and dropped before it is answered, and its transaction is over: what a
-  client pipelines behind it must not run as commands. A BDAT without a readable size ends the session,
+- The bytes of a refused BDAT are read and discarded before the reply, and its transaction ends, so that input
+  that the client pipelined after it cannot run as commands. A BDAT with an unreadable size ends the session,
   because the end of its bytes is unknown.
 """
 
@@ -60,7 +57,7 @@ from zonerelay.smtp.server.paths import CommandError
 from zonerelay.smtp.server.proxy_protocol import parse_xclient
 from zonerelay.smtp.server.sasl import SaslExchange, parse_auth
 
-REMEMBERED = 1024  # paths with parameters: the same come again and again. Not whole lines: AUTH's are secret
+REMEMBERED = 1024  # paths with parameters, which repeat often; not whole lines, because AUTH is secret
 
 _parse_mail = lru_cache(maxsize=REMEMBERED)(parse_mail)
 
@@ -181,7 +178,9 @@ def auth(conversation: Conversation, argument: str) -> ServerReply:
 
 
 def respond(conversation: Conversation, exchange: SaslExchange, line: bytes) -> ServerReply:
-    """The client's line in an exchange, which is over unless it gets another challenge."""
+    """Return the reply to the client's line in an AUTH exchange, which ends unless there is another
+    challenge.
+    """
     try:
         return _step(conversation, exchange, line.decode("ascii", "replace"))
     except CommandError as error:
@@ -299,7 +298,7 @@ Command = Callable[[Conversation, str], ServerReply]
 
 
 def answer(conversation: Conversation, line: bytes | LineFault, *, more: bool) -> ServerReply:
-    """Return the reply to a line; `more` says that further input is already there."""
+    """Return the reply to a line. `more` is true if further input has already arrived."""
     conversation.commands += 1
     if (
         isinstance(line, LineFault)
@@ -319,7 +318,7 @@ def answer(conversation: Conversation, line: bytes | LineFault, *, more: bool) -
     except CommandError as error:
         refusal = replies.bad_command(error.reply)
         if line[:4].upper() == b"BDAT":
-            # The end of its octets is unknown, and they must not run as commands.
+            # The end of its bytes is unknown, and they must not run as commands.
             refusal = replace(refusal, then=Then.CLOSE)
         return conversation.refuse(refusal, verb)
 
@@ -395,7 +394,7 @@ def _tls_before(verb: str) -> Command:
     return lambda conversation, _: conversation.refuse(replies.TLS_FIRST, verb)
 
 
-# RFC 3207 4: the commands that a server that insists on TLS still answers without it.
+# RFC 3207 4: the commands that a server that requires TLS still answers without it.
 _IN_CLEAR = {
     **{verb: _tls_before(verb) for verb in _COMMANDS},
     **{verb: _COMMANDS[verb] for verb in ("EHLO", "HELO", "STARTTLS", "BDAT", "NOOP", "RSET", "QUIT")},

@@ -1,15 +1,15 @@
-"""The state of one SMTP client's conversation, which the command functions share. No I/O.
+"""The state of one SMTP client's session that the command functions share. No I/O.
 
-Adds to the `Submission` what only SMTP has: the counts of commands, errors and failed log-ins, the SASL
-exchange, chunks. MAIL and RCPT build its mail transaction (RFC 5321 4.1.4).
+It adds to `Submission` the state that only SMTP has: the counts of commands, errors and failed logins, the
+SASL exchange, and chunks. MAIL and RCPT build its mail transaction (RFC 5321 4.1.4).
 
-A new object starts whenever the client is another one (PROXY, XCLIENT) or has completed a TLS handshake:
-nothing that was said before counts.
+A new object is created whenever the client turns out to be another one (PROXY, XCLIENT) or has completed a
+TLS handshake; the earlier state is discarded.
 
-Policy, where the RFCs leave room:
+Policy, where the RFCs leave a choice:
 
-- The reply to an error of a client that may not relay waits, longer each time (`limits/error_delay`).
-- A refusal for the whole session (too many errors) never takes the place of the reply to a message.
+- The reply to an error of a client that may not relay is delayed, longer each time (`limits/connections`).
+- A refusal for the whole session (too many errors) never replaces the reply to a message.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from zonerelay.smtp.server.sasl import SaslExchange
 
 
 class Conversation(Submission):
-    """What the commands of `mail`, `ehlo` and `auth` read and change.
+    """The state that the command functions read and change.
 
-    `held_back` is the reply that waits for `delay`. `exchange` is set while the client's lines are SASL
-    responses. `chunk` is the size of the BDAT being answered, in bytes, and whether it is the last.
+    `held_back` is the reply that is delayed by `delay` seconds. `exchange` is set while the client's lines
+    are SASL responses. `chunk` is the size of the current BDAT in bytes, and whether it is the last one.
     """
 
     def __init__(self, context: ListenerContext, client: Client, tls: TlsInfo | None = None) -> None:
@@ -45,7 +45,7 @@ class Conversation(Submission):
         self._max_errors = settings.max_errors
         self._errors = 0
         self.held_back: ServerReply | None = None
-        self.in_clear = self.client_state.grants.must_start_tls  # most commands need TLS first
+        self.in_clear = self.client_state.grants.must_start_tls  # most commands require TLS first
         self.commands = 0
         self.auth_failures = 0
         self.exchange: SaslExchange | None = None
@@ -61,7 +61,7 @@ class Conversation(Submission):
         mailbox: Mailbox | None = None,
         detail: str = "",
     ) -> ServerReply:
-        """Log and count a refusal, and return it; too many of them end the session."""
+        """Log and count a refusal, and return it. Too many of them end the session."""
         super().refuse(answer, command, message_id=message_id, mailbox=mailbox, detail=detail)
         if answer.counts:
             self._errors += 1
@@ -73,14 +73,16 @@ class Conversation(Submission):
         return answer
 
     def slowed(self, answer: ServerReply) -> ServerReply:
-        """Return the reply, or the order to the session to hold it back for `delay` seconds."""
+        """Return the reply, or tell the session to delay it by `delay` seconds."""
         if answer.then is not Then.GO_ON and answer.then is not Then.CLOSE:
-            return answer  # the next reply waits instead
+            return answer  # the next reply is delayed instead
         self.held_back = answer
         return replies.HOLD_BACK
 
     def ask_handler(self, event: Event, command: str, answer: ServerReply) -> ServerReply:
-        """Ask about a command that only handlers of aiosmtpd are asked about; `answer` is the relay's own."""
+        """Ask the policy about a command that only aiosmtpd handlers decide. `answer` is the relay's own
+        reply.
+        """
 
         def decided(verdict: Verdict) -> ServerReply:
             decision = verdict.decision
@@ -93,7 +95,7 @@ class Conversation(Submission):
         return self.ask(event, decided)
 
     def go_on_from(self, before: Conversation) -> None:
-        """Keep, after STARTTLS, what was decided at the connection; the client says the rest anew."""
+        """Keep the policy's decision at connect after STARTTLS. The client must repeat everything else."""
         for step, edits in before.edits_by_step:
             if step == Connect.step:
                 self.keep_edits(step, edits)

@@ -1,27 +1,27 @@
 """One SMTP session, from the connection to its end.
 
-Owns the state of one connection: its handshakes (PROXY, TLS), the input that waits, the message being
-received, the reply that is pending, and the one timer. `transport` unwraps the bytes, `commands` answers
-lines, `Intake` carries a message to the store. Every command up to DATA is answered inside `data_received`,
-without a task, unless a question has to be asked; a message costs one task, which waits for the store.
-Replies to a pipelined group leave in one write, in order.
+It owns the state of one connection: its handshakes (PROXY, TLS), the unread input, the message being
+received, the pending reply, and one timer. `transport` removes the PROXY header and decrypts, `commands`
+answers lines, and `Intake` brings a message to the store. Commands up to DATA are answered inside
+`data_received`, without a task, unless a lookup is needed. A message needs one task, which waits for the
+store. The replies to a pipelined group are sent in order, in one write.
 
-The order of a beginning: a PROXY header first and exactly once, from listed peers only; then, on a listener
-with implicit TLS, the handshake; then the greeting. After a handshake, and when the client turns out to be
-another one, a new `Conversation` begins: nothing that was said before counts.
+A session begins with a PROXY header, exactly once and from listed peers only. On a listener with implicit
+TLS, the handshake follows; then comes the greeting. After a handshake, and when the client turns out to be
+another one, a new `Conversation` begins and the earlier state is discarded.
 
 Promises:
 
-- Input is bounded: reading pauses while the client does not take replies, while `BACKLOG` bytes wait for the
-  store, while more than `MAX_PIPELINED` bytes of commands wait, and while other large bodies are read. What
-  a session holds is in the account of all sessions.
-- Once the end of data has arrived the message is carried to its reply, whether or not the client stays. A
-  message that can no longer end is aborted in the store and leaves the account of memory.
-- Nothing said in clear text before a TLS handshake counts after it (RFC 3207 4.2).
-- An error in our own code is answered 451 and the session goes on.
-- Time spent waiting for our store, or for a question, does not count against the client.
+- Input is bounded. Reading pauses while the client does not read replies, while `BACKLOG` bytes wait for the
+  store, while more than `MAX_PIPELINED` bytes of commands wait, and while other large bodies are read. The
+  memory of a session is counted in the memory account of all sessions.
+- When the end of data has arrived, the message is stored and answered, even if the client disconnects. A
+  message that can no longer be completed is aborted in the store, and its memory is released.
+- Nothing that was sent unencrypted before a TLS handshake has an effect after it (RFC 3207 4.2).
+- An error in our own code is answered with 451, and the session continues.
+- Time spent waiting for our store, or for a lookup, does not count against the client.
 
-The message that a session receives, as far as the order of its bytes goes. Values only.
+The module also has `Body`, the message that a session receives, with the state of its byte stream.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from zonerelay.telemetry.events.transcript import Record
 
 
 class Body:
-    """A body. `intake` is the message being read or stored, `parked` one between two of its chunks (BDAT):
-    there is one of them at most. Of a refused chunk `discarding` bytes are still to be dropped, and then
-    `owed` is answered.
+    """The body that is being received. `intake` is the message being read or stored; `parked` is a message
+    between two of its BDAT chunks. At most one of them is set. `discarding` bytes of a refused chunk are
+    still to be discarded; then the reply `owed` is sent.
     """
 
     __slots__ = ("behind_others", "discarding", "intake", "owed", "parked")
@@ -71,13 +71,13 @@ class Body:
 
     @property
     def held(self) -> int:
-        """Bytes in the account of all sessions."""
+        """Bytes in the memory account of all sessions."""
         intake = self.intake or self.parked
         return 0 if intake is None else intake.held
 
     @property
     def held_up(self) -> bool:
-        """Bytes wait for the store, or for other bodies."""
+        """Whether bytes wait for the store, or for other bodies."""
         intake = self.intake or self.parked
         return self.behind_others or (intake is not None and intake.backlog > BACKLOG)
 
@@ -90,23 +90,23 @@ MAX_PIPELINED = 64 * 1024
 MAX_LINES_AT_ONCE = 500  # then other connections are served
 
 _FOREIGN = frozenset(b"\x16P\r")
-"""First octets of what is not SMTP: a TLS hello, PROXY headers of both versions."""
+"""First bytes of other protocols: a TLS hello, and PROXY headers of both versions."""
 
 
 class Phase(enum.IntEnum):
-    """How far a session has come; it never goes back."""
+    """The phase of a session, which never goes back."""
 
     OPENING = enum.auto()
     """Handshakes, before the greeting."""
     GREETED = enum.auto()
     DRAINING = enum.auto()
-    """It ends with the mail transaction at hand."""
+    """The session ends with the current mail transaction."""
     ENDED = enum.auto()
-    """The client sends nothing more, and gets the replies that it is owed."""
+    """The client sends nothing more, and still gets the replies that it is owed."""
     LEFT = enum.auto()
-    """It closes, or is closed, because the client has left."""
+    """The session closes, or is closed, because the client has disconnected."""
     CLOSED = enum.auto()
-    """It closes, or is closed, for a reason of ours."""
+    """The session closes, or is closed, for a reason of ours."""
 
 
 _DRAINING, _LEFT = Phase.DRAINING, Phase.LEFT
@@ -132,14 +132,14 @@ class Session(asyncio.Protocol):
         self.phase = Phase.OPENING
         self.body = Body()
         self._running = 0  # tasks
-        # The next reply waits for it: a verdict, a time, or the turns of other connections.
+        # The next reply waits for it: a verdict, a delay, or other connections.
         self._asking: asyncio.Task[None] | asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._charged = 0  # of the account of all sessions: TLS, and lines that wait
+        self._charged = 0  # in the memory account of all sessions: TLS, and unread lines
         self._transcripts = context.events.transcripts
         self._record: Record | None = None
 
-    # The event loop calls these.
+    # The event loop calls the following methods.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods, but not the base class.
@@ -184,14 +184,14 @@ class Session(asyncio.Protocol):
             self.lines.feed(data)
             self.advance()
             return
-        # The ordinary case: one command, nothing behind it, and no reply waits.
+        # The common case: one command with nothing after it, and no reply is pending.
         answer = self._answer(line)
         self._reply(answer.wire, answer)
         if self.phase is _DRAINING:
             self._leave_if_done()
 
     def eof_received(self) -> bool:
-        """The client sends nothing more, but may still be listening: say what is owed first."""
+        """Send the pending replies: the client sends nothing more, but may still be listening."""
         self._client_ended()
         return self._owes_replies()
 
@@ -219,23 +219,23 @@ class Session(asyncio.Protocol):
         self.transport.is_blocked = False
         self.advance()
 
-    # The listener calls these.
+    # The listener calls the following methods.
 
     def drain(self) -> None:
-        """Finish the mail transaction at hand, then close; without one, close at once with 421."""
+        """Finish the current mail transaction, then close. Without one, close immediately with 421."""
         self.phase = max(self.phase, Phase.DRAINING)
         self._leave_if_done()
 
     def abort(self) -> None:
-        """Close now. A message that arrived whole is still committed."""
+        """Close now. A message that has arrived completely is still committed."""
         self._end()
         self.transport.abort()
 
-    # `SessionMemory` and `LargeBodies` call these.
+    # `SessionMemory` and `LargeBodies` call the following methods.
 
     @property
     def held(self) -> int:
-        """Bytes that this session holds in the account of all sessions."""
+        """Bytes that this session uses in the memory account of all sessions."""
         transaction = self.conversation.transaction
         return self._charged + (transaction.cost if transaction is not None else 0) + self.body.held
 
@@ -249,7 +249,7 @@ class Session(asyncio.Protocol):
 
     @property
     def held_up(self) -> bool:
-        """Reading stops for a reason of ours."""
+        """Whether reading is paused for a reason of ours."""
         return self.body.held_up
 
     def resume_reading(self) -> None:
@@ -259,7 +259,7 @@ class Session(asyncio.Protocol):
     # Handshakes and the greeting.
 
     def _open(self) -> None:
-        """The client is known: TLS is next, or the greeting."""
+        """Start TLS or send the greeting, now that the client is known."""
         if self.context.settings.tls is ListenerTls.IMPLICIT:
             self._start_tls()
         else:
@@ -274,7 +274,7 @@ class Session(asyncio.Protocol):
         self._reply(answer.wire, answer)
 
     def _start_tls(self) -> None:
-        """Begin a handshake. Input in clear text that has not been answered is dropped (RFC 3207 4.2)."""
+        """Begin a handshake. Unencrypted input that has not been answered is discarded (RFC 3207 4.2)."""
         certificates = self.context.certificates
         assert certificates is not None
         self.lines.clear()
@@ -283,7 +283,7 @@ class Session(asyncio.Protocol):
         self._charge()
 
     def _unwrap(self, data: bytes) -> bytes:
-        """Return the SMTP in these bytes, once the PROXY header and TLS are off; act on what they say."""
+        """Return the SMTP bytes, without PROXY header and TLS, and act on the results of these."""
         transport = self.transport
         named, secured = transport.named, transport.secured
         try:
@@ -301,7 +301,7 @@ class Session(asyncio.Protocol):
         return data
 
     def _named(self, data: bytes) -> bytes:
-        """The PROXY header is complete; `data` follows it."""
+        """Start the session of the client in the complete PROXY header; `data` follows the header."""
         header = self.transport.named
         assert header is not None
         self.deadlines.established(self.loop.time())
@@ -312,7 +312,7 @@ class Session(asyncio.Protocol):
         return self._unwrap(data) if data and self.transport.is_wrapped else data
 
     def _secured(self) -> None:
-        """The TLS handshake is complete."""
+        """Begin a new conversation, because the TLS handshake is complete."""
         info = self.transport.secured
         assert info is not None
         self.deadlines.established(self.loop.time())
@@ -326,28 +326,32 @@ class Session(asyncio.Protocol):
             self._greet()
 
     def _readmit(self) -> None:
-        """Go on as the client that XCLIENT names; what it does not name stays (XCLIENT_README)."""
+        """Continue as the client that XCLIENT names. Attributes that it does not name stay
+        (XCLIENT_README).
+        """
         xclient, before = self.conversation.xclient, self.conversation.client_state
         assert xclient is not None
         client = self.client
         address = client.address if xclient.address is None else xclient.address
         port = client.port if xclient.port is None else xclient.port
         if self._is_now(address, port):
-            # The certificate is that of the server in front, not of the client that it names.
+            # The certificate belongs to the server in front, not to the client that it names.
             tls = before.tls if before.tls is None else replace(before.tls, certificate="")
             self.conversation = Conversation(self.context, self.client, tls)
             self.conversation.client_state.take_over(before, xclient)
             self._greet()
 
     def _is_now(self, address: str, port: int) -> bool:
-        """Count the connection as another client's. False: that client is refused, and the session ends."""
+        """Count the connection as one of another client. Return False if it is refused and the session
+        ends.
+        """
         self.client, refusal = self._admission.readmit(self.client, address, port)
         if refusal is not None:
             self._say_goodbye(refusal)
         return refusal is None
 
     def _turns_away(self, data: bytes) -> bool:
-        """End a session whose first bytes begin something else than SMTP."""
+        """End a session whose first bytes belong to another protocol."""
         if data.startswith(TLS_HELLO):
             self._say_goodbye(replies.NOT_SMTP)
             return True
@@ -357,7 +361,7 @@ class Session(asyncio.Protocol):
         return False
 
     def _read_along(self, line: bytes | LineFault = b"") -> None:
-        """Tell the transcripts that an operator has begun of this client, if any, of this line."""
+        """Record this line in the operator's transcripts of this client, if there are any."""
         record = self._record = self._transcripts.inbound(self.client.address, self._record)
         if record is None:
             return
@@ -374,9 +378,9 @@ class Session(asyncio.Protocol):
     # Commands.
 
     def advance(self) -> None:
-        """Go on with the input that waits, as far as the order of replies allows."""
+        """Process the waiting input, as far as the order of replies allows."""
         if self.phase >= _LEFT:
-            return  # what it held is out of the account
+            return  # its memory is already released
         self._charge()
         left = MAX_LINES_AT_ONCE
         while self.lines.waiting and self._may_go_on():
@@ -396,7 +400,7 @@ class Session(asyncio.Protocol):
         self._leave_if_done()
 
     def _take_turn(self) -> None:
-        """Go on after other connections were served."""
+        """Continue after other connections were served."""
         self._asking = None
         self.advance()
 
@@ -426,9 +430,9 @@ class Session(asyncio.Protocol):
         try:
             answer = commands.answer(conversation, line, more=self.lines.waiting > 0)
             return conversation.slowed(answer) if conversation.delay else answer
-        except Exception as error:  # noqa: BLE001 - rule 3: a mistake of ours is never the client's
+        except Exception as error:  # noqa: BLE001 - rule 3: our own errors are never the client's
             answer = self._trouble(error)
-            # What follows may be a chunk, which must not run as commands.
+            # The following bytes may be a chunk, which must not run as commands.
             is_bdat = isinstance(line, bytes) and line[:4].upper() == b"BDAT"
             return replace(answer, then=Then.CLOSE) if is_bdat else answer
 
@@ -438,11 +442,11 @@ class Session(asyncio.Protocol):
         return replies.TROUBLE
 
     def _reply(self, octets: bytes, last: ServerReply) -> None:
-        """Write replies, and do what the last of them asks for."""
+        """Write replies, and start the action that the last of them requires."""
         self.deadlines.answered(self.loop.time(), self.conversation.transaction)
         parked = self.body.parked
         if parked is not None and parked.transaction is not self.conversation.transaction:
-            # Commands have ended its transaction, and perhaps begun another one.
+            # Commands have ended its transaction, and perhaps started another one.
             self._abort(parked)
         if octets:
             self.transport.write(octets)
@@ -450,7 +454,7 @@ class Session(asyncio.Protocol):
             self._go_on_with(last)
 
     def _go_on_with(self, answer: ServerReply) -> None:
-        """Do the step behind a reply. Comparisons, because an enumeration's hash is a Python function."""
+        """Start the action of a reply. Comparisons are used because an enum's hash is a Python function."""
         then = answer.then
         if then is Then.TAKE_BODY:
             self.body.intake = new_intake(self.conversation, self._regulate)
@@ -476,7 +480,7 @@ class Session(asyncio.Protocol):
             self._readmit()
 
     async def _ask(self) -> None:
-        """Ask the question on which the reply to a command depends."""
+        """Perform the lookup on which the reply to a command depends."""
         conversation = self.conversation
         question = conversation.question
         assert question is not None
@@ -506,7 +510,7 @@ class Session(asyncio.Protocol):
     # The message: from 354, or from BDAT, to its reply.
 
     def _begin_chunk(self) -> None:
-        """The bytes of a BDAT are next, and some of them may be here."""
+        """Begin to receive the bytes of a BDAT, some of which may have arrived."""
         body = self.body
         intake, body.parked = body.parked or new_intake(self.conversation, self._regulate), None
         body.intake = intake
@@ -516,7 +520,7 @@ class Session(asyncio.Protocol):
         self._take_body(intake, self.lines.take(size))
 
     def _discard(self) -> None:
-        """Drop the bytes of a refused BDAT; after the last one say why."""
+        """Discard the bytes of a refused BDAT, and send the reply after the last one."""
         body = self.body
         dropped = len(self.lines.take(body.discarding))
         body.discarding -= dropped
@@ -527,7 +531,7 @@ class Session(asyncio.Protocol):
             self.transport.write(body.owed.later)
 
     def _take_body(self, intake: Intake, data: bytes) -> None:
-        """Feed bytes to the message; what follows its end goes to the lines."""
+        """Feed bytes to the message. The bytes after its end are commands."""
         deadlines = self.deadlines
         deadlines.octets += len(data)
         intake.feed(data)
@@ -556,7 +560,7 @@ class Session(asyncio.Protocol):
             self._regulate()
 
     def _park(self, intake: Intake) -> None:
-        """A chunk is here, and the message goes on in the next one."""
+        """Set the message aside between two of its chunks."""
         self.body.intake = None
         self.deadlines.chunk_complete(self.loop.time())
         if intake.refusal is None:
@@ -569,15 +573,15 @@ class Session(asyncio.Protocol):
         try:
             accepted = await intake.store()
             intake.task = None
-            # A refusal in the middle of a body waits for its end.
+            # A refusal in the middle of a body is sent after its end.
             if not intake.complete:
-                self._regulate()  # what was held back is dropped now, so there is room
+                self._regulate()  # the backlog was discarded, so reading can continue
                 return
             if accepted is None:
                 self._finish_refused(intake)
             else:
                 self._finish(intake, replies.queued(accepted))
-            # Mostly the client has been waiting for the reply.
+            # Usually the client has been waiting for the reply.
             if self.lines.waiting or self.transport.is_paused or self.phase > Phase.GREETED:
                 self.advance()
         except Exception as error:  # noqa: BLE001 - no caller awaits this task
@@ -609,7 +613,7 @@ class Session(asyncio.Protocol):
             self._say_goodbye(ServerReply(answer.reply, b""))
 
     def _give_up(self, answer: ServerReply) -> None:
-        """End the session with this reply; a message that is here whole is still stored."""
+        """End the session with this reply. A message that has arrived completely is still stored."""
         intake = self.body.current
         if intake is not None and not intake.complete:
             self._refuse(intake, answer)
@@ -618,7 +622,7 @@ class Session(asyncio.Protocol):
         self._say_goodbye(answer)
 
     def _abort_body(self) -> None:
-        """The connection is gone."""
+        """Abort an incomplete message, because the connection is closed."""
         intake = self.body.current
         if intake is None or intake.complete:
             return
@@ -627,7 +631,7 @@ class Session(asyncio.Protocol):
         self._abort(intake)
 
     def _abort(self, intake: Intake) -> None:
-        """Forget a message whose end of data will not come."""
+        """Discard a message whose end of data will not arrive."""
         self.body.intake = self.body.parked = None
         self.context.large_bodies.leave(self)
         if intake.task is not None:
@@ -644,13 +648,13 @@ class Session(asyncio.Protocol):
             detail=intake.detail,
         )
 
-    # Tasks, memory, the end, reading, time.
+    # Tasks, memory, closing, reading, time.
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: asyncio's own words
-        """Run it; the listener does not forget the session before it ends."""
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # asyncio's own annotation
+        """Run the task. The listener keeps the session until it ends."""
         task = self.loop.create_task(work)
         self._running += 1
-        # Not at the end of the work: a task that is cancelled before it began never gets there.
+        # Not in the task itself: a task that is cancelled before it starts never gets there.
         task.add_done_callback(self._one_less)
         return task
 
@@ -660,7 +664,7 @@ class Session(asyncio.Protocol):
             self._admission.forget(self)
 
     def _charge(self) -> None:
-        """Keep the account of all sessions' memory, and relieve it when it is full."""
+        """Update the memory account of all sessions, and free memory if it is full."""
         held = self.lines.waiting + (TLS_COST if self.transport.has_tls else 0)
         if held == self._charged:
             return
@@ -671,7 +675,7 @@ class Session(asyncio.Protocol):
             memory.relieve()
 
     def _hold_nothing(self) -> None:
-        """Give back the memory of this session, except that of a message that is here whole."""
+        """Release the memory of this session, except that of a completely received message."""
         self.lines.clear()
         self.conversation.reset()
         self.context.memory.used -= self._charged
@@ -680,7 +684,7 @@ class Session(asyncio.Protocol):
     def _say_goodbye(self, answer: ServerReply, *, detail: str = "") -> None:
         if answer.reason is not None:
             self.conversation.refuse(answer, detail=detail)
-        # Before its handshake a client that expects TLS could not read the reply.
+        # Before its handshake, a client that expects TLS could not read the reply.
         is_heard = self.transport.secured is not None or self.context.settings.tls is not ListenerTls.IMPLICIT
         if answer.wire and is_heard:
             self.transport.write(answer.wire)
@@ -705,7 +709,7 @@ class Session(asyncio.Protocol):
     def _owes_replies(self) -> bool:
         asking = self._asking is not None
         if asking and self.phase is Phase.ENDED and not self.lines.waiting:
-            # No command can follow a log-in, so its hash need not be computed.
+            # No command can follow a login, so its hash need not be computed.
             asking = not isinstance(self.conversation.question, LogIn)
         owed = self.body.waits_for_store or asking or self.transport.is_blocked
         return owed and self.phase < Phase.LEFT
@@ -719,7 +723,7 @@ class Session(asyncio.Protocol):
             self._say_goodbye(replies.SHUTTING_DOWN)
 
     def _regulate(self) -> None:
-        """Read only while there is room for what comes."""
+        """Read only while there is capacity for more input."""
         ours = self.held_up
         if ours or self._asking is not None:
             self.deadlines.paused(self.loop.time())

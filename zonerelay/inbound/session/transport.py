@@ -1,23 +1,24 @@
-"""Unwraps the bytes between a session and its socket: a PROXY header, then TLS; writes and closes.
+"""Decodes the bytes between a session and its socket: first a PROXY header, then TLS. It also writes and
+closes.
 
-Owns asyncio's transport. Input goes through `receive` while `is_wrapped`, output through `write`. Clear text
-that came before a handshake never reaches the session after it: the session drops what it has, and everything
-later is ciphertext.
+It owns asyncio's transport. Input goes through `receive` while `is_wrapped`, output through `write`.
+Unencrypted input from before a handshake never reaches the session after it: the session discards its input,
+and everything later is ciphertext.
 
-Failure: `receive` raises TransportFault when the connection cannot be used any more; its text is for the
-operator. Nothing else raises; a write to a client that is gone does nothing.
+On failure: `receive` raises TransportFault if the connection cannot be used any more; its text is for the
+operator. Nothing else raises an exception. A write to a closed connection does nothing.
 
-The deadlines of a client. No timers are here: the session asks when its one timer fires.
+The module also has the deadlines of a client. It has no timers: the session checks when its one timer fires.
 
-- handshake: for a PROXY header, or for a TLS handshake, from its beginning to its end.
-- idle: between our reply and the client's next complete command (dribbling single bytes does not help), and
-  between two pieces of a body (RFC 5321 4.5.3.2.7).
-- data rate: a body, or a BDAT chunk, that takes longer than the idle time must come with so many bytes a
-  second on average (Postfix's smtpd_min_data_rate): an byte a minute is not idle, but it is no mail.
-- transaction: from MAIL to the end of data, so that every trickle ends some day.
+- handshake: for a PROXY header or a TLS handshake, from its beginning to its end.
+- idle: between our reply and the client's next complete command (sending single bytes does not help), and
+  between two reads of a body (RFC 5321 4.5.3.2.7).
+- data rate: a body or BDAT chunk that takes longer than the idle time must arrive with a minimum average rate
+  (Postfix's smtpd_min_data_rate). A byte a minute is not idle, but it is too slow.
+- transaction: from MAIL to the end of data, so that even a slow client is ended at some time.
 
-These clocks stand still while the relay does not read, or asks a question before it replies. Late clients get
-421 4.4.2; inside a TLS handshake the client could not read that.
+These clocks stop while the relay does not read, or waits for a lookup before it replies. Late clients get 421
+4.4.2, except inside a TLS handshake, where they could not read it.
 """
 
 from __future__ import annotations
@@ -33,35 +34,36 @@ from zonerelay.smtp.server.proxy_protocol import ProxyFault, ProxyHeader, ProxyR
 
 
 class Deadlines:
-    """The clocks of one client. Times are the event loop's, in seconds; `min_rate` is in bytes a second."""
+    """The clocks of one client, in seconds of the event loop's time. `min_rate` is in bytes per second."""
 
     def __init__(self, now: float, *, idle: float, transaction: float, min_rate: int = 0) -> None:
         self._idle = idle
         self._transaction = transaction
         self._min_rate = min_rate
-        self.heard = now  # when the client last did its part: body bytes came, or it is waiting for us
-        self.octets = 0  # of the body at hand; the session adds what comes
-        self._began: float | None = None  # the transaction
-        self._timed: object | None = None  # which one that is
+        self.heard = now  # when the client last sent body bytes, or began to wait for us
+        self.octets = 0  # of the current body; the session adds the received bytes
+        self._began: float | None = None  # of the transaction
+        self._timed: object | None = None  # the transaction that is timed
         self._body: float | None = None
         self._handshake: float | None = None
         self._paused: float | None = None
         self.is_paused = False
 
     def began_handshake(self, now: float) -> None:
-        """The client's PROXY header or TLS handshake is next."""
+        """Start the clock of a PROXY header or TLS handshake."""
         self._handshake = now
         self.heard = now
 
     def established(self, now: float) -> None:
-        """The handshake is complete; the next command has the idle time."""
+        """End the clock of the handshake. The next command has the idle time."""
         self._handshake = None
         self.heard = now
 
     def answered(self, now: float, transaction: object | None) -> None:
-        """Commands were answered; the client is now in this transaction, or in none.
+        """Restart the clocks, after commands were answered. The client is now in this transaction, or in
+        none.
 
-        It may be another one than before: RSET and MAIL can come in one packet.
+        It may differ from the previous one, because RSET and MAIL can arrive in one packet.
         """
         self.heard = now
         if transaction is None:
@@ -71,9 +73,9 @@ class Deadlines:
         self._timed = transaction
 
     def body_began(self, now: float) -> None:
-        """A body or a BDAT chunk begins: from now on `octets` are counted.
+        """Start the clock of a body or BDAT chunk, and count its bytes from now on.
 
-        A chunk that was refused has no transaction, but no more time than one that has.
+        A refused chunk has no transaction, but gets no more time than others.
         """
         self._body = now
         self.octets = 0
@@ -81,23 +83,27 @@ class Deadlines:
             self._began = now
 
     def chunk_complete(self, now: float) -> None:
-        """A BDAT chunk is here, but not the message: the next command has the idle time."""
+        """End the clock of a BDAT chunk that is not the last one. The next command has the idle time."""
         self._body = None
         self.heard = now
 
     def complete(self) -> None:
-        """The end of data is here: what takes time now is ours."""
+        """End the clocks of the message, because its end has arrived: the client waits for us."""
         self._began = None
         self._body = None
 
     def paused(self, now: float) -> None:
-        """Stop the clocks: the relay does not read, or has not replied yet, for a reason of its own."""
+        """Stop the clocks, because the relay does not read or has not replied yet, for a reason of its
+        own.
+        """
         if self._paused is None:
             self._paused = now
             self.is_paused = True
 
     def resumed(self, now: float) -> None:
-        """Start the clocks again: those that ran are set back by the pause, those begun in it begin now."""
+        """Start the clocks again. Clocks that ran are set back by the pause; clocks that began during it
+        begin now.
+        """
         if self._paused is None:
             return
         stalled = now - self._paused
@@ -124,10 +130,12 @@ class Deadlines:
         return replies.DATA_RATE if due is not None and now >= due else None
 
     def next_look(self, now: float) -> float:
-        """Return the time to call `late` again: early enough for every clock, also one that begins now."""
+        """Return the time to call `late` again: early enough for every clock, including one that begins
+        now.
+        """
         theirs = now if self._paused is None else self._paused
         due = self._data_due()
-        # What began while we paused counts from the end of the pause, which may be now.
+        # Clocks that began during the pause start at the end of the pause, which may be now.
         handshake = theirs if self._handshake is None or self._handshake > theirs else self._handshake
         began = theirs if self._began is None or self._began > theirs else self._began
         heard = self.heard if self.heard < theirs else theirs
@@ -137,18 +145,18 @@ class Deadlines:
         return earliest + (now - theirs)
 
     def _data_due(self) -> float | None:
-        """Return the time at which the body is too slow if nothing more comes."""
+        """Return the time at which the body is too slow if no more bytes arrive."""
         if self._body is None or not self._min_rate:
             return None
         body = self._body if self._paused is None or self._body < self._paused else self._paused
         return body + self._idle + self.octets / self._min_rate
 
 
-LINGER = 10.0  # seconds for a client to take the last reply before it is cut off
+LINGER = 10.0  # seconds for a client to read the last reply before the connection is aborted
 
 
 class TransportFault(Exception):
-    """A transport fault. `tls` says whether it was TLS or the PROXY header that went wrong."""
+    """A failure of the PROXY header or, with `tls`, of TLS."""
 
     def __init__(self, text: str, *, tls: bool) -> None:
         super().__init__(text)
@@ -156,14 +164,16 @@ class TransportFault(Exception):
 
 
 class Transport:
-    """One connection's bytes. `named` and `secured` are set by the call of `receive` that completed them."""
+    """The byte stream of one connection. The call of `receive` that completes a header or handshake sets
+    `named` or `secured`.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport: asyncio.Transport | None = transport
         self._loop = loop
         self.is_paused = False
-        self.is_blocked = False  # the client does not take our replies
-        # Most connections have no TLS, and every reply goes through here.
+        self.is_blocked = False  # the client does not read our replies
+        # Most connections have no TLS, and every reply uses this.
         self.write: Callable[[bytes], None] = transport.write
         self._overheard: Callable[[bytes], None] | None = None
         self._proxy: ProxyReader | None = None
@@ -171,7 +181,7 @@ class Transport:
         self.is_wrapped = False
         self.named: ProxyHeader | None = None
         self.secured: TlsInfo | None = None
-        self.ended = False  # the client has said in TLS that nothing more will come
+        self.ended = False  # the client has announced in TLS that nothing more follows
 
     @property
     def is_open(self) -> bool:
@@ -183,7 +193,7 @@ class Transport:
 
     @property
     def is_lost(self) -> bool:
-        """The event loop has reported that the connection is gone."""
+        """Whether the event loop has reported the connection as closed."""
         return self._transport is None
 
     def expect_proxy_header(self) -> None:
@@ -191,16 +201,16 @@ class Transport:
         self.is_wrapped = True
 
     def start_tls(self, channel: Channel) -> None:
-        """Treat all later input as TLS; the client begins the handshake."""
+        """Treat all later input as TLS. The client begins the handshake."""
         self._tls = channel
         self.is_wrapped = True
         self.write = self._write_encrypted
 
     def receive(self, data: bytes) -> bytes:
-        """Return the clear text of these bytes: empty while a PROXY header or a handshake goes on.
+        """Return the plaintext of these bytes. It is empty while a PROXY header or a handshake is incomplete.
 
-        The call that completes a PROXY header returns what came behind it, and that may be TLS: start it
-        and hand the bytes in again. Raises TransportFault.
+        The call that completes a PROXY header returns the bytes after it, which may be TLS: then start TLS
+        and pass these bytes to `receive` again. Raise TransportFault on failure.
         """
         if self._proxy is not None:
             return self._receive_proxy(self._proxy, data)
@@ -224,17 +234,17 @@ class Transport:
         try:
             plain = channel.receive(data)
         except TlsFault as fault:
-            self._write_raw(channel.take_output())  # the alert that tells the client
+            self._write_raw(channel.take_output())  # the alert for the client
             raise TransportFault(str(fault), tls=True) from fault
         self._write_raw(channel.take_output())
         self.secured = channel.info
         self.ended = channel.closed
         return plain
 
-    # Out, and the end.
+    # Output, and closing.
 
     def overhear(self, told: Callable[[bytes], None]) -> None:
-        """Tell of all that is written, in clear text. Again after a handshake."""
+        """Copy all output to `told` in plaintext. Call this again after a handshake."""
         if self.write is self._overheard:
             return
         write = self.write
@@ -263,7 +273,9 @@ class Transport:
             self._transport.resume_reading()
 
     def close(self) -> asyncio.TimerHandle | None:
-        """Close once the output has gone out. The returned timer ends a client that does not take it."""
+        """Close after all output has been sent. The returned timer aborts a connection whose client does not
+        read.
+        """
         transport = self._transport
         if transport is None:
             return None
@@ -281,15 +293,15 @@ class Transport:
             self._transport.abort()
 
     def lost(self) -> None:
-        """The event loop reports that the connection is gone."""
+        """Release the transport, because the event loop reports that the connection is closed."""
         self._transport = None
         self._drop_output()
 
     def _drop_output(self) -> None:
-        # OpenSSL's part is tens of kilobytes, and a client may be slow to take the last reply.
+        # OpenSSL's state is tens of kilobytes, and a client may read the last reply slowly.
         self._tls = None
         self.write = _discard
 
 
 def _discard(data: bytes) -> None:
-    """Write nothing: the client is gone."""
+    """Write nothing, because the connection is closed."""

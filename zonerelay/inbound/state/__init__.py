@@ -1,6 +1,7 @@
-"""What the commands of a session share, without I/O: the listener's context, the client, the transaction.
+"""The state that the commands of a session share, without I/O: listener context, client, transaction.
 
-`replies` holds every reply of the server, `questions` what has to be asked before a reply.
+`replies` defines every reply of the server; `questions` handles the checks that must be awaited before a
+reply.
 
-Code outside takes `rewriting`, `zone_header` and `context`, to explain a message.
+Code outside inbound/ imports `rewriting` and `context`, to explain a message.
 """

@@ -1,8 +1,9 @@
-"""Applies what a handler of aiosmtpd has made of an envelope, after the relay's own checks.
+"""Applies the changes of an aiosmtpd handler to an envelope, after the relay's own checks.
 
-A handler may do no more than its client: the syntax of addresses, permission to relay, the sender's own
-addresses, the rules of [[access]] and `max_recipients` hold for what it names. When a check fails, nothing
-has changed. An address with bad syntax is the handler's mistake, so the reply is temporary (rule 3).
+A handler may not do more than its client: the syntax of addresses, the permission to relay, the user's list
+of senders, the [[access]] rules and `max_recipients` also apply to the addresses that it sets. If a check
+fails, nothing has changed. An address with invalid syntax is the handler's error, so the reply is temporary
+(rule 3).
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def apply(
     given: Recipient | None = None,
     given_address: str = "",
 ) -> tuple[ServerReply, str] | None:
-    """Change the transaction, or return the refusal and its cause. `step` is the policy's.
+    """Change the transaction, or return the refusal and its cause. `step` is the name of the policy's step.
 
-    `given` is the recipient of the RCPT that is being answered, `given_address` its address there: the
-    transaction has it only after this.
+    `given` is the recipient of the current RCPT command, and `given_address` its address in that command. The
+    transaction does not include it yet.
     """
     mail, known = transaction.mail, transaction.recipients
     unknown = changes.removed - {each.address for each in known.values()} - {given_address}
@@ -67,7 +68,7 @@ def apply(
     if refusal is not None:
         return refusal
     transaction.mail = mail if sender == mail.sender else replace(mail, sender=sender)
-    transaction.recipients.clear()  # the same object: it stands for the transaction
+    transaction.recipients.clear()  # the same object, because it identifies the transaction
     transaction.recipients.update(wanted)
     transaction.rewritten += [("recipient policy", mailbox) for mailbox in added]
     return None
@@ -113,7 +114,7 @@ def _guarded(allowance: Allowance, addresses: Sequence[Mailbox]) -> tuple[Server
 
 
 def _checked(parsed: tuple[Mailbox, str], *, smtputf8: bool) -> Mailbox:
-    """Raises CommandError."""
+    """Return the address of a parsed path. Raise CommandError if the path is invalid."""
     mailbox, rest = parsed
     if rest:
         raise CommandError(Reply(501, "1.3", "Bad address syntax"))

@@ -1,7 +1,7 @@
-"""What is known of a client: its address, its TLS, its HELO name, its user. No I/O.
+"""The known facts about a client: its address, TLS, HELO name and user. No I/O.
 
-`grants` says what the client may do. The protocol word of the Received field (RFC 3848), the client that a
-policy sees, and the addresses that the client may use as its own follow from the same facts.
+`grants` defines what the client may do. Three values are derived from the same facts: the protocol keyword of
+the Received field (RFC 3848), the client data for a policy, and the sender addresses that the client may use.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from zonerelay.model.queue_name import Priority
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.smtp.server.proxy_protocol import XClient
 
-MAX_AUTHORS = 4096  # characters of From fields: longer ones take the parser time, and are not legitimate
+MAX_AUTHORS = 4096  # characters of From fields; longer ones take the parser time and are not legitimate
 _ANY_ADDRESS = re.compile(r"""[^\s<>(),:;@"\\\[\]]++@[^\s<>(),:;"\\\[\]]++""")
 
 
 class ClientState:
-    """`helo` is empty before EHLO, `protocol` for a client of SMTP. `origin` is made when it is first
-    needed and then kept. `idempotency` is the listener's, until a log-in has a better one.
+    """The state of one client. `helo` is empty before EHLO; `protocol` is empty for an SMTP client. `origin`
+    is made at the first use and then cached. `idempotency` is the listener's setting unless the user has
+    another one.
     """
 
     __slots__ = (
@@ -51,7 +52,7 @@ class ClientState:
         self.idempotency = settings.idempotency
         self._extended = True
         self._origin: Origin | None = None
-        self.kept: dict[str, object] | None = None  # by a policy about this client
+        self.kept: dict[str, object] | None = None  # data that a policy keeps about this client
         self.grants = self._weighed()
 
     def said_hello(self, name: str, *, extended: bool) -> None:
@@ -60,7 +61,7 @@ class ClientState:
         self._origin = None
 
     def came_by(self, protocol: str, helo: str) -> None:
-        """The client does not speak SMTP, but submits by this protocol."""
+        """Set the protocol of a client that submits mail without SMTP."""
         self.protocol, self.helo, self._origin = protocol, helo, None
 
     def logged_in(self, user: User) -> None:
@@ -69,12 +70,12 @@ class ClientState:
         self.grants = self._weighed()
 
     def go_by(self, wish: UserIdempotency) -> None:
-        """Go by what the user's guard rails say of idempotency, or else the listener's settings."""
+        """Use the idempotency setting of the user's limits, or the listener's if the user has none."""
         own = wish is UserIdempotency.LISTENER
         self.idempotency = self._settings.idempotency if own else Idempotency(wish.value)
 
     def take_over(self, before: ClientState, xclient: XClient) -> None:
-        """Take over the attributes that XCLIENT names, and keep the others from `before`."""
+        """Set the attributes that XCLIENT names, and copy the others from `before`."""
         if xclient.helo is None:
             self.helo, self._extended = before.helo, before._extended
         else:
@@ -100,12 +101,12 @@ class ClientState:
 
     @property
     def priority(self) -> Priority | None:
-        """The user's priority, `None` when the listener's counts."""
+        """The user's priority, or `None` if the listener's priority applies."""
         return None if self.user is None else self.user.priority
 
     @property
     def info(self) -> ClientInfo:
-        """The client as a policy sees it."""
+        """The client data for a policy."""
         tls = self.tls
         if self.kept is None:
             self.kept = {}
@@ -122,7 +123,9 @@ class ClientState:
         )
 
     def may_send_as(self, sender: Mailbox) -> bool:
-        """A user with a list of senders may use those, and the null sender for reports."""
+        """Return whether the client may use this sender. A user with a list of senders may use those, and the
+        null sender for bounces.
+        """
         if not self.is_bound or sender == NULL_SENDER:
             return True
         assert self.user is not None
@@ -130,17 +133,18 @@ class ClientState:
 
     @property
     def is_lenient(self) -> bool:
-        """The client may relay, and writes paths as devices do."""
+        """Whether the client may use nonstandard paths, as some devices do. It must be allowed to relay."""
         return self._settings.lenient_paths and self.grants.may_relay
 
     @property
     def is_bound(self) -> bool:
-        """The user may send from listed addresses only."""
+        """Whether the user may send from listed addresses only."""
         return self.user is not None and bool(self.user.senders)
 
     def may_write_as(self, authors: Sequence[str]) -> bool:
-        """Check every address in the values of From fields. A value with an element that cannot be read is
-        refused; where readers may find other addresses, whatever looks like one has to be the user's.
+        """Check every address in the values of From fields. A value with an unreadable element is refused. If
+        other software may read different addresses, every string that looks like an address must be the
+        user's.
         """
         if sum(map(len, authors)) > MAX_AUTHORS:
             return False

@@ -1,6 +1,7 @@
-"""What sessions share: the context of all listeners of a worker, and that of one listener.
+"""The context that all listeners of a worker share, and the context of one listener.
 
-A context is immutable. A reload makes a new one for new sessions; open sessions keep the one they began with.
+A context is immutable. A reload creates a new one for new sessions; open sessions keep the one they began
+with.
 """
 
 from __future__ import annotations
@@ -35,37 +36,41 @@ from zonerelay.store.contract import QueueStore, Submit
 from zonerelay.telemetry.events.events import Events
 
 IDEMPOTENCY_KEY = "idempotency-key"
-"""The field in which clients name the key of a message."""
+"""The header field in which clients set the idempotency key of a message."""
 DAY = 86400.0
 
 HANDSHAKE = 30.0
-"""Seconds for a PROXY header (as Haraka gives it) or a TLS handshake, which is two round trips."""
+"""Seconds for a PROXY header (as in Haraka) or a TLS handshake, which takes two round trips."""
 
 
 NotifyQueue = Callable[[QueueName, float], None]
-"""Tells the queue that a zone has mail, not to be sent before the given Unix time; 0.0 means at once."""
+"""Notifies the queue that a zone has mail, not to be sent before the given Unix time; 0.0 means
+immediately.
+"""
 
 
 class RefusesMail(Protocol):
-    """The orders of operators. Most relays have none that refuses, and are to spend no call on it."""
+    """The operators' suspensions. Most relays have none that refuses mail, and should not spend a call on
+    it.
+    """
 
     are_refusing: bool
-    """Some order in force refuses mail."""
+    """Whether an active suspension refuses mail."""
 
     def refuse(self, origin: Origin, sender: Mailbox, recipient: Mailbox | None, names_zone: bool, /) -> str:
-        """Returns the id of the order for which mail of a client from a sender is refused, "" if there is
-        none. Without a recipient: at MAIL. `names_zone`: the message itself may name its zone.
+        """Return the id of the suspension that refuses mail of a client from a sender, or "" if there is
+        none. At MAIL, there is no recipient. `names_zone`: the message itself may name its zone.
         """
 
 
 class TellsAcceptance(Protocol):
-    """Makes messages of our own that tell others of accepted mail."""
+    """Creates our own messages that notify others of accepted mail."""
 
     def accepted(self, message: Message) -> list[Submit]:
-        """Returns what belongs into the write that holds the message."""
+        """Return the messages to store together with this message."""
 
     def notify(self) -> None:
-        """That write is done."""
+        """Start sending, now that the messages are stored."""
 
 
 def _no_limit() -> SessionMemory:
@@ -74,13 +79,13 @@ def _no_limit() -> SessionMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedContext:
-    """What all listeners of a worker share besides the store.
+    """The objects that all listeners of a worker share, except the store.
 
-    `access` is `None` without [[access]], `rewriting` without [[rewrite]], `srs` without [srs], `users` when
-    no listener offers AUTH; `named` finds the user of a token. `hash_bodies`: mail may be signed (DKIM), and
-    the hash of a body is cheapest while it arrives. `capture_zone` is the first zone that sends nothing and
-    keeps its mail to be looked at, "" without one. `zone_sizes` is the largest message, in bytes, of each
-    zone that limits it; `idempotency_window` is in seconds.
+    `access` is `None` without [[access]], `rewriting` without [[rewrite]], `srs` without [srs], and `users`
+    if no listener offers AUTH. `named` finds the user of a token. `hash_bodies`: mail may be signed (DKIM),
+    and computing the hash of a body is cheapest while it arrives. `capture_zone` is the first zone that
+    captures its mail instead of sending it, or "". `zone_sizes` is the maximum message size, in bytes, of
+    each zone that has one. `idempotency_window` is in seconds.
     """
 
     memory: SessionMemory = field(default_factory=_no_limit)
@@ -107,11 +112,11 @@ class SharedContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerContext(SharedContext):
-    """What all sessions of a listener share, and what is derived from its settings once.
+    """The objects that all sessions of a listener share, with values derived from its settings.
 
-    `certificates` is `None` when the listener has no TLS. `dropped` are the fields that no message keeps, in
-    lower case. `lists` is held while a message with many recipients is stored. `first_look` is the number of
-    seconds until a new session may be late for the first time.
+    `certificates` is `None` if the listener has no TLS. `dropped` are the names of fields that are removed
+    from every message, in lower case. `lists` is locked while a message with many recipients is stored.
+    `first_look` is the number of seconds until a new session can first exceed a time limit.
     """
 
     settings: ListenerSettings
@@ -145,7 +150,7 @@ class ListenerContext(SharedContext):
             "first_look": min(settings.idle_timeout, settings.transaction_timeout, HANDSHAKE),
         }
         for name, value in derived.items():
-            # The way a frozen dataclass sets what it derives.
+            # This is how a frozen dataclass sets derived fields.
             object.__setattr__(self, name, value)
 
 

@@ -1,17 +1,18 @@
-"""What a client may do and what EHLO offers it, by its address, its TLS and its proof of identity.
+"""The permissions of a client and its EHLO extensions, by its address, its TLS and its authentication.
 
-A listener has few combinations of these and every connection has one, so each is computed once. Relaying
-needs one of: an address in `allow_networks`, a user who has logged in, a client certificate that is listed.
-With `auth = "required"` the address is not enough.
+There are few combinations of these in a listener, so each is computed once. To relay, a client needs one of:
+an address in `allow_networks`, a login as a user, or a listed client certificate. With `auth = "required"`
+the address is not sufficient.
 
-Applies the mode of a user (`config/rails`) to the envelope, before anything is stored. No I/O.
+The module also applies the mode of a user (`config/rails`) to the envelope, before anything is stored. No
+I/O.
 
-- redirect: the whole message goes to the user's mailbox, once. Each address that it was for is in a field
-  X-Original-To, the first `MAX_FIELDS` of them.
-- copy: the mailbox is one more recipient, of whose delivery no report is made.
-- capture, listed: `cleanup/deliveries` holds the mail that is not to be sent.
+- redirect: the whole message is sent to the user's mailbox, once. The first `MAX_FIELDS` of the original
+  recipients are listed in X-Original-To fields.
+- copy: the mailbox is an additional recipient, for which no DSN is sent.
+- capture, listed: `cleanup/deliveries` captures the mail that is not to be sent.
 
-So routes, durability, reports and the queue treat such mail as any other.
+So routes, durability, DSNs and the queue treat such mail like any other.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MAX_FIELDS = 100
 
 
 def apply_mode(transaction: Transaction) -> None:
-    """The envelope is complete, and rewritten."""
+    """Apply the user's mode to the envelope, which is complete and rewritten."""
     if transaction.allowance is None:
         return
     transaction.named = mailboxes(transaction.recipients.values())
@@ -58,8 +59,8 @@ def apply_mode(transaction: Transaction) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grants:
-    """What a client may do. `must_log_in`: nothing else helps. `offer` is what EHLO lists, `mail_parameters`
-    what MAIL takes, `rcpt_parameters` what RCPT takes.
+    """The permissions of a client. `must_log_in`: the client must log in first. `offer` is the set of EHLO
+    extensions; `mail_parameters` and `rcpt_parameters` are the accepted parameters of MAIL and RCPT.
     """
 
     may_relay: bool
@@ -78,10 +79,10 @@ class GrantTable:
         self._known: dict[tuple[bool, bool, bool, bool], Grants] = {}
 
     def of(self, may_relay: bool, may_xclient: bool, secure: bool, proven: bool) -> Grants:
-        """Return the grants of a client.
+        """Return the permissions of a client.
 
-        `may_relay` is by its address; `secure`: it has TLS; `proven`: it has logged in or shown a listed
-        certificate.
+        `may_relay` is determined by its address. `secure`: it uses TLS. `proven`: it has logged in or
+        presented a listed certificate.
         """
         key = (may_relay, may_xclient, secure, proven)
         grants = self._known.get(key)
@@ -99,8 +100,8 @@ def _grants(
     auth = settings.auth is not ListenerAuth.OFF and (
         secure or UnsafeListener.CLEARTEXT_AUTH in settings.unsafe
     )
-    # Only for clients that may relay, or may after a log-in: RFC 4865 is for submission, and
-    # with DSN a stranger could have our reports sent to a third person.
+    # Only for clients that may relay, now or after a login: RFC 4865 is for submission, and with DSN an
+    # unauthenticated client could have our reports sent to a third party.
     submits = may_relay or auth
     hold = submits and settings.max_hold > 0
     offers = (

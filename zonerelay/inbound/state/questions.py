@@ -1,9 +1,9 @@
-"""Questions to users' passwords, DNS and the operator's policy, which no command can answer at once.
+"""Lookups of passwords, DNS and the operator's policy, which a command cannot complete immediately.
 
-A command that needs an answer puts a question; the session awaits `ask` and hands the verdict back. A session
-that never asks pays nothing: `asked` says which events are worth a question.
+A command that needs a lookup returns a question. The session awaits `ask` and passes the verdict back.
+Sessions without lookups create no task: `asked` lists the events for which a lookup is needed.
 
-Promise: `ask` raises only CancelledError. Trouble is temporary (rule 3): a 451 or 454 comes back.
+Promise: `ask` raises only CancelledError. An unexpected error is temporary (rule 3): the reply is 451 or 454.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from zonerelay.telemetry.events.events import Events
 
 @dataclass(frozen=True, slots=True)
 class LogIn:
-    """A client presents credentials (AUTH)."""
+    """A client sent credentials (AUTH)."""
 
     client: ClientInfo
     mechanism: str
@@ -36,7 +36,7 @@ class LogIn:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The relay's HTTP server vouches for a user."""
+    """A user whom the relay's HTTP server has authenticated by a token."""
 
     user: str
     users: Authenticator
@@ -44,7 +44,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """A user begins a transaction (MAIL): what may it do?"""
+    """A user begins a transaction (MAIL): fetch the user's limits."""
 
     guard: Guard
     user: str
@@ -55,8 +55,8 @@ Question = LogIn | Named | Allow | Event
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to a question. `login` answers a LogIn, `allowance` an Allow; `reason` is the reason of a
-    refusal.
+    """The answer to a question. `login` answers a LogIn, and `allowance` an Allow. `reason` is the reason of
+    a refusal.
     """
 
     decision: Decision = ACCEPT
@@ -83,7 +83,7 @@ class AskedPolicy(Protocol):
 
 
 class Consultants:
-    """Asks for one listener. Users, sender domains and policy may each be missing."""
+    """Performs the lookups of one listener. Users, sender domains and policy are optional."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Consultants:
         return Verdict(await self._decide(event), login)
 
     async def _presented(self, question: LogIn) -> Login:
-        """Ask the operator's authenticator."""
+        """Call the operator's authenticator."""
         name = question.credentials.user
         event = PresentedLogin(
             client=question.client,

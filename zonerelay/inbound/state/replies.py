@@ -1,13 +1,13 @@
 """Every reply of the server, encoded once.
 
-Each reply but the greeting, EHLO's list and 354 carries an enhanced status (RFC 2034). Texts are bland:
-details for the operator go to the log. `counts` marks what a client did wrong, for `max_errors`; trouble of
-ours, and limits that a correct client may meet, do not count against it.
+Each reply except the greeting, the EHLO list and 354 has an enhanced status code (RFC 2034). Texts are
+generic; details for the operator are logged. `counts` marks a client's error, which counts towards
+`max_errors`. Our own failures, and limits that a correct client may reach, do not count.
 
-The greeting of a listener and its replies to EHLO and HELO, each built once and remembered.
+The module also builds the greeting of a listener and its replies to EHLO and HELO, each once.
 
-An extension is offered only when it is complete here and of use to this client: STARTTLS and AUTH depend on
-the connection, DSN, FUTURERELEASE and XCLIENT on the client.
+An extension is offered only if it is fully implemented and useful for this client: STARTTLS and AUTH depend
+on the connection, and DSN, FUTURERELEASE and XCLIENT on the client.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from zonerelay.smtp.server.sasl import MECHANISMS
 
 
 class Then(enum.Enum):
-    """What the session does after the reply."""
+    """The next action of the session after a reply."""
 
     GO_ON = enum.auto()
     TAKE_BODY = enum.auto()
-    TAKE_CHUNK = enum.auto()  # the octets of a BDAT, then the reply about them
-    DISCARD = enum.auto()  # the octets of a refused BDAT, and only then say what is in `later`
-    HANDSHAKE = enum.auto()  # TLS
-    ASK = enum.auto()  # the question, and then reply
-    READMIT = enum.auto()  # as the client that XCLIENT names
-    HOLD_BACK = enum.auto()  # the reply in the conversation's `held_back`, for its `delay`
+    TAKE_CHUNK = enum.auto()  # read the bytes of a BDAT, then send the reply about them
+    DISCARD = enum.auto()  # discard the bytes of a refused BDAT, then send `later`
+    HANDSHAKE = enum.auto()  # start TLS
+    ASK = enum.auto()  # ask the question, then reply
+    READMIT = enum.auto()  # count the connection as one of the client that XCLIENT names
+    HOLD_BACK = enum.auto()  # delay the conversation's `held_back` reply by its `delay`
     CLOSE = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """A reply on the wire. A `reason` makes it a refusal, which is logged and counted. `reply` is what the
-    log has; `detailed` is what the client gets, where that is more.
+    """A reply in wire format. A reply with a `reason` is a refusal, which is logged and counted. The log has
+    `reply`; the client gets `detailed` if that is set.
     """
 
     reply: Reply
@@ -61,7 +61,7 @@ class ServerReply:
         return Refusal(self.reason, self.detailed or self.reply, self.retry_after)
 
 
-MAX_DRAINED = 1024 * 1024  # octets beyond twice the size limit before we stop listening politely
+MAX_DRAINED = 1024 * 1024  # bytes beyond twice the size limit before the connection is closed
 
 _LAST_WORD = 421  # RFC 5321 3.8: the server closes
 
@@ -95,7 +95,7 @@ def refused(reply: Reply, reason: Reason, then: Then = Then.GO_ON) -> ServerRepl
 
 
 def in_detail(answer: ServerReply, text: str) -> ServerReply:
-    """Return the same refusal with more to read for the client; log, history and counters have the short
+    """Return the same refusal with a longer text for the client. Logs, history and counters have the short
     text.
     """
     detailed = Reply(answer.reply.code, answer.reply.detail, text)
@@ -103,17 +103,17 @@ def in_detail(answer: ServerReply, text: str) -> ServerReply:
 
 
 def decided(reply: Reply, reason: Reason) -> ServerReply:
-    """Return the refusal that a verdict gives; 421 ends the session."""
+    """Return the refusal of a verdict. Code 421 ends the session."""
     return refused(reply, reason, Then.CLOSE if reply.code == _LAST_WORD else Then.GO_ON)
 
 
 def guarded(refusal: Refusal) -> ServerReply:
-    """Return what a guard rail of the user refuses."""
+    """Return the reply to mail that the limits of the user refuse."""
     return replace(refused(refusal.reply, refusal.reason), retry_after=refusal.retry_after)
 
 
 def barred(refusal: Refusal) -> ServerReply:
-    """Return the same at a log-in, with the codes of AUTH (RFC 4954 6)."""
+    """Return the same refusal for a login, with the reply codes of AUTH (RFC 4954 6)."""
     reply = refusal.reply
     return refused(Reply(454 if reply.is_transient else 535, reply.detail, reply.text), Reason.USER)
 
@@ -130,12 +130,12 @@ _REASONS = {"5.4": Reason.PARAMETER, "6.7": Reason.SMTPUTF8, "1.3": Reason.ADDRE
 
 
 def bad_command(reply: Reply) -> ServerReply:
-    """Return the parser's reply to a command that it could not read."""
+    """Return the parser's reply to an invalid command."""
     return refused(reply, _REASONS.get(reply.detail, Reason.SYNTAX))
 
 
 def queued(message_id: MessageId) -> bytes:
-    """Return the 250 for a message."""
+    """Return the reply 250 to an accepted message."""
     return f"250 2.0.0 OK queued as {message_id}\r\n".encode()
 
 
@@ -160,7 +160,9 @@ def too_many_recipients(limit: int) -> ServerReply:
 
 
 def relaying_denied(client: str, *, may_log_in: bool) -> ServerReply:
-    """It tells a client its own address, as the relay sees it, which is what an operator has to list."""
+    """Return the refusal with the client's address as the relay sees it, because an operator has to list that
+    address.
+    """
     lacks = "neither in a listed network nor logged in" if may_log_in else "not in a listed network"
     return in_detail(RELAYING_DENIED, f"Relaying denied for {client}: {lacks}") if client else RELAYING_DENIED
 
@@ -168,7 +170,7 @@ def relaying_denied(client: str, *, may_log_in: bool) -> ServerReply:
 _CHUNK = Reply(250, "0.0", "octets received")
 _NOTHING = Reply(250, "0.0", "")
 
-# These are not sent: the reply comes later.
+# These are not sent: the real reply follows later.
 ASK = ServerReply(_NOTHING, b"", Then.ASK)
 TAKE_CHUNK = ServerReply(_NOTHING, b"", Then.TAKE_CHUNK)
 READMIT = ServerReply(_NOTHING, b"", Then.READMIT)
@@ -255,7 +257,7 @@ DATA_RATE = _bye(421, "4.2", "Data comes too slowly", Reason.DATA_RATE)
 SUSPENDED = _bye(421, "3.2", "Service not available, try again later", Reason.SUSPENDED)
 SHUTTING_DOWN = _bye(421, "3.2", "Shutting down", Reason.SHUTDOWN)
 
-# Not sent: the log shows it for a client that left inside DATA.
+# Not sent: the log shows it for a client that disconnected during DATA.
 CLIENT_LEFT = Reply(421, "4.2", "Connection lost before the end of data")
 
 # Not sent either: after a failed handshake, or before a PROXY header, the client cannot read a reply.
@@ -266,10 +268,11 @@ BAD_PROXY = ServerReply(_UNHEARD, b"", Then.CLOSE, Reason.PROXY)
 NO_PROXY = _bye(554, "5.0", "PROXY header not allowed from here", Reason.PROXY)
 
 
-FRESH = 60.0  # seconds that an EHLO reply with a date in it (RFC 4865) is used
+FRESH = 60.0  # seconds for which an EHLO reply that contains a date (RFC 4865) is reused
 
 
-# The parts of the EHLO reply that differ between clients, as flags (plain numbers: used at every connection).
+# The parts of the EHLO reply that differ between clients, as flags (plain integers, used for every
+# connection).
 STARTTLS = 1
 AUTH = 2
 FUTURE_RELEASE = 4
@@ -295,7 +298,7 @@ class Greeting:
         self._answers: dict[int, tuple[float, ServerReply]] = {}
 
     def ehlo(self, offer: int, now: float) -> ServerReply:
-        """`now` is Unix time."""
+        """Return the reply to EHLO. `now` is Unix time."""
         known = self._answers.get(offer)
         if known is None or not known[0] <= now < known[0] + FRESH:
             known = self._answers[offer] = (now, said(250, "", "\n".join(self._all_lines(offer, now))))

@@ -1,19 +1,19 @@
-"""The [[rewrite]] tables: replace addresses that match, in the envelope and in the header.
+"""The [[rewrite]] tables: replace matching addresses in the envelope and in the header.
 
-The first rule that matches an address counts, and its result is not looked up again, so rules cannot run in
-circles. Conditions on user and listener belong to the match. The null sender is never rewritten.
+The first rule that matches an address applies, and its result is not looked up again, so rules cannot form
+loops. Conditions on user and listener are part of the match. The null sender is never rewritten.
 
-Decisions about the client (access rules, the user's senders, a policy at MAIL and RCPT) see the address as
-the client gave it; decisions about the message (routes, the queue, a policy at headers) see the result.
-Recipients that become one are one delivery, which knows the first of their original addresses: RFC 3461 5.2.1
-d) puts it in ORCPT, and a report names it to a sender, who knows no other.
+Decisions about the client (access rules, the user's senders, a policy at MAIL and RCPT) see the address that
+the client sent. Decisions about the message (routes, the queue, a policy at headers) see the rewritten
+address. If several recipients become the same address, they are one delivery, which keeps the first of their
+original addresses: RFC 3461 5.2.1 d) puts it into ORCPT, and a DSN shows the sender this address.
 
-A look-up costs the same with ten rules and with ten thousand. Raises ValueError with a message, at load only.
+The cost of a lookup does not depend on the number of rules. An invalid rule raises ValueError with a message,
+only while the rules are loaded.
 
-The header field in which a trusted client names the zone of its mail, such as `X-Sending-Zone`. No I/O.
-
-The field is dropped from every message (`cleanup/own_headers`): recipients have no use for it, and the next
-relay might obey it. Of several such fields the first counts.
+The module also reads the header field in which a trusted client names the zone of its mail, such as
+`X-Sending-Zone`. The field is removed from every message (`cleanup/own_headers`), because recipients do not
+need it and the next relay might obey it. If there are several such fields, the first one applies. No I/O.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from zonerelay.smtp.server.paths import CommandError, reverse_path
 
 @dataclass(frozen=True, slots=True)
 class ZoneHeader:
-    """The field of one listener, and the clients that may use it. `name` is in lower case."""
+    """The zone header of one listener, and the clients that may use it. `name` is in lower case."""
 
     name: str
     users: frozenset[str]
@@ -45,7 +45,7 @@ class ZoneHeader:
 
     @classmethod
     def of(cls, settings: ListenerSettings) -> ZoneHeader | None:
-        """`None` when the listener has no such field."""
+        """Return the zone header of a listener, or None if `zone_header` is not set."""
         if not settings.zone_header:
             return None
         users = frozenset(settings.zone_header_users)
@@ -57,18 +57,20 @@ class ZoneHeader:
         return self.networks.match(client_address)
 
     def zone_in(self, fields: Fields) -> str:
-        """Return the value of the first such field, `""` without one."""
+        """Return the value of the first such field, or an empty string if there is none."""
         return next((value.strip() for name, value in fields if name.lower() == self.name), "")
 
 
 MAX_DOMAIN = 180
-"""Octets of a domain that addresses move to: with any local part they are a path (RFC 5321 4.5.3.1)."""
+"""The maximum length of a target domain in bytes: with any local part, it is a valid path (RFC 5321
+4.5.3.1).
+"""
 
 MAX_NOTES = 20
 MAX_NAMED = 5  # recipients in one note
 
 _ANY = "*"
-_EVERYBODY = ""  # the table of rules without a condition on the user
+_EVERYBODY = ""  # the key of rules without a condition on the user
 
 
 class Place(enum.Enum):
@@ -90,7 +92,7 @@ _PLACES: dict[RewriteWhere, tuple[Place, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A rule. `local` is empty when what is before the @ stays. `number` counts the rules from 1."""
+    """A rule. `local` is empty if the local part does not change. `number` counts the rules from 1."""
 
     number: int
     local: str
@@ -103,7 +105,7 @@ class _Rule:
 
 
 class Rewriting:
-    """All rules, made once from the settings."""
+    """All rules, compiled once from the settings."""
 
     def __init__(self, rules: Sequence[RewriteSettings]) -> None:
         self.rules: list[_Rule] = []
@@ -124,11 +126,11 @@ class Rewriting:
                     table.add(pattern, at)
 
     def of(self, listener: str, user: str) -> Rewrites:
-        """Return the rules for the mail of one client; `user` is `""` without a log-in."""
+        """Return the rules for the mail of one client. `user` is `""` without a login."""
         return Rewrites(self, listener, user)
 
     def rewrite(self, transaction: Transaction, origin: Origin) -> None:
-        """The envelope is complete: other addresses in it."""
+        """Rewrite the addresses of the envelope, which is complete."""
         rewrites = self.of(origin.listener, origin.user)
         if rewrites.changes(Place.HEADER):
             transaction.rewrites = rewrites
@@ -141,7 +143,7 @@ class Rewriting:
 
 
 class Rewrites:
-    """What [[rewrite]] does to the mail of one client."""
+    """The [[rewrite]] rules that apply to the mail of one client."""
 
     __slots__ = ("_listener", "_rules", "_tables", "rules_of_header")
 
@@ -154,14 +156,14 @@ class Rewrites:
             found = [rewriting.tables[place, name] for name in users if (place, name) in rewriting.tables]
             if found:
                 self._tables[place] = found
-        self.rules_of_header: set[int] = set()  # that have changed something
+        self.rules_of_header: set[int] = set()  # the rules that have changed something
 
     def changes(self, place: Place) -> bool:
         """Return whether a rule may change addresses in this place."""
         return place in self._tables
 
     def find(self, place: Place, address: Mailbox) -> tuple[Mailbox, int]:
-        """Return the new address and the number of its rule; the same address and 0 when none matches."""
+        """Return the new address and the number of its rule, or the same address and 0 if no rule matches."""
         if not address:
             return address, 0
         found = [at for table in self._tables.get(place, ()) for at in table.find(address)]
@@ -172,7 +174,7 @@ class Rewrites:
         return address, 0
 
     def rewrite_header(self, header: bytes) -> bytes:
-        """`header` is complete lines of a header section."""
+        """Return a header section with rewritten addresses. `header` consists of complete lines."""
         return change_addresses(header, self._in_header)
 
     def _in_header(self, address: str) -> str:
@@ -183,7 +185,9 @@ class Rewrites:
 
 
 def target(to: str) -> tuple[str, str]:
-    """Return local part (empty: it stays) and domain of the new address. Raises ValueError with a message."""
+    """Return the local part (empty if unchanged) and the domain of the new address. Raise ValueError with a
+    message.
+    """
     local, _, domain = to.rpartition("@")
     try:
         domain = ascii_domain(domain)
@@ -221,12 +225,12 @@ def _rewrite_recipients(transaction: Transaction, rewrites: Rewrites) -> None:
 
 
 def renamed(recipient: Recipient, address: Mailbox) -> Recipient:
-    """Return the recipient with another address; ORCPT keeps that of RCPT (RFC 3461 5.2.1 d)."""
+    """Return the recipient with another address. ORCPT keeps the address of RCPT (RFC 3461 5.2.1 d)."""
     return replace(recipient, address=address, orcpt=recipient.orcpt or original_recipient(recipient.address))
 
 
 def wishes_of_both(one: Notify, other: Notify) -> Notify:
-    """Combine the NOTIFY wishes of two recipients that became one: each wish for a report counts."""
+    """Combine the NOTIFY values of two recipients that became one, so that each requested DSN is sent."""
     if one == other or other is Notify.NEVER:
         return one
     if one is Notify.NEVER:
@@ -237,7 +241,7 @@ def wishes_of_both(one: Notify, other: Notify) -> Notify:
 
 
 def notes_of(transaction: Transaction) -> Iterable[str]:
-    """Yield notes for the trace, a bounded number: which rules matched, and the new addresses."""
+    """Yield a limited number of notes for the trace: which rules matched, and the new addresses."""
     by_rule: dict[str, list[Mailbox]] = {}
     for how, address in transaction.rewritten:
         by_rule.setdefault(how, []).append(address)

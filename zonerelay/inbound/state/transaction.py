@@ -1,7 +1,7 @@
 """One mail transaction while it is built, from MAIL to the end of data (RFC 5321 3.3). Values only.
 
-Holds the arguments of MAIL and RCPT, and the policy's wishes for the message: zones and changes to the
-header.
+It holds the arguments of MAIL and RCPT, and the policy's decisions about the message: zones and header
+changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zonerelay.smtp.server.params import MailCommand
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Changes to the header: fields to add at the top, names of fields to remove."""
+    """Changes to the header: fields to add at the top, and names of fields to remove."""
 
     add: tuple[tuple[str, str], ...] = ()
     remove: tuple[str, ...] = ()
@@ -38,11 +38,11 @@ class Edits:
 NO_EDITS = Edits()
 
 
-RECIPIENT_COST = 512  # octets of memory that a recipient of an open transaction stands for
+RECIPIENT_COST = 512  # bytes of memory counted for each recipient of an open transaction
 
 
 class HeaderRules(Protocol):
-    """The [[rewrite]] rules for the header of one client's mail. `rules_of_header` are those that have
+    """The [[rewrite]] rules for the header of one client's mail. `rules_of_header` are the rules that have
     changed something.
     """
 
@@ -52,11 +52,11 @@ class HeaderRules(Protocol):
 
 
 class Transaction:
-    """A transaction. `release` is the Unix time before which the message must not be sent, 0.0 for at once.
+    """A mail transaction. `release` is the Unix time before which it must not be sent; 0.0 means immediately.
 
-    `cost` is what the recipients stand for in the memory of all sessions, `octets` what BDAT has announced.
-    `idempotency_key` is one that the client named outside the message, "" when it may be in the header.
-    `rewritten` says how recipients came to differ from those that the client named, with the new addresses.
+    `cost` is the memory counted for the recipients. `idempotency_key` is the key that the client set outside
+    the message, or "" if the header may contain one. `rewritten` lists the changes of recipients since RCPT,
+    with the new addresses.
     """
 
     def __init__(self, mail: MailCommand, *, release: float, edits: Edits) -> None:
@@ -65,29 +65,29 @@ class Transaction:
         self.release = release
         self.edits = edits
         self.zone = ""
-        self.allowance: Allowance | None = None  # of a user
-        self.named: tuple[Mailbox, ...] = ()  # a user's recipients, before its mode put others in their place
+        self.allowance: Allowance | None = None  # the limits of the user, if there is one
+        self.named: tuple[Mailbox, ...] = ()  # the recipients before the user's mode replaced them
         self.idempotency_key = ""
-        self.zone_named = ""  # by the message itself
-        self.notes: tuple[str, ...] = ()  # for the trace
+        self.zone_named = ""  # the zone that the message itself names
+        self.notes: tuple[str, ...] = ()  # notes for the trace
         self.zones: dict[Mailbox, str] = {}
         self.cost = 0
-        self.octets = 0
+        self.octets = 0  # that BDAT has announced
         self.rewrites: HeaderRules | None = None  # for this client's mail, once the envelope is complete
         self.rewritten: list[tuple[str, Mailbox]] = []
-        self.chunked = False  # BDAT has begun: no RCPT, no DATA any more
+        self.chunked = False  # after the first BDAT, RCPT and DATA are not allowed
 
     def decide(self, decision: Decision, recipient: Mailbox | None = None) -> None:
         """Apply a decision of the policy, for the whole message or for one recipient."""
         self.edits = self.edits.and_those_of(decision)
         if decision.zone and recipient is None:
             self.zone = decision.zone
-            self.zones.clear()  # a later step's zone takes the place of an earlier one's
+            self.zones.clear()  # the zone of a later step replaces that of an earlier one
         elif decision.zone and recipient is not None:
             self.zones[recipient] = decision.zone
 
     def zone_of(self, recipient: Mailbox) -> str:
-        """Return the policy's zone for this recipient, `""` when the routes decide."""
+        """Return the policy's zone for this recipient, or an empty string if the routes decide."""
         return self.zones.get(recipient) or self.zone
 
     def envelope(

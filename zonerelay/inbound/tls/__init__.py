@@ -1,7 +1,7 @@
-"""TLS towards clients. `ports` has the values and Protocols; other modules here import OpenSSL or
-cryptography.
+"""TLS with clients. `ports` has the values and Protocols; the other modules import OpenSSL or cryptography.
 
-The libraries are imported only when a listener offers TLS: they cost more memory than the rest of a listener.
+These libraries are imported only if a listener offers TLS, because they use more memory than the rest of a
+listener.
 
-Code outside takes `certificate_files` and `certificates`, to check certificates before a start.
+Code outside inbound/ imports `certificate_files` and `certificates`, to check certificates before a start.
 """

@@ -1,8 +1,8 @@
-"""Reads a certificate with its chain and its key from PEM files, and checks that they belong together.
+"""Reads a certificate with its chain and its key from PEM files, and checks that they match.
 
-Both files are read whole first, so what is checked is what is used. Raises CertificateError, whose text says
-which file is wrong and what to do, and never holds anything of a key. Names are A-labels in lower case
-(`routing/idna`): those of subjectAltName, or the common name of a certificate that has none.
+Both files are read completely first, so the checked content is the content that is used. Failures raise
+CertificateError, whose text names the wrong file and the remedy, and never contains any part of a key. Names
+are A-labels in lower case (`routing/idna`): those of subjectAltName, or the common name if there is none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, r
 
 from zonerelay.routing.idna import ascii_domain
 
-MAX_FILE = 1024 * 1024  # a mistaken path (a disk image, /dev/zero) must not be read into memory
+MAX_FILE = 1024 * 1024  # a wrong path (a disk image, /dev/zero) must not be read into memory
 
 CertificateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 _CertificateKeys = (rsa.RSAPrivateKey, ec.EllipticCurvePrivateKey, ed25519.Ed25519PrivateKey)
@@ -31,16 +31,16 @@ Signature = tuple[int, ...] | None
 
 
 class CertificateError(Exception):
-    """A certificate cannot be used; the text is for the operator."""
+    """A certificate cannot be used. The text is for the operator."""
 
 
 class KeyFileError(CertificateError):
-    """The fault is in the file of the private key."""
+    """The error is in the file of the private key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A certificate that its key belongs to. `not_before` and `not_after` are Unix times."""
+    """A certificate with the key that matches it. `not_before` and `not_after` are Unix times."""
 
     leaf: x509.Certificate
     chain: tuple[x509.Certificate, ...]
@@ -52,27 +52,29 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """The first name: how the certificate is called in the log and in metrics."""
+        """The first name of the certificate, which identifies it in the log and in metrics."""
         return self.names[0] if self.names else f"sha256-{self.fingerprint[:16]}"
 
 
 Texts = tuple[bytes, bytes]
-"""What is in the two files."""
+"""The contents of the two files."""
 
 
 def read_pair(certificate: Path, key: Path) -> Pair:
-    """Read certificate and key; `key` may be the same file. Raises CertificateError."""
+    """Read a certificate and its key; `key` may be the same file. Raise CertificateError on failure."""
     return parse_pair(certificate, key, read_texts(certificate, key))
 
 
 def read_texts(certificate: Path, key: Path) -> Texts:
-    """Raises CertificateError."""
+    """Return the contents of both files. Raise CertificateError if a file cannot be read."""
     text = _read(certificate, "certificate")
     return text, text if key == certificate else _read(key, "private key", KeyFileError)
 
 
 def parse_pair(certificate: Path, key: Path, texts: Texts) -> Pair:
-    """Takes its time: a quarter of a second for an RSA key of 4096 bits. Raises CertificateError."""
+    """Parse and check the contents. Raise CertificateError on failure. It takes 0.25 s for a 4096-bit RSA
+    key.
+    """
     certificate_text, key_text = texts
     chain = _parse_certificates(certificate, certificate_text)
     private_key = _parse_key(key, key_text)
@@ -160,7 +162,7 @@ def _parse_key(path: Path, text: bytes) -> CertificateKey:
         what = "only a certificate (are certificate and key swapped?)" if swapped else _what_it_is(text)
         raise KeyFileError(f"{path} holds no private key: {what}")
     try:
-        # The block alone: certificates and EC PARAMETERS may stand in the same file.
+        # Parse only this block: the same file may contain certificates and EC PARAMETERS.
         block = _KEY_BLOCK.search(text)
         key = serialization.load_pem_private_key(block[0] if block else text, None)
     except TypeError as error:
@@ -170,7 +172,7 @@ def _parse_key(path: Path, text: bytes) -> CertificateKey:
             "without one (openssl pkey) and protect the file by its rights"
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        # Its text is left out: no documentation promises that it tells nothing of the key.
+        # The library's text is omitted: no documentation guarantees that it contains nothing of the key.
         raise KeyFileError(f"{path} holds a private key that is damaged or of an unknown kind") from error
     if not isinstance(key, _CertificateKeys):
         kind = {dsa.DSAPrivateKey: "DSA", ed448.Ed448PrivateKey: "Ed448"}
@@ -202,7 +204,7 @@ def _public_key(certificate: x509.Certificate) -> bytes:
     try:
         return certificate.public_key().public_bytes(*_SPKI)
     except (ValueError, UnsupportedAlgorithm):
-        return b""  # of a kind that no key of ours has
+        return b""  # a key type that is not supported here
 
 
 def _names(leaf: x509.Certificate) -> tuple[str, ...]:
@@ -218,7 +220,7 @@ def _names(leaf: x509.Certificate) -> tuple[str, ...]:
 
 
 def _label_name(name: str) -> str:
-    """Return the name as a client's SNI has it (RFC 6066 3); "" for what is no host name."""
+    """Return the name as it appears in a client's SNI (RFC 6066 3), or "" if it is not a valid host name."""
     star = "*." if name.startswith("*.") else ""
     try:
         return star + ascii_domain(name.removeprefix(star))

@@ -1,12 +1,12 @@
 """The certificates of one listener: read at the start, and again when their files change.
 
-A new context serves new sessions; sessions in progress keep theirs. A pair of files that cannot be used when
-it changes (certbot replaces certificate and key one after the other) is kept out: the old pair stays in use,
-the problem is logged once and shown in `problems`, and the files are tried again. At the start the same
-problem is a CertificateError: the relay must not offer TLS that cannot work. An expired certificate is used,
-with a warning, because most clients encrypt without a look at it.
+A new context is used for new sessions; existing sessions keep theirs. If a changed pair of files is unusable
+(certbot replaces certificate and key one after the other), the old pair stays in use, the problem is logged
+once and listed in `problems`, and the files are read again later. At the start, the same problem is a
+CertificateError, because the relay must not offer TLS that cannot work. An expired certificate is used, with
+a warning, because most clients do not verify it and still encrypt.
 
-Files are looked at once in LOOK_EVERY at most, and only when a client connects.
+Files are checked at most once in LOOK_EVERY seconds, and only when a client connects.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from zonerelay.inbound.tls.channel import TlsChannel
 from zonerelay.model.clock import Clock
 from zonerelay.telemetry.events.events import Events
 
-# Builds TLS contexts, and chooses a certificate by the name that the client asks for (SNI).
+# Builds TLS contexts, and selects a certificate by the name that the client requests (SNI).
 #
-# Ciphers are those of Mozilla's "intermediate" list without finite-field DH: forward secret and AEAD. Any
-# client certificate is accepted, if one is asked for: access is decided by its fingerprint, not by its
+# Ciphers are those of Mozilla's "intermediate" list without finite-field DH: forward secret and AEAD. If a
+# client certificate is requested, any certificate is accepted: access depends on its fingerprint, not on its
 # issuer.
 
 CIPHERS = (
@@ -45,18 +45,20 @@ CIPHERS = (
 )
 CIPHERS_13 = b"TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
 
-# One name for all contexts: a ticket is looked at before SNI has chosen among them. Without any OpenSSL
+# One id for all contexts, because a ticket is checked before SNI selects a context. Without an id, OpenSSL
 # ends the sessions of clients that resume and have a certificate.
 _SESSION_ID = b"zonerelay"
 _OPTIONS = SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION | SSL.OP_CIPHER_SERVER_PREFERENCE
 
 
 def build_context(pairs: Sequence[Pair], *, ask_certificate: bool) -> SSL.Context:
-    """Return the first context; SNI selects others. Raises CertificateError."""
+    """Return the context of the first certificate; SNI selects the others. Raise CertificateError on
+    failure.
+    """
     try:
         return _build(pairs, ask_certificate=ask_certificate)
     except MemoryError as error:
-        # What cffi raises when it may not make the code by which OpenSSL calls back.
+        # cffi raises this if it may not create the code for callbacks from OpenSSL.
         raise CertificateError(
             "TLS towards clients needs memory that is writable and executable, and this system forbids it "
             "(systemd: MemoryDenyWriteExecute=no allows it; SELinux: execmem)"
@@ -68,14 +70,16 @@ def _build(pairs: Sequence[Pair], *, ask_certificate: bool) -> SSL.Context:
     by_name: dict[str, SSL.Context] = {}
     for pair, context in zip(pairs, contexts, strict=True):
         for name in pair.names:
-            by_name.setdefault(name, context)  # the first certificate for a name has it
-    # For one certificate too: without it OpenSSL forgets the name when a TLS 1.2 session is resumed.
+            by_name.setdefault(name, context)  # the first certificate with a name is used for it
+    # Needed for one certificate too: otherwise OpenSSL loses the name when a TLS 1.2 session is resumed.
     contexts[0].set_tlsext_servername_callback(_chooser(by_name))
     return contexts[0]
 
 
 def choose(by_name: Mapping[str, SSL.Context], server_name: bytes | None) -> SSL.Context | None:
-    """Find an exact name, else the wildcard one label up (RFC 6125 6.4.3); `None`: the first certificate."""
+    """Return the context for an exact name, else for its wildcard (RFC 6125 6.4.3), or None for the first
+    one.
+    """
     if not server_name:
         return None
     name = server_name.decode("ascii", "replace").lower().removesuffix(".")
@@ -101,8 +105,8 @@ def _context(pair: Pair, *, ask_certificate: bool) -> SSL.Context:
     context.set_cipher_list(CIPHERS)
     context.set_tls13_ciphersuites(CIPHERS_13)
     context.set_options(_OPTIONS)
-    context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # 16 KB less for each idle session
-    # Tickets resume sessions at the client's expense; OpenSSL's own cache would hold 20,000 of them here.
+    context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # saves 16 KB for each idle session
+    # Tickets store sessions at the client; OpenSSL's own cache would keep 20,000 sessions here.
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
     context.set_session_id(_SESSION_ID)
     if ask_certificate:
@@ -126,14 +130,18 @@ def _accept_any(*_: object) -> bool:
 
 LOOK_EVERY = 1.0
 TRY_AGAIN = 60.0
-"""For files that are wrong and do not change: perhaps only descriptors had run out, or a disk was away."""
+"""Seconds until unchanged unusable files are tried again: the cause may have been a temporary system
+error.
+"""
 EXPIRES_SOON = 14 * 86400.0
 DAILY = 86400.0
-"""How often expiry is told; also how long the keys last that session tickets are encrypted with."""
+"""Seconds between warnings of expiry, and the lifetime of the keys that encrypt session tickets."""
 
 
 class _Entry:
-    """One pair of files: what was last read of it that is good, and what is wrong with it now."""
+    """One pair of files: the last usable certificate that was read, and the current problem with the
+    files.
+    """
 
     __slots__ = ("_digest", "_result", "_seen", "_try_again", "certificate", "key", "pair", "problem")
 
@@ -142,8 +150,8 @@ class _Entry:
         self.key = key
         self.pair: Pair | None = None
         self.problem = ""
-        self._digest = b""  # of what was last in the files
-        self._result: Pair | str = ""  # what came of it, or what was wrong with it
+        self._digest = b""  # of the contents that were last read
+        self._result: Pair | str = ""  # the result of parsing them, or the error message
         self._seen: tuple[Signature, Signature] = (None, None)
         self._try_again = 0.0
 
@@ -153,11 +161,11 @@ class _Entry:
         return self._signatures() != self._seen
 
     def read(self, now: float) -> Pair:
-        """Return a pair that OpenSSL accepts; the same one as long as the files hold the same.
+        """Return a pair that OpenSSL accepts, and the same object while the contents do not change.
 
-        Raises CertificateError.
+        Raise CertificateError on failure.
         """
-        # Before reading: what changes meanwhile is seen at the next look.
+        # Taken before reading, so that a change during reading is noticed at the next check.
         self._seen = self._signatures()
         self._try_again = now + TRY_AGAIN
         texts = read_texts(self.certificate, self.key)
@@ -183,7 +191,7 @@ class _Entry:
 
 class Certificates:
     def __init__(self, settings: ListenerSettings, *, clock: Clock, events: Events) -> None:
-        """Reads all files. Raises CertificateError with everything that is wrong with them."""
+        """Read all files. Raise CertificateError with all problems if a file is unusable."""
         self._address = settings.address
         self._ask_certificate = bool(settings.allow_certificates)
         self._clock = clock
@@ -197,28 +205,28 @@ class Certificates:
         self._next_day = clock.monotonic() + DAILY
 
     def context(self) -> SSL.Context:
-        """Return the context for a handshake that begins now. Never raises."""
+        """Return the context for a handshake that begins now. Never raise an exception."""
         now = self._clock.monotonic()
         if now >= self._next_look:
             self._look(now, all_files=False)
         return self._context
 
     def channel(self) -> TlsChannel:
-        """Return a channel for a client that connects now. Never raises."""
+        """Return a channel for a client that connects now. Never raise an exception."""
         return TlsChannel(self.context())
 
     def refresh(self) -> None:
-        """Read the files now, whether or not they seem changed (SIGHUP). Never raises."""
+        """Read the files now, even if they seem unchanged (SIGHUP). Never raise an exception."""
         self._look(self._clock.monotonic(), all_files=True)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Problems for the operator, a sentence each."""
+        """Problems for the operator, one sentence each."""
         kept_out = [entry.problem for entry in self._entries if entry.problem]
         return (*kept_out, *self._untimely())
 
     def expiries(self) -> list[tuple[str, float]]:
-        """Return the name of each certificate in use and the Unix time when it expires."""
+        """Return the name of each certificate in use and the Unix time of its expiry."""
         return [(pair.name, pair.not_after) for pair in self._pairs()]
 
     def _pairs(self) -> list[Pair]:
@@ -261,7 +269,7 @@ class Certificates:
             self._context = self._build()
 
     def _read_again(self, entry: _Entry, now: float) -> bool:
-        """Return whether another certificate is to be used from now on."""
+        """Read one pair of files again, and return whether its certificate has changed."""
         try:
             pair = entry.read(now)
         except CertificateError as error:

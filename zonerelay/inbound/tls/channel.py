@@ -1,13 +1,13 @@
-"""One client's TLS without I/O: takes ciphertext, gives plaintext, and back (pyOpenSSL over memory BIOs).
+"""The TLS of one client without I/O: converts between ciphertext and plaintext (pyOpenSSL over memory BIOs).
 
-pyOpenSSL is used because it alone lets a server ask for a certificate that no authority has signed and
-compare its fingerprint. Only what OpenSSL needs is held: input is fed in pieces of PIECE and read at once, so
-a memory BIO, which never shrinks, stays that small; before the handshake is complete a client may send
-MAX_HANDSHAKE bytes. A new channel knows nothing of the clear text that came before it, as RFC 3207 4.2
-demands after STARTTLS.
+pyOpenSSL is used because only it lets a server request a certificate without a known issuer and compare its
+fingerprint. Memory use is limited to what OpenSSL needs: input is fed in chunks of PIECE bytes and read
+immediately, because a memory BIO never shrinks. Before the handshake is complete, a client may send
+MAX_HANDSHAKE bytes. A new channel has no access to earlier unencrypted input, as RFC 3207 4.2 requires after
+STARTTLS.
 
-Failure is a TlsFault, and final: the alert is in `take_output`, then the connection has to be closed. Text
-that the same `receive` decrypted is lost with it, because no reply to it could be sent.
+A failure is a TlsFault, and final: `take_output` returns the alert, then the connection must be closed. Text
+that the same `receive` has decrypted is lost, because no reply to it could be sent.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from OpenSSL import SSL
 
 from zonerelay.inbound.tls.ports import TlsFault, TlsInfo
 
-# Explains TLS failures in an operator's words instead of OpenSSL's.
+# Explains TLS failures in terms for an operator, instead of OpenSSL's.
 #
-# The texts come from fixed lists (OpenSSL's reasons are constants of the library), so no text of a client
-# gets into them.
+# The texts come from fixed lists (OpenSSL's reasons are constants of the library), so they never contain text
+# from a client.
 
-_HANDSHAKE_RECORD = 22  # RFC 8446 5.1: what a client's first record must be
+_HANDSHAKE_RECORD = 22  # RFC 8446 5.1: the required type of a client's first record
 _SSL2_HELLO = 0x80
 
 _WORDS = {
@@ -60,7 +60,7 @@ _ABOUT_OUR_CERTIFICATE = frozenset(
 
 
 def first_octet_fault(octet: int) -> str:
-    """Return why a first record that begins with this byte is not TLS; "" when it may be."""
+    """Return why a first record that begins with this byte is not TLS, or "" if it may be TLS."""
     if octet == _HANDSHAKE_RECORD:
         return ""
     if octet & _SSL2_HELLO:
@@ -87,32 +87,32 @@ def fault_text(error: SSL.Error, offered: str) -> str:
 
 
 def _first_reason(error: SSL.Error) -> str:
-    """Return the cause, the oldest entry of OpenSSL's queue; later ones are functions it passed through."""
+    """Return the cause, which is the oldest entry of OpenSSL's error queue; later ones are callers."""
     queue = error.args[0] if error.args else ()
     return queue[0][2] if queue and queue[0][2] else "no reason given"
 
 
 MAX_HANDSHAKE = 64 * 1024
-"""Octets of a client before its handshake is complete: many times a long certificate chain."""
-PIECE = 8 * 1024  # 4 KB would be a third slower, 16 KB would cost an idle session 11 KB more
-RECORD = 16 * 1024  # RFC 8446 5.1: what a record holds
+"""Bytes that a client may send before its handshake is complete: many times a long certificate chain."""
+PIECE = 8 * 1024  # 4 KB would be a third slower; 16 KB would cost 11 KB more per idle session
+RECORD = 16 * 1024  # RFC 8446 5.1: the maximum size of a record
 OUTPUT = 4 * 1024
-"""Octets per record of ours: answers are short, and the memory BIO on the way out does not shrink either."""
+"""Bytes per record that we send: replies are short, and the output memory BIO does not shrink either."""
 
-# Before OpenSSL 4 an entry that other code left in this thread's error queue would be taken for a fault
-# of ours (SSL_get_error(3)), and pyOpenSSL does not look. `lib` has no types.
+# Before OpenSSL 4, an entry that other code left in this thread's error queue would be taken for our own
+# error (SSL_get_error(3)), and pyOpenSSL does not check. `lib` has no types.
 _lib, _ffi = Binding.lib, Binding.ffi
 _forget_errors = _lib.ERR_clear_error
 
-# What happens for every command calls OpenSSL itself: pyOpenSSL makes a buffer for each call, and an
-# exception of "nothing more now", which is the usual end: three quarters of the time of a command and its
-# answer. All channels are used on the event loop, so one buffer does.
+# Frequent operations call OpenSSL directly: for each call, pyOpenSSL allocates a buffer and raises an
+# exception when no more data is available, which is the usual end. This took three quarters of the time of a
+# command and its reply. All channels are used on the event loop, so one buffer is sufficient.
 _buffer = _ffi.new("char[]", RECORD)
 _contents = _ffi.buffer(_buffer)
 
 
 class TlsChannel:
-    """A TLS session. `established`, `closed` (the client has said that nothing more comes) and `info` are for
+    """A TLS session. `established`, `closed` (the client has sent close_notify) and `info` are for
     reading.
     """
 
@@ -136,13 +136,13 @@ class TlsChannel:
         self._in, self._out = self._connection._into_ssl, self._connection._from_ssl
         self._octets = 0
         self._offered = "no version that is known"
-        self._fault = ""  # its text: an exception kept here would keep this object alive by its traceback
+        self._fault = ""  # not the exception, whose traceback would keep this object alive
         self.established = False
         self.closed = False
         self.info: TlsInfo | None = None
 
     def receive(self, data: bytes) -> bytes:
-        """Return the plaintext that became readable, perhaps none. Raises TlsFault."""
+        """Return the plaintext that became readable, perhaps none. Raise TlsFault on failure."""
         if self._fault:
             raise TlsFault(self._fault)
         if self.closed or not data:
@@ -166,8 +166,8 @@ class TlsChannel:
         return output[0] if len(output) == 1 else b"".join(output)
 
     def send(self, plain: bytes) -> bytes:
-        """Encrypt `plain`, behind what was waiting in `take_output`. Never raises: before the handshake
-        is complete, and after a fault, nothing can be said, and what was waiting is all there is.
+        """Encrypt `plain`, and return it after the pending output. Never raise an exception: before the
+        handshake is complete, and after a fault, only the pending output is returned.
         """
         output: list[bytes] = []
         if self.established and not self._fault:
@@ -181,11 +181,11 @@ class TlsChannel:
                     view = view[sent:]
                     output += self._take()
             except SSL.Error as error:
-                self._failed(fault_text(error, self._offered))  # said by the next `receive`
+                self._failed(fault_text(error, self._offered))  # the next `receive` reports it
         return b"".join(output) if output else self.take_output()
 
     def close(self) -> bytes:
-        """Write close_notify behind what was waiting. May be called in every state, and again."""
+        """Return the pending output and close_notify. It may be called in every state, and repeatedly."""
         if self.established and not self._fault:
             _forget_errors()
             try:
@@ -224,7 +224,7 @@ class TlsChannel:
 
     def _shake(self) -> None:
         self._connection.do_handshake()
-        _forget_errors()  # a client's certificate that was accepted unverified may leave some
+        _forget_errors()  # accepting an unverified client certificate may leave some
         self.established = True
         self.info = _describe(self._connection)
 

@@ -1,7 +1,7 @@
-"""The values and Protocols by which a session knows TLS, without the library.
+"""The values and Protocols through which a session uses TLS, without importing the library.
 
-`channel` and `certificates` use OpenSSL; they are imported only when a listener offers TLS, because the
-library costs more memory than everything else of a listener that does not.
+`channel` and `certificates` use OpenSSL. They are imported only if a listener offers TLS, because the library
+uses more memory than all the rest of a listener.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import Protocol
 
 
 class TlsFault(Exception):
-    """The handshake failed or a record was wrong: the connection is over. The text is for the operator."""
+    """The handshake failed or a record was invalid, so the connection must be closed. The text is for the
+    operator.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class TlsInfo:
-    """An established session: `version` such as `"TLSv1.3"`, the name the client asked for (SNI).
+    """An established session. `version` is such as `"TLSv1.3"`; `server_name` is the client's SNI.
 
-    `certificate` is the SHA-256 of the client's, in lower-case hexadecimal, `""` when it has shown none.
+    `certificate` is the SHA-256 of the client's certificate in lower-case hexadecimal, `""` if it sent none.
     """
 
     version: str
@@ -32,37 +34,37 @@ class Channel(Protocol):
 
     @property
     def info(self) -> TlsInfo | None:
-        """`None` until the handshake is done."""
+        """The details of the session, or `None` until the handshake is complete."""
 
     @property
     def closed(self) -> bool:
-        """The client has ended TLS (close_notify): nothing more will come."""
+        """Whether the client has ended TLS (close_notify), so that no more input follows."""
 
     def receive(self, data: bytes) -> bytes:
-        """Decrypt input; return the clear text. Raises TlsFault."""
+        """Decrypt input, and return the plaintext. Raise TlsFault on failure."""
 
     def take_output(self) -> bytes:
         """Return the bytes to write now, also after a TlsFault."""
 
     def send(self, plain: bytes) -> bytes:
-        """Encrypt; return the bytes to write."""
+        """Encrypt `plain`, and return the bytes to write."""
 
     def close(self) -> bytes:
-        """End TLS; return the bytes to write."""
+        """End TLS, and return the bytes to write."""
 
 
 class TlsContexts(Protocol):
-    """The certificates of a listener as they are now."""
+    """The current certificates of a listener."""
 
     def channel(self) -> Channel:
         """Return a channel for a new connection."""
 
     def refresh(self) -> None:
-        """Look at the files now."""
+        """Check the files now."""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Return problems with the files, as error messages."""
+        """The problems with the files, as error messages."""
 
     def expiries(self) -> list[tuple[str, float]]:
         """Return the first name of each certificate, and the Unix time at which it expires."""
