@@ -1,1 +1,1 @@
-"""HTTP for machines and people: metrics, health."""
+"""HTTP for programs and people: metrics, health, the API and the operators' page."""

@@ -1,8 +1,8 @@
-"""Admits the holder of a token, and counts failures by client.
+"""Authenticates the holders of tokens, and counts failures by client.
 
-A valid token is admitted whatever its client did before: 256 random bits cannot be guessed, and a proxy or
-an office has one address. A client with more failures than `MAX_FAILURES` in `WINDOW` seconds only hears
-that; so its guesses cost the least and its log lines end.
+A valid token is accepted regardless of earlier failures of its client: 256 random bits cannot be guessed, and
+all clients of a proxy or an office share one address. A client with more than `MAX_FAILURES` failures in
+`WINDOW` seconds only gets a message about that, and its failures are no longer logged.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ MAX_FAILURES = 30
 WINDOW = 60.0
 MAX_CLIENTS = 4096
 _NETWORK = 64
-"""Bits of an IPv6 address that one client has below it."""
+"""The prefix length of an IPv6 network that counts as one client."""
 
 
 class DeniedError(Exception):
-    """The token is not valid. `retry_after` is not 0 when the client has failed too often."""
+    """The token is not valid. `retry_after` is not 0 if the client has failed too often."""
 
     def __init__(self, text: str, retry_after: int = 0) -> None:
         super().__init__(text)
@@ -29,8 +29,8 @@ class DeniedError(Exception):
 
 
 class Access:
-    """The access to HTTP. `audit` writes a line of the log for the first failure of a client in each window,
-    and for the one that is too many.
+    """Authenticates HTTP clients. `audit` logs the first failure of a client in each window, and the one that
+    exceeds the limit.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class Access:
         self._failures: dict[str, tuple[float, int]] = {}
 
     def admit(self, text: str, client: str) -> Token:
-        """Raises DeniedError and IdentitiesError."""
+        """Return the token. Raise DeniedError if it is not valid, or IdentitiesError if tokens cannot be
+        read.
+        """
         found = self._identities.identify(text)
         if found is not None:
             return found

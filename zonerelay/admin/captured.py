@@ -1,7 +1,7 @@
-"""Captured mail for the page and for Mailpit's API: asked in a thread, read by name, released by SMTP.
+"""Captured mail for the page and for Mailpit's API: read in a thread, with audit, and released by SMTP.
 
-Every reading of a message is a line of the log with the name of the token, but in the sandbox, whose mail is
-no secret and whose API asks for no token.
+Reading a message is logged with the name of the token. The sandbox does not log it: its mail is not secret,
+and its API requires no token.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ RELEASE_TIMEOUT = 30.0
 
 
 class ReleaseError(Exception):
-    """The message was not released; the text says why."""
+    """The message was not released. The text explains why."""
 
 
 class CapturedMail:
-    """Opens the store with the first question."""
+    """Access to the captured mail. The store is opened at the first query."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
@@ -39,11 +39,13 @@ class CapturedMail:
 
     @property
     def release_to(self) -> str:
-        """Empty: nothing may be released."""
+        """The address of the server for released mail. If it is empty, nothing may be released."""
         return self._operators.settings().capture.release_to
 
     async def ask(self, question: Callable[[Capture], T]) -> T:
-        """Return the answer of the store, in a thread. Raises CaptureError and SearchError."""
+        """Run a query on the store in a thread, and return its result. Raise CaptureError or SearchError on
+        failure.
+        """
         try:
             return await CAPTURED.run(self._ask, question)
         except PoolBusyError:
@@ -60,7 +62,7 @@ class CapturedMail:
     async def read(
         self, message_id: str, by: str, *, mark: bool = True, query: str = "", tz: str = ""
     ) -> tuple[Summary, bytes] | None:
-        """Raises SearchError and CaptureError."""
+        """Return a message, or None if it does not exist. Raise SearchError or CaptureError on failure."""
         found = await self.ask(lambda capture: capture.read(message_id, mark=mark, query=query, tz=tz))
         if found is not None:
             self.note(by, f"captured message {found[0].id} read")
@@ -71,8 +73,8 @@ class CapturedMail:
             self._operators.audit({"by": by, "request": request})
 
     async def release(self, message_id: str, to: Sequence[str], by: str) -> int:
-        """Hands the message to `[capture] release_to`, for these recipients or for its own; it stays
-        captured. Returns to how many. Raises ReleaseError and CaptureError.
+        """Send the message to `[capture] release_to`, for these recipients or for its own. It stays captured.
+        Return the number of recipients. Raise ReleaseError or CaptureError on failure.
         """
         address = self.release_to
         if not address:

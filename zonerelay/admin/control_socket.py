@@ -1,8 +1,8 @@
-"""The control socket: HTTP `/v1/` on a Unix socket beside the spool, for the users of this machine.
+"""The control socket: HTTP `/v1/` on a Unix socket next to the spool, for the users of this machine.
 
-It is there whether or not `[admin]` has an address. aiohttp is loaded with the first connection, in a thread;
-if that fails, `trouble` has the error and the socket refuses connections from then on. The file is removed at
-the end if it is still the relay's own.
+It exists whether or not `[admin]` has an address. aiohttp is loaded at the first connection, in a thread. If
+that fails, `trouble` is called with the error, and the socket refuses connections from then on. At the end,
+the socket file is removed if it is still the relay's own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Trouble = Callable[[str, BaseException], None]
 
 
 class ControlSocket:
-    """A control socket. `operators` is called with the first connection."""
+    """The control socket. `operators` is called at the first connection."""
 
     def __init__(self, path: Path, operators: Callable[[], Operators], *, trouble: Trouble) -> None:
         self._path = path
@@ -40,7 +40,7 @@ class ControlSocket:
         self._peers: PeerServer | None = None
 
     async def start(self) -> None:
-        """Listen. Raises ControlError with what to do when that cannot be."""
+        """Listen. Raise ControlError with the remedy if that is not possible."""
         listener = bind(self._path)
         self._identity = identity(self._path)
         listener.listen(_BACKLOG)
@@ -48,7 +48,7 @@ class ControlSocket:
         asyncio.get_running_loop().add_reader(listener, self._first_connection, listener)
 
     async def close(self) -> None:
-        """Stop listening, drop the clients, and remove the socket file if it is still ours."""
+        """Stop listening, close the connections, and remove the socket file if it is still ours."""
         if self._listener is None:
             return
         if identity(self._path) == self._identity:
@@ -65,7 +65,7 @@ class ControlSocket:
             await self._peers.close()
 
     def _first_connection(self, listener: socket.socket) -> None:
-        """The kernel holds the connection until the server is there."""
+        """Load the server. The kernel queues the connection until then."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
         self._opening = loop.create_task(self._open(listener))

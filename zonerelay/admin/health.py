@@ -1,9 +1,10 @@
-"""Finds out whether this relay is ready for mail, which `/readyz` says with the reasons against it.
+"""Checks whether this relay is ready for mail; `/readyz` reports the result, with the reasons if it is not.
 
-Ready means: the relay accepts connections, is not draining, and its spool can write and sync *now*. The last
-is tried, not assumed: a disk that hangs shows only when it is used. One trial answers all requests that come
-meanwhile and for `FRESH_FOR` seconds after, so that asking often costs nothing, and a trial that hangs is
-never joined by a second one. Nothing here raises.
+Ready means that the relay accepts connections, is not shutting down, and its spool can be written and synced
+*now*. The last condition is tested by a write, because a disk that hangs shows only when it is used. The
+result of one test is used for all requests during the test and for `FRESH_FOR` seconds after it, so frequent
+requests cost little, and a test that hangs is never followed by a second one. Nothing in this module raises
+an exception.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ FRESH_FOR = 1.0
 def readiness(
     *, draining: bool, accepting: bool, unhealthy: str | None, probe_failure: str | None
 ) -> tuple[str, ...]:
-    """Return every reason against being ready, those that an operator chose first; none when the relay is
-    ready.
+    """Return every reason why the relay is not ready, those that an operator caused first. Return none if it
+    is ready.
 
-    Reasons are for the operator and hold no addresses.
+    Reasons are for the operator and contain no addresses.
     """
     reasons = []
     if draining:
@@ -39,7 +40,9 @@ def readiness(
 
 
 class ReadinessCheck:
-    """Collects the reasons of the worker's parts. `probe` writes and syncs a mark (`QueueStore.probe`)."""
+    """Collects the reasons of the worker's parts. `probe` writes and syncs a test record
+    (`QueueStore.probe`).
+    """
 
     def __init__(
         self,
@@ -67,12 +70,12 @@ class ReadinessCheck:
         )
 
     async def close(self) -> None:
-        """Forget a trial that hangs; call before the store is closed."""
+        """Cancel a test that hangs. Call this before the store is closed."""
         await self._probe.close()
 
 
 class SharedProbe:
-    """Runs one trial at a time and lets its result serve a while."""
+    """Runs one test at a time, and caches its result for a short time."""
 
     def __init__(
         self, probe: Callable[[], Awaitable[None]], clock: Clock, *, timeout: float, fresh_for: float
@@ -86,13 +89,13 @@ class SharedProbe:
         self._tried: float | None = None
 
     async def failure(self) -> str | None:
-        """Returns the reason why the spool cannot write and sync now, `None` when it can."""
+        """Return the reason why the spool cannot be written and synced now, or None."""
         if self._running is None and self._is_fresh():
             return self._failure
         trial = self._running
         if trial is None:
             trial = self._running = asyncio.create_task(self._try())
-        # wait() leaves the trial running when time is up: a sync cannot be called back.
+        # wait() does not cancel the test at the timeout, because a sync cannot be interrupted.
         done, _ = await asyncio.wait({trial}, timeout=self._timeout)
         if not done:
             return f"the spool did not write and sync within {self._timeout:.0f} seconds"

@@ -1,10 +1,9 @@
-"""HTTP for monitoring and operators: its listening socket. `http_server` has the rest.
+"""The listening socket of HTTP for monitoring and operators. `http_server` has the rest.
 
-The relay binds the address when it starts; one that is taken does not keep mail from moving, and its owner
-tries again (`process/tasks`). It
-loads aiohttp with the first connection, in a thread: aiohttp and its certificate authorities are a fifth of
-the memory of an idle relay and of its start. If loading fails, `trouble` hears of it and the address refuses
-connections from then on.
+The relay binds the address when it starts. If the address is in use, mail is still processed, and the owner
+tries again (`process/tasks`). aiohttp is loaded at the first connection, in a thread: with its certificate
+authorities it takes a fifth of the memory of an idle relay and of its start time. If loading fails, `trouble`
+is called with the error, and the address refuses connections from then on.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ Trouble = Callable[[str, BaseException], None]
 
 
 class AdminError(Exception):
-    """HTTP cannot be served; the text says what to do."""
+    """HTTP cannot be served. The text explains what to do."""
 
 
 class AdminServer:
-    """An admin server. `metrics` gives the exposition; `before_metrics` is awaited first, to bring slow
-    gauges up to date. `readiness` gives the reasons against being ready. `operators` is called with the first
-    connection; without it monitoring alone is served.
+    """The HTTP server of the `[admin]` address. `metrics` returns the exposition, and `before_metrics` is
+    awaited before it to update slow gauges. `readiness` returns the reasons why the relay is not ready.
+    `operators` is called at the first connection; without it, only monitoring is served.
     """
 
     def __init__(
@@ -69,14 +68,14 @@ class AdminServer:
 
     @property
     def port(self) -> int | None:
-        """The port listened on, also when the address said 0; `None` when there is none."""
+        """The port of the listening socket, even if the configured port is 0, or None if there is none."""
         if self._listener is None:
             return None
         name: tuple[str, int] = self._listener.getsockname()
         return name[1]
 
     async def start(self) -> None:
-        """Raises AdminError; it may be called again then."""
+        """Bind the address. Raise AdminError on failure; then it may be called again."""
         if self._settings.certificate is not None:
             from zonerelay.admin.tls import TlsError, server_context  # noqa: PLC0415 - OpenSSL
 
@@ -98,7 +97,7 @@ class AdminServer:
             self._listener.close()
 
     def _first_connection(self, listener: socket.socket) -> None:
-        """The kernel holds the connection until the pages are there."""
+        """Load the server. The kernel queues the connection until then."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
         self._opening = loop.create_task(self._open(listener))

@@ -1,20 +1,20 @@
-"""The HTTP server of the admin address: connections, limits, the names that it answers to. The routes come
-from parts: `monitoring`, `api/`, `page/`.
+"""The HTTP server of the admin address: its connections, limits and host names. `monitoring`, `api/` and
+`page/` define the routes.
 
-A connection is monitoring's until it asks for something else, and then it is an operator's, of which there
-are at most `MAX_OPERATORS`: API, page and event streams never take the `MAX_CONNECTIONS` that monitoring
-has. Of those a stranger holds each for `LIFETIME` seconds, for one request with a small head. An operator's
-connection serves several requests once one was let in by an identity, and is aborted when it is idle for
-`IDLE` seconds or takes nothing of its answer for `STALL` seconds. Where all are taken the oldest that no
-identity was let in by makes room for the next, or one of a token with many, so that strangers and one token
-keep no operator out.
+A connection counts as a monitoring connection until it requests something else. Then it is an operator's
+connection. There are at most `MAX_OPERATORS` of these, so API, page and event streams never use up the
+`MAX_CONNECTIONS` for monitoring. An unauthenticated client holds a monitoring connection for at most
+`LIFETIME` seconds, for one request with a small header. An operator's connection serves several requests
+after one was authenticated. It is aborted if it is idle for `IDLE` seconds, or if the client reads nothing
+for `STALL` seconds. If all of them are in use, the next one replaces the oldest unauthenticated one, or one
+of a token that has many, so neither unauthenticated clients nor one token can lock operators out.
 
-Everything answers only to addresses, localhost and the names in `hosts`, so that no web page reaches it
-through DNS rebinding; bound to another address than loopback, as in a container, monitoring's pages answer to
-every name, which monitoring makes up. A request that another origin's page sends, as its Origin or
-Sec-Fetch-Site field says, is refused unless it only reads monitoring's pages. Behind a proxy of
-`proxy_networks` the client and the scheme are those that the proxy says. Errors are plain text without
-detail, where a part has no form of its own; the detail goes to `trouble`.
+The server responds only to IP addresses, localhost and the names in `hosts`, so that no web page can reach it
+by DNS rebinding. If it is bound to an address other than loopback, as in a container, the monitoring
+endpoints respond to every name, because monitoring systems choose their own names. A request from a page of
+another origin (by its Origin or Sec-Fetch-Site field) is refused, unless it only reads monitoring endpoints.
+Behind a proxy in `proxy_networks`, the client and the scheme are taken from the proxy's header fields. Errors
+are plain text without details, unless a part has its own format; the details go to `trouble`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from zonerelay.routing.addresses import Networks
 MAX_CONNECTIONS = 64
 MAX_OPERATORS = 64
 MAX_OF_TOKEN = 16
-"""Of them those that one token keeps when all are taken."""
+"""The number of these that one token keeps if all are in use."""
 LIFETIME = 30.0
 IDLE = 15.0
 STALL = 60.0
@@ -53,8 +53,8 @@ Connection = web.RequestHandler
 
 
 class HttpServer:
-    """An HTTP server. `is_loopback`: only this machine reaches the address. `operators` is `None` where
-    monitoring alone is served. `proxies` are the networks of proxies that are believed.
+    """An HTTP server. `is_loopback`: only this machine can reach the address. `operators` is None if only
+    monitoring is served. `proxies` are the networks of trusted proxies.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class HttpServer:
         )
         self._server: asyncio.Server | None = None
         self._operators: dict[Connection, Visit] = {}
-        """Each with the request at hand, or the last one."""
+        """The connections of operators, each with its current or last request."""
         self._coming: set[_Coming] = set()
 
     async def start(self, listener: socket.socket, backlog: int) -> None:
-        """Takes `listener` over."""
+        """Start to serve. The server becomes the owner of `listener`."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
@@ -112,7 +112,9 @@ class HttpServer:
     # --- connections --------------------------------------------------------------------------------
 
     def _connection(self) -> asyncio.Protocol:
-        """One client's protocol: aiohttp has no limit on connections or on their age by itself."""
+        """Return the protocol of a new connection. aiohttp itself limits neither the number of connections
+        nor their age.
+        """
         server = self._runner.server
         assert server is not None
         alive = self._alive()
@@ -132,14 +134,14 @@ class HttpServer:
             _abort(handler)
 
     def _alive(self) -> list[Connection]:
-        """Return the connections, oldest first; those that have ended are forgotten."""
+        """Return the open connections, oldest first, and forget the closed ones."""
         assert self._runner.server is not None
         alive = self._runner.server.connections
         self._operators = {each: self._operators[each] for each in alive if each in self._operators}
         return alive
 
     def _becomes_operators(self, handler: Connection, visit: Visit) -> bool:
-        """False when operators have as many connections as they may."""
+        """Count the connection as an operator's. Return False if operators have no free connection."""
         is_known = handler in self._operators
         if not is_known:
             self._alive()
@@ -154,8 +156,8 @@ class HttpServer:
         return True
 
     def _least(self) -> Connection | None:
-        """Return the connection that makes room for another: the oldest without an identity, else one of a
-        token that has more than its share, the oldest that waits for a request if there is one.
+        """Return the connection to replace: the oldest unauthenticated one, or else one of a token with more
+        than its share, preferably the oldest that waits for a request.
         """
         stranger = next((each for each, of in self._operators.items() if not of.who), None)
         if stranger is not None:
@@ -187,13 +189,13 @@ class HttpServer:
                 response = await answered(request, handler, self._trouble)
             visit.answered = True
             if is_monitoring or not visit.who or not request.content.at_eof():
-                response.force_close()  # what is left of a body is not read for the sake of a connection
+                response.force_close()  # the rest of a body is not read to keep a connection open
             return response
 
         return guard
 
     def _is_foreign(self, request: web.Request, host: str) -> bool:
-        """A browser says so; other clients send neither field."""
+        """Return whether a browser sent this from another origin. Other clients send neither field."""
         if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             return True
         origin = request.headers.get("Origin")
@@ -205,7 +207,7 @@ class HttpServer:
 
 
 def _routes(operators: Operators) -> Sequence[web.RouteDef]:
-    """Of the API, of captured mail, and of the page if it is on."""
+    """Return the routes of the API, of captured mail, and of the page if it is enabled."""
     api, mailpit = _Later(lambda: _api(operators)).serve, _Later(lambda: _mailpit(operators)).serve
     some = [
         *(web.route("*", path, api) for path in ("/v1/{path:.*}", "/send", "/send-raw")),
@@ -220,7 +222,9 @@ def _routes(operators: Operators) -> Sequence[web.RouteDef]:
 
 
 class _Later:
-    """A part that is loaded with the first request to it: a relay that is only scraped has no use for it."""
+    """A part that is loaded at the first request to it, because a relay that is only monitored does not need
+    it.
+    """
 
     def __init__(self, load: Callable[[], Handler]) -> None:
         self._load = load
@@ -247,8 +251,8 @@ def _mailpit(operators: Operators) -> Handler:
 
 
 def is_our_name(host: str, hosts: Collection[str]) -> bool:
-    """May a request with this Host field be for us? A rebound name is never an address or a name
-    of one label, as `localhost` and machines of a network have: no stranger can register one.
+    """Return whether a request with this Host field may be meant for us. A rebound name is never an IP
+    address or a single label such as `localhost`, because an attacker cannot register these.
     """
     if not host:
         return True  # HTTP/1.0; browsers always send one
@@ -270,7 +274,7 @@ def _is_below(name: str, pattern: str) -> bool:
 
 
 class _Coming(asyncio.Protocol):
-    """A connection until its handshake is over: aiohttp knows nothing of it before, and it counts."""
+    """A connection during its TLS handshake. aiohttp does not know it yet, but it is counted."""
 
     def __init__(self, handler: Connection, coming: set[_Coming]) -> None:
         self.handler = handler
@@ -284,7 +288,7 @@ class _Coming(asyncio.Protocol):
 
 
 class _Refusal(asyncio.Protocol):
-    """The protocol of a connection beyond `MAX_CONNECTIONS`: it closes at once."""
+    """The protocol of a connection beyond `MAX_CONNECTIONS`, which is closed immediately."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
@@ -296,7 +300,7 @@ def _abort(handler: Connection) -> None:
 
 
 def _watch(handler: Connection, before: int) -> None:
-    """Aborts the connection of a client that has taken nothing of what waits for it."""
+    """Abort the connection if the client has not read any pending output since the last check."""
     if handler.transport is None:
         return
     unread = handler.transport.get_write_buffer_size()

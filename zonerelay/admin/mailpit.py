@@ -1,10 +1,10 @@
-"""Mailpit's API over captured mail, so that test suites made for Mailpit run against this relay.
+"""Mailpit's API for captured mail, so that test suites made for Mailpit run against this relay.
 
-Paths, names and forms are those of Mailpit 1.x: messages, search, send, read status, release, chaos, tags to
-read. In the sandbox no token is asked for; elsewhere one of scope operate, as Bearer or as the password of
-Basic. No answer lets a page of another origin read it, and in the sandbox such a page may not even ask. What
-a message holds is never served as a page of ours: its HTML has a policy without scripts, and a file is
-`application/octet-stream` unless it is an image.
+Paths, names and formats are those of Mailpit 1.x: messages, search, send, read status, tags, release, chaos.
+The sandbox requires no token. Elsewhere a token with scope `operate` is required, as a Bearer token or as the
+password of Basic authentication. Pages of other origins cannot read a response, and in the sandbox they may
+not even send a request. The content of a message is never served as a page of this relay: its HTML has a
+policy that forbids scripts, and a file that is not an image is served as binary data.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from zonerelay.outbox.drafts import BadRowError, Content, draft_of, recipients_o
 from zonerelay.process.threads import OPERATORS
 
 MAX_BODY = 32 * 1024 * 1024
-"""Octets of a message in /send, base64 included."""
+"""Bytes of a message in /send, including base64."""
 MAX_LIMIT = 1000
 MAX_TAG = 100
 _TAG = msgspec.Meta(min_length=1, max_length=MAX_TAG, pattern="^[^,]+$")
@@ -103,7 +103,7 @@ class _Which(msgspec.Struct, rename="pascal"):
 
 
 class _Tags(msgspec.Struct, rename="pascal"):
-    """Of messages, or the new name of one."""
+    """The tags of some messages, or the new name of a tag."""
 
     ids: list[str] = msgspec.field(default_factory=list, name="IDs")
     tags: list[Annotated[str, _TAG]] = []
@@ -121,7 +121,7 @@ class _RefusedError(Exception):
 
 
 class _Call:
-    """A request, and the token's name that it came with."""
+    """A request, with the name of its token."""
 
     def __init__(self, request: web.Request, by: str, found: Mapping[str, str]) -> None:
         self.request, self.by, self.found = request, by, found
@@ -149,7 +149,7 @@ class _Call:
 
 
 class Mailpit:
-    """Mailpit's API. `serve` answers any request below /api/v1/ and /view/."""
+    """Mailpit's API. `serve` answers every request below /api/v1/ and /view/."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
@@ -202,10 +202,10 @@ class Mailpit:
             return _told(503, str(error), {"Retry-After": "5"})
 
     def _admit(self, request: web.Request) -> str:
-        """Return the name for the log."""
+        """Check the token of the request, and return its name for the log."""
         visit = VISIT.get()
         if self._mail.sandbox is not None:
-            # A page of another origin could have images and frames made of what is here.
+            # A page of another origin could include images and frames from here.
             if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
                 raise _RefusedError(403, "a page of another origin asks for this")
             visit.who = "sandbox"
@@ -303,7 +303,7 @@ class Mailpit:
         return web.Response(text="ok")
 
     async def _rename_tag(self, call: _Call) -> web.Response:
-        """PUT gives the tag another name, DELETE removes it from all messages."""
+        """Rename the tag (PUT), or remove it from all messages (DELETE)."""
         name = ""
         if call.request.method == "PUT":
             name = msgspec.json.decode(await call.body(), type=_Tags).name
@@ -322,7 +322,7 @@ class Mailpit:
         return web.Response(text="ok")
 
     async def _delete(self, call: _Call) -> web.Response:
-        """Without ids all of it, as Mailpit does."""
+        """Delete these messages, or all of them if no ids are given, as Mailpit does."""
         body = await call.body()
         which = _which(call.request, body) if body.strip() else _Which()
         self._mail.note(call.by, f"captured mail deleted: {len(which.ids) if which.ids else 'all of it'}")
@@ -406,7 +406,7 @@ class Mailpit:
         return web.Response(text="ok")
 
     async def _send(self, call: _Call) -> web.Response:
-        """The message is captured as it is: it does not pass through the relay."""
+        """Add the message to the captured mail. It does not pass through the relay."""
         try:
             given = msgspec.json.decode(await call.body(), type=_Send)
             sender, recipients, octets = await OPERATORS.run(self._composed, given)
@@ -418,7 +418,9 @@ class Mailpit:
         return _json({"ID": message_id})
 
     def _composed(self, given: _Send) -> tuple[str, Sequence[str], bytes]:
-        """Raises BadRowError and Base64Error."""
+        """Return sender, recipients and the composed message. Raise BadRowError or Base64Error if a value is
+        invalid.
+        """
         headers = {**given.headers, **({"X-Tags": ", ".join(given.tags)} if given.tags else {})}
         if given.reply_to:
             headers["Reply-To"] = ", ".join(map(str, given.reply_to))
@@ -434,7 +436,7 @@ class Mailpit:
             {
                 "filename": each.filename,
                 "content_type": each.content_type or "application/octet-stream",
-                "content": each.content.rpartition(",")[2],  # browsers put "data:image/png;base64," in front
+                "content": each.content.rpartition(",")[2],  # browsers add "data:image/png;base64,"
                 "content_id": each.content_i_d,
             }
             for each in given.attachments
@@ -473,13 +475,13 @@ class Mailpit:
 
 
 def html_response(html: str) -> web.Response:
-    """HTML of a message, for a frame: without scripts, and it fetches nothing."""
+    """Return a message's HTML for a frame. It has no scripts and loads nothing from the network."""
     body = html.encode("utf-8", "replace")
     return web.Response(body=body, content_type="text/html", charset="utf-8", headers=SHOWN_FIELDS)
 
 
 def file_response(part: Part) -> web.Response:
-    """Return a file of a message, to be saved: no browser shows it as a page of this relay."""
+    """Return a file of a message as a download, so that no browser shows it as a page of this relay."""
     kind = part.content_type if part.content_type in _IMAGES else "application/octet-stream"
     name = re.sub(r"[^A-Za-z0-9._ -]|^[. ]+", "_", part.file_name)[:100].strip() or f"part-{part.number}"
     disposition = f'attachment; filename="{name}"'
@@ -489,7 +491,7 @@ def file_response(part: Part) -> web.Response:
 
 
 def _which(request: web.Request, body: bytes) -> _Which:
-    """JSON; the client of Python sends a form."""
+    """Return the selected messages from JSON, or from a form, which the Python client sends."""
     if media_type(request) == "application/x-www-form-urlencoded":
         fields = parse_qs(body.decode())
         read = next((values[0] for name, values in fields.items() if name.lower() == "read"), "")

@@ -1,4 +1,4 @@
-"""The pages that monitoring asks for: `/metrics`, `/healthz` and `/readyz`. They read and never write."""
+"""The endpoints for monitoring: `/metrics`, `/healthz` and `/readyz`. They change nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PATHS = frozenset(("/metrics", "/healthz", "/livez", "/readyz"))
 
 @dataclass(frozen=True, slots=True)
 class Monitoring:
-    """The endpoints for monitoring. `metrics` gives the exposition; `before_metrics` is awaited first, to
-    bring slow gauges up to date. `readiness` gives the reasons against being ready.
+    """The endpoints for monitoring. `metrics` returns the exposition, and `before_metrics` is awaited before
+    it to update slow gauges. `readiness` returns the reasons why the relay is not ready.
     """
 
     metrics: Callable[[], bytes]
@@ -27,7 +27,7 @@ class Monitoring:
         return [
             web.get("/metrics", self._get_metrics),
             web.get("/healthz", self._get_health),
-            web.get("/livez", self._get_health),  # as Kubernetes and Mailpit name it
+            web.get("/livez", self._get_health),  # the name in Kubernetes and Mailpit
             web.get("/readyz", self._get_readiness),
         ]
 
@@ -37,7 +37,7 @@ class Monitoring:
         return web.Response(body=self.metrics(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _get_health(self, request: web.Request) -> web.Response:
-        """Answering at all is the proof: the event loop turns."""
+        """Respond with `ok`. The response itself proves that the event loop is running."""
         return web.Response(text="ok\n")
 
     async def _get_readiness(self, request: web.Request) -> web.Response:

@@ -1,5 +1,5 @@
-"""What the API and the page answer from: the relay's handler, the identities, the settings in force, and the
-call that takes mail.
+"""The objects that the API and the page use: the relay's handler, the tokens, the current settings, and the
+function that accepts mail.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from zonerelay.capture.troubles import Troubles
 
 MAX_STREAMS = 16
-"""Event streams at once; they are among the connections of operators and leave the most for requests."""
+"""Event streams open at the same time. They count as connections of operators, and leave most of these to
+requests.
+"""
 MAX_OF_TOKEN = 4
-"""Of them those of one token: it leaves the others to others."""
+"""The number of these that one token may have."""
 CHECK = 0.5
-"""Seconds after which a stream looks whether its token is still one."""
+"""Seconds between checks whether the token of a stream is still valid."""
 
 Trouble = Callable[[str, BaseException], None]
 Audit = Callable[[Mapping[str, str]], None]
@@ -37,16 +39,20 @@ Audit = Callable[[Mapping[str, str]], None]
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """The captured mail and the simulated failures that `zonerelay sandbox` gives to the page and the API."""
+    """The captured mail and the simulated failures that `zonerelay sandbox` provides for the page and the
+    API.
+    """
 
     capture: Capture
     troubles: Troubles
     token: str = ""
-    """Logs everyone in to the page: a sandbox that is open to a network has no secrets. Empty: no one."""
+    """The token by which everyone is logged in to the page, because an open sandbox has no secrets, or
+    empty.
+    """
 
 
 class Streams:
-    """The event streams that are open, each of a token."""
+    """Counts the open event streams of each token."""
 
     def __init__(self) -> None:
         self._open = Counter[str]()
@@ -57,8 +63,8 @@ class Streams:
 
     @contextlib.asynccontextmanager
     async def one_more(self, token: Token, is_valid: Callable[[], bool]) -> AsyncIterator[None]:
-        """End the block when the token is no longer valid, within `CHECK` seconds, also while it waits for
-        its client. Raises BusyError.
+        """Count a stream during the block, and end the block within `CHECK` seconds after the token becomes
+        invalid, even while it waits for its client. Raise BusyError if too many streams are open.
         """
         if self._open.total() >= MAX_STREAMS:
             raise BusyError(f"{MAX_STREAMS} event streams are open")
@@ -86,8 +92,9 @@ async def _watch(is_valid: Callable[[], bool], scope: asyncio.Timeout) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
-    """One per process that serves HTTP. `settings` gives those in force; `audit` writes a line of the log;
-    `submit` takes mail, `rules` gives the settings of the listener by which it does.
+    """The objects for the API and the page of one process. `settings` returns the current settings; `audit`
+    writes a line to the log; `submit` accepts mail by the rules of the listener whose settings `rules`
+    returns.
     """
 
     asking: Runner
@@ -103,7 +110,7 @@ class Operators:
     sandbox: Sandbox | None = None
 
     def is_valid(self, token: Token) -> bool:
-        """Return whether it is still a token. One of the same name that was made since is another one."""
+        """Return whether the token is still valid. A newer token with the same name is a different one."""
         try:
             return self.identities.named(token.name) == token
         except IdentitiesError:
@@ -111,7 +118,7 @@ class Operators:
 
     @property
     def captures(self) -> bool:
-        """Mail is captured here."""
+        """Whether mail is captured here."""
         return self.sandbox is not None or any(zone.next_hop == CAPTURE for zone in self.settings().zone)
 
 
@@ -126,7 +133,9 @@ def build_operators(
     rules: Callable[[], ListenerSettings] | None = None,
     sandbox: Sandbox | None = None,
 ) -> Operators:
-    """Without `rules` mail is taken by those of the first listener."""
+    """Build the objects from the settings. Without `rules`, the settings of the first listener apply to
+    mail.
+    """
     start = settings()
     identities = Identities(
         identities_file(start.spool.path.parent), clock.now, token_file=start.admin.token_file

@@ -1,9 +1,9 @@
-"""`/v1/` for the users of this machine who may connect to the control socket. Its peer credentials are the
-log-in.
+"""`/v1/` for the users of this machine who may connect to the control socket. Its peer credentials
+authenticate them.
 
-root, the relay's own user and members of its group by their first group are let in with the scope `operate`;
-the log has the name of the user, with the one who has logged in where that is another. A connection that
-brings no request in `REQUEST_TIMEOUT` seconds is let go, and there are `MAX_CLIENTS` requests at once.
+root, the relay's own user and users whose primary group is the relay's group get the scope `operate`. The log
+has the name of the user, with the name of the login user if that is another one. A connection without a
+request in `REQUEST_TIMEOUT` seconds is aborted, and at most `MAX_CLIENTS` requests run at the same time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_CLIENTS = 32
 REQUEST_TIMEOUT = 10.0
 SHUTDOWN_TIMEOUT = 1.0
 _NO_LOGIN = 2**32 - 1
-"""Linux's loginuid of a process that no log-in has started."""
+"""The loginuid on Linux of a process that was not started in a login session."""
 
 
 class PeerServer:
@@ -41,7 +41,7 @@ class PeerServer:
         self._server = web.Server(self._handle, **OPTIONS)  # type: ignore[arg-type]  # a BaseRequest is enough
         self._running = 0
         self._silent: set[web.RequestHandler] = set()
-        """Connections that have brought no request yet."""
+        """Connections that have not sent a request yet."""
 
     def connection(self) -> asyncio.Protocol:
         protocol = self._server()
@@ -84,8 +84,8 @@ class PeerServer:
 
 
 def caller(connection: socket.socket) -> tuple[int, int, str]:
-    """Return the kernel's word: the user and group of the process, and the name for the log, `root (alice)`
-    after sudo.
+    """Return the peer credentials from the kernel: user and group of the process, and the name for the log,
+    such as `root (alice)` after sudo.
     """
     pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     login = uid

@@ -1,8 +1,8 @@
-"""The handling that every HTTP server of the relay gives a request: its client, the answer to a failure, and
-the fields of every answer.
+"""The processing of requests that all HTTP servers of the relay share: the client, the response to a failure,
+and the header fields of every response.
 
-Behind a proxy that is believed the client and the scheme are those that the proxy says. An error is plain
-text without detail where a part has no form of its own; the detail goes to `trouble`.
+Behind a trusted proxy, the client and the scheme are taken from the proxy's header fields. An error is plain
+text without details, unless a part has its own format; the details go to `trouble`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Trouble = Callable[[str, BaseException], None]
 
 
 def _quiet_logger() -> logging.Logger:
-    """Aiohttp logs every malformed request as an error with a traceback: noise that a stranger controls."""
+    """Return a logger that hides aiohttp's errors: it logs each malformed request of any client with a
+    traceback.
+    """
     logger = logging.getLogger("zonerelay.admin.http")
     logger.setLevel(logging.CRITICAL)
     return logger
@@ -35,27 +37,27 @@ OPTIONS: dict[str, Any] = {
     "logger": _quiet_logger(),
     "max_line_size": 8190,
     "max_field_size": 4096,
-    # Seconds for which a client that was refused may go on sending a body, so that it sees the refusal.
+    # Seconds in which a refused client may continue to send a body, so that it can read the refusal.
     "lingering_time": 2.0,
 }
-"""Of aiohttp's servers."""
+"""The options of aiohttp's servers."""
 
 
 def media_type(request: web.BaseRequest) -> str:
-    """Return the media type of the body in small letters, "" without one. `content_type` of aiohttp is not
-    asked: it decodes parameters by whichever codec they name (RFC 2231).
+    """Return the media type of the body in lower case, or "" if it has none. aiohttp's `content_type` is not
+    used, because it decodes parameters with any codec that they name (RFC 2231).
     """
     return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 def visit_of(request: web.BaseRequest, proxies: Networks, *, secure: bool) -> Visit:
-    """`secure`: the connection has TLS."""
+    """Return the visit of a request. `secure`: the connection has TLS."""
     peername = request.transport.get_extra_info("peername") if request.transport is not None else None
     peer = client = _unmapped(str(peername[0])) if peername else ""
     if not proxies.match(peer):
         return Visit(client, secure, private=secure or _is_loopback(peer))
     names = _listed(request, "X-Forwarded-For")
-    # The entries of trusted proxies, from the right. Anybody may have written those further left.
+    # The entries that trusted proxies added, from the right. A client may have forged those to their left.
     believed = 0
     for name in reversed(names):
         client = _unmapped(name)
@@ -68,7 +70,7 @@ def visit_of(request: web.BaseRequest, proxies: Networks, *, secure: bool) -> Vi
 
 
 def _listed(request: web.BaseRequest, name: str) -> list[str]:
-    """Return the entries of all fields of that name: a proxy may append a field to that of a client."""
+    """Return the entries of all fields with that name: a proxy may add a field to that of a client."""
     entries = (each.strip() for each in ",".join(request.headers.getall(name, ())).split(","))
     return [each for each in entries if each]
 
@@ -92,8 +94,8 @@ async def dress(_request: web.BaseRequest, response: web.StreamResponse) -> None
 
 @lru_cache(maxsize=1024)
 def _unmapped(address: str) -> str:
-    """Return the address as `ipaddress` writes it, IPv4 also where an IPv6 socket has it; "" if it
-    is none.
+    """Return the address in the format of `ipaddress`, with IPv4-mapped addresses as IPv4, or "" if it is not
+    a valid address.
     """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])

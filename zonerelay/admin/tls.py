@@ -1,7 +1,7 @@
-"""TLS of the admin address: its certificate, read at the start and again when its files change.
+"""TLS for the admin address: its certificate is read at the start, and again when its files change.
 
-A pair of files that cannot be used when it changes is kept out, with a word to `trouble`; the old one stays
-in use. Files are looked at when a client connects, once a second at most.
+If a changed pair of files is unusable, `trouble` is called with the error, and the old pair stays in use.
+Files are checked when a client connects, at most once a second.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ LOOK_EVERY = 1.0
 
 
 class TlsError(Exception):
-    """The certificate cannot be used; the text is for the operator."""
+    """The certificate cannot be used. The text is for the operator."""
 
 
 def server_context(
     certificate: Path, key: Path | None, trouble: Callable[[str, BaseException], None]
 ) -> ssl.SSLContext:
-    """Raises TlsError."""
+    """Return a context that uses the current certificate. Raise TlsError if it is not usable."""
     files = _Files(certificate, key or certificate)
     try:
         context = files.read()
@@ -59,9 +59,9 @@ class _Files:
         return self._signatures() != self._seen
 
     def read(self) -> ssl.SSLContext:
-        """Raises CertificateError."""
+        """Read both files, and return a context. Raise CertificateError on failure."""
         self._seen = self._signatures()
-        read_pair(self._certificate, self._key)  # its errors say what to do
+        read_pair(self._certificate, self._key)  # its error messages contain the remedy
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:

@@ -1,4 +1,4 @@
-"""What the server knows of a request beside its fields, for the parts that answer it."""
+"""The facts about a request besides its header fields, for the parts that answer it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from aiohttp import web
 
 VISIT: ContextVar[Visit] = ContextVar("visit")
-"""Of the request that this task answers."""
+"""The visit of the request that the current task answers."""
 
 
 @dataclass(slots=True)
 class Visit:
-    """A visit. `client` is an address, behind a proxy the one that the proxy names. `secure`: over TLS, here
-    or at the proxy. `private`: no token and no session is in clear text on a network, because of TLS, a
-    proxy, or a client on this machine. A part sets `who`, a token's name, when it lets an identity in: the
-    connection may then serve other requests. `answered`: the answer is written. `peer` is the user of this
-    machine who has connected to the control socket.
+    """The facts about one request. `client` is its address, behind a proxy the one that the proxy names.
+    `secure`: TLS is used, here or at the proxy. `private`: tokens and sessions do not cross a network
+    unencrypted, because of TLS, a proxy, or a client on this machine. A part sets `who` to a token's name
+    after authentication; the connection may then serve other requests. `answered`: the response has been
+    written. `peer` is the user of this machine who is connected to the control socket.
     """
 
     client: str

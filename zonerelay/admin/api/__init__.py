@@ -1,5 +1,5 @@
-"""`/v1/`: everything that the control socket can do, as HTTP and JSON with bearer tokens.
+"""`/v1/`: all operations of the control socket as HTTP and JSON with bearer tokens.
 
-`routes` serves the table of `verbs`, whose answers are the frames of `operations`; `openapi` describes
-the same table. Failures are `problems`.
+`routes` serves the table in `verbs`, whose answers are the frames of the control operations; `openapi`
+describes the same table. Failures are `problems`.
 """

@@ -1,7 +1,7 @@
-"""The OpenAPI 3.1 description of `/v1/`, made of the table of verbs and of the structs that it names.
+"""The OpenAPI 3.1 description of `/v1/`, built from the table of verbs and from their structs.
 
-Clients are generated from it: a default would be sent as a value by some of them, and a list whose items are
-`false` breaks others, so neither is in it. What the relay assumes for a missing member is in the text.
+Clients are generated from it. Some generators would send a default as a value, and a list whose `items` are
+`false` breaks others, so neither is included. The description of a member states the default.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def _tag(path: str) -> str:
 
 
 def _for_clients(part: Any, *, members: bool = False) -> Any:
-    """Return a part of the description as generators of clients understand it. `members`: the names in it are
-    those of a document, and no words of a schema.
+    """Return a part of the description in a form that client generators understand. `members`: its keys are
+    the names of members, not keywords of a schema.
     """
     if isinstance(part, list | tuple):
         return [_for_clients(each) for each in part]

@@ -1,4 +1,4 @@
-"""Failures as `application/problem+json` (RFC 9457). Their `code` is an outside contract."""
+"""Failures as `application/problem+json` (RFC 9457). Their `code` is part of the public interface."""
 
 from __future__ import annotations
 
@@ -38,14 +38,16 @@ Code = Literal[
 
 
 class FieldError(msgspec.Struct, frozen=True, kw_only=True):
-    """`pointer` is a JSON pointer into the body, or the name of a parameter behind a slash."""
+    """An error in one field. `pointer` is a JSON pointer into the body, or the name of a parameter after a
+    slash.
+    """
 
     pointer: str
     detail: str
 
 
 class ProblemBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """RFC 9457; `code` is stable, `detail` is for people."""
+    """The body of a problem (RFC 9457). `code` is stable, `detail` is for people."""
 
     title: str
     status: int
@@ -54,11 +56,11 @@ class ProblemBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     type: str = "about:blank"
     errors: Sequence[FieldError] = ()
     smtp_reply: str = ""
-    """What an SMTP client would have been told."""
+    """The reply that an SMTP client would have received."""
 
 
 class Problem(Exception):
-    """An answer that is no success."""
+    """A response that is not a success."""
 
     def __init__(
         self,
@@ -105,8 +107,8 @@ def pointer_to(*names: str) -> str:
 
 
 def decoded(data: bytes | bytearray, of: Any, what: str) -> Any:
-    """Return the JSON document as a value of this type. Raises Problem, also for a member that comes twice:
-    readers would take another one of them.
+    """Return the JSON document as a value of this type. Raise Problem if it is invalid, or if a member occurs
+    twice, because readers would use different ones.
     """
     try:
         found = msgspec.json.decode(data, type=of)
@@ -121,7 +123,7 @@ def decoded(data: bytes | bytearray, of: Any, what: str) -> Any:
 
 
 class _TwiceError(Exception):
-    """An object has a member twice; the text says which."""
+    """An object has a member twice. The text names it."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> None:
@@ -132,7 +134,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _twice_in(value: Any, *above: str) -> str:
-    """Return the pointer to the first member that comes twice, "" if none does."""
+    """Return the pointer to the first member that occurs twice, or "" if there is none."""
     if not isinstance(value, list):
         return ""
     is_object = bool(value) and isinstance(value[0], tuple)
@@ -152,8 +154,8 @@ def malformed(error: Exception) -> Problem:
 
 
 def invalid(error: msgspec.ValidationError, what: str, data: Any, of: Any, *, strict: bool = True) -> Problem:
-    """Return the problem of a body or of parameters, `what`, that are not as the description says. It names
-    the member of `data`, and types as JSON has them.
+    """Return the problem of a body or of parameters, `what`, that do not match the description. It names the
+    member of `data`, and the JSON names of types.
     """
     text, _, path = str(error).partition(" - at `$")
     names: list[str] = []
@@ -183,7 +185,7 @@ def _in_words(types: str) -> str:
 
 
 def _culprit(data: Any, node: dict[str, Any], of: Any, *, strict: bool) -> str:
-    """Return the name of the first member of this object, a part of `data`, whose value is wrong."""
+    """Return the name of the first member with an invalid value in this object, which is a part of `data`."""
     whole = dict(node)
     names = list(node)
     while len(names) > 1:

@@ -1,8 +1,9 @@
-"""Serves the table of verbs: who asks, what may be asked, and every failure as a problem.
+"""Serves the table of verbs: authentication, validation, and every failure as a problem.
 
-The order is: the description answers anyone; a path that does not exist answers 401 as all others do without
-a token, so that nothing is learned of them; then scope, method, media types, parameters, body. A body is read
-only after its sender was let in, is `MAX_BODY` bytes long at most and takes `BODY_TIMEOUT` seconds at most.
+The description needs no token. Without a token, a path that does not exist is answered with 401 like all
+others, so that nothing is revealed about paths. Then scope, method, media types, parameters and body are
+checked. A body is read only after its client was authenticated, has at most `MAX_BODY` bytes and may take at
+most `BODY_TIMEOUT` seconds.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _SEGMENT = {"message_id": "[0-9a-f]{16}"}
 
 
 class Api:
-    """The API. `serve` answers any request below `/v1/`, by a table of verbs. `is_open`: the description,
-    which names the release, answers strangers, too.
+    """The API. `serve` answers every request below `/v1/` by a table of verbs. With `is_open`, the
+    description, which names the release, needs no token.
     """
 
     def __init__(self, operators: Operators, verbs: Sequence[Verb], *, is_open: bool = True) -> None:
@@ -157,8 +158,8 @@ def _not_allowed(allowed: Sequence[str]) -> Problem:
 
 
 def _accepts_lines(request: web.Request, verb: Verb) -> bool:
-    """Return whether the client asks for lines of JSON. Raises Problem if it accepts neither those nor what
-    the verb answers with (RFC 9110 12.5.1, as far as two media types need it).
+    """Return whether the client requests lines of JSON. Raise Problem if it accepts neither those nor the
+    media type of the verb (RFC 9110 12.5.1, as far as two media types need it).
     """
     accepted = request.headers.getall("Accept", ())
     kind = verb.media.partition("/")[0]
@@ -211,8 +212,8 @@ async def _body(request: web.Request, of: type[msgspec.Struct]) -> msgspec.Struc
 
 
 def _no_controls(value: object, pointer: str) -> None:
-    """Raise Problem if a text has a control character. None means anything in a request of an operator, and a
-    NUL is none that stores and databases take.
+    """Raise Problem if a text has a control character. These have no meaning in an operator's request, and
+    stores and databases do not accept a NUL.
     """
     match value:
         case str() if _CONTROL.search(value):

@@ -1,10 +1,11 @@
-"""The verbs of HTTP: one for each operation of the catalogue that has a path, made of its request and its
+"""The verbs of HTTP: one for each operation in the catalogue that has a path, built from its request and
 reply.
 
-The fields of a request become parameters (GET, those of a struct inside it flat) or a JSON body (POST),
-checked before the relay is asked. The answer is one JSON document, or lines of JSON for a client that accepts
-those; a body is the message itself, and what happens is sent as server-sent events. Only what the process
-answers by itself has a function of its own here. `openapi` describes the verbs, `routes` serves them.
+The fields of a request become parameters (GET, with nested structs flattened) or a JSON body (POST), which
+are validated before the relay is called. The answer is one JSON document, or lines of JSON if the client
+accepts those. The body of a message is returned as the message itself, and events are sent as server-sent
+events. Only operations that the HTTP process answers without the relay have their own function here.
+`openapi` describes the verbs; `routes` serves them.
 """
 
 from __future__ import annotations
@@ -48,23 +49,23 @@ EVENTS = "text/event-stream"
 MESSAGE = "message/rfc822"
 BEAT = 0.25
 QUIET_BEATS = 60
-"""An event stream has a sign of life after so many quiet beats, of so many seconds."""
+"""The number of beats after which a quiet event stream sends a comment. A beat is `BEAT` seconds."""
 HEARTBEAT = 1.0
-"""Lines have one after so many seconds."""
+"""Seconds after which a quiet stream of lines sends a sign of life."""
 STALL = 600.0
-"""Seconds in which a client takes some of its lines: a person reads `zonerelay queue list | less`."""
+"""Seconds in which a client must read some of its lines. They are many for `zonerelay queue list | less`."""
 
 F = TypeVar("F")
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No parameters."""
+    """A request without parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, checked. `parameters` and `body` are of the verb's structs, `path` has its segments.
-    `caller` is the name of the client in logs. `lines`: it accepts lines of JSON.
+    """One validated request. `parameters` and `body` are instances of the verb's structs; `path` has the path
+    segments. `caller` is the name of the client in logs. `lines`: the client accepts lines of JSON.
     """
 
     operators: Operators
@@ -77,11 +78,11 @@ class Call:
     lines: bool = False
 
     async def one(self, request: requests.Request, answer: type[F]) -> F:
-        """Return the one frame that answers. Raises ControlError."""
+        """Return the single frame that answers a request. Raise ControlError on failure."""
         return await self.operators.asking.one(request, answer, self.caller)
 
     def admitted(self) -> AbstractAsyncContextManager[None]:
-        """End the block when the token is no longer valid; peers of the control socket have none."""
+        """End the block when the token becomes invalid. Peers of the control socket have no token."""
         if not self.token.sha256:
             return nullcontext()
         return self.operators.streams.one_more(self.token, lambda: self.operators.is_valid(self.token))
@@ -93,7 +94,7 @@ Run = Callable[[Call], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """A verb. `operation` is the one that it is made of, if it is."""
+    """A method and path of the API. `operation` is the operation that it is built from, if there is one."""
 
     method: str
     path: str
@@ -105,12 +106,12 @@ class Verb:
     body: type[msgspec.Struct] | None = None
     media: str = JSON
     also: Scope | None = None
-    """Another scope that is enough."""
+    """Another scope that is sufficient."""
     streams: Mapping[str, object] | None = None
-    """`run` reads the body itself, as it comes: media types and what the description says of them."""
+    """The media types of a body that `run` reads itself as a stream, with their types for the description."""
     success: int = 200
     audited: bool = False
-    """The log tells of it by name: acts, orders and bodies have events of their own."""
+    """Whether the access is logged here. Changes, suspensions and message bodies have their own events."""
     operation: Operation | None = None
 
 
@@ -129,7 +130,9 @@ def _is_nested(hint: object) -> bool:
 def _fields(
     request: type[msgspec.Struct], absent: frozenset[str], *, flat: bool
 ) -> list[tuple[str, Any, Any]]:
-    """Return names, types and defaults, those of structs inside it in their place if they are to be flat."""
+    """Return names, types and defaults of the fields. With `flat`, nested structs are replaced by their
+    fields.
+    """
     found: list[tuple[str, Any, Any]] = []
     hints = _hints(request)
     for field in msgspec.structs.fields(request):
@@ -164,7 +167,7 @@ def _request_of(operation: Operation, call: Call) -> requests.Request:
 
 
 def _document(operation: Operation) -> Any:
-    """Return the type of the JSON document that answers."""
+    """Return the type of the JSON document of the answer."""
     reply, wrapped = operation.reply, operation.wrapped
     if not wrapped:
         return reply
@@ -186,7 +189,7 @@ def _document(operation: Operation) -> Any:
 
 
 def _run(operation: Operation, document: Any) -> Run:
-    """Return what answers a call of the operation."""
+    """Return the function that answers a call of the operation."""
     by_itself = _ALONE.get(operation.request)
 
     async def run(call: Call) -> Answer:
@@ -232,8 +235,8 @@ async def _whole(operation: Operation, document: Any, call: Call, request: reque
 
 
 async def _lines(call: Call, request: requests.Request) -> web.StreamResponse:
-    """Send each frame as a line, as it comes. A failure after the first line is the last one. A client may
-    leave with the line that ends the answer.
+    """Send each frame as a line when it arrives. A failure after the first line is sent as the last line. A
+    client may disconnect after the last line of the answer.
     """
     response = web.StreamResponse(headers={"Content-Type": LINES, "X-Accel-Buffering": "no"})
     asked = catalogue.Call(request=request, caller=call.caller)
@@ -260,7 +263,7 @@ async def _body(call: Call, request: requests.Request) -> Answer:
         "Content-Disposition": f'attachment; filename="{message_id}.eml"',
         "Content-Security-Policy": "sandbox",
     }
-    if call.request.method == "HEAD":  # which reads nothing, so that nothing is to be audited
+    if call.request.method == "HEAD":  # reads no body, so there is nothing to audit
         await call.one(requests.QueueShow(message_id=message_id), answers.MessageDetail)
         return web.Response(headers=fields)
     response = web.StreamResponse(headers=fields)
@@ -276,7 +279,7 @@ async def _body(call: Call, request: requests.Request) -> Answer:
 
 
 async def _follow(call: Call, request: requests.Request) -> Answer:
-    """Ends with the relay, with its client, and with its token."""
+    """Send server-sent events until the relay stops, the client disconnects, or the token becomes invalid."""
     fields = {"Content-Type": EVENTS, "X-Accel-Buffering": "no"}
     if call.request.method == "HEAD":
         return web.Response(headers=fields)
@@ -291,7 +294,7 @@ async def _follow(call: Call, request: requests.Request) -> Answer:
 async def _stream(call: Call, response: web.StreamResponse, frames: AsyncIterator[answers.Frame]) -> None:
     quiet = 0
     async for frame in frames:
-        if not response.prepared:  # from here on an error can be told in the stream alone
+        if not response.prepared:  # from here on, an error can only be reported in the stream
             await response.prepare(call.request)
             await response.write(b": zonerelay\n\n")
         if not isinstance(frame, answers.Progress):
@@ -306,11 +309,11 @@ def _kind(frame: answers.Frame) -> bytes:
     return str(frame.__struct_config__.tag).encode("ascii")
 
 
-# --- what the process answers by itself -----------------------------------------------------------------
+# --- operations that the HTTP process answers without the relay ------------------------------------------
 
 
 async def _tell_history(call: Call, message_id: str) -> None:
-    """Raises NotFoundError with what became of a message that has left the queue, if that is known."""
+    """Raise NotFoundError with the outcome of a message that has left the queue, if it is known."""
     settings, now = call.operators.settings(), call.operators.clock.now()
     if told := await ask(became, settings, message_id, now):
         raise NotFoundError(f"{told}; GET /v1/history/{message_id} has its time line")
@@ -332,7 +335,7 @@ async def _find(call: Call, request: requests.HistoryFind) -> Found:
 
 
 async def _addresses(call: Call, message_id: str) -> list[str]:
-    """Return the addresses of a message that is in the queue."""
+    """Return the addresses of a message in the queue."""
     with suppress(ControlError):
         return addresses_of(await call.one(requests.QueueShow(message_id=message_id), answers.MessageDetail))
     return []
@@ -340,7 +343,7 @@ async def _addresses(call: Call, message_id: str) -> list[str]:
 
 async def _time_line(call: Call, request: requests.HistoryShow) -> TimeLine:
     message_id, now = request.message_id, call.operators.clock.now()
-    # The relay writes the last events down before it says that it has no such mail.
+    # The relay stores the last events before it reports that it has no such message.
     known = await _addresses(call, message_id)
     return await ask(
         time_line, call.operators.settings(), message_id, now, known if call.token.may("operate") else []
@@ -367,7 +370,7 @@ _ALONE: dict[type[msgspec.Struct], tuple[Callable[[Call, Any], Awaitable[Answer]
     requests.HistoryShow: (_time_line, TimeLine),
     requests.ConfigShow: (_config, dict[str, Any]),
 }
-"""Functions, and what they return."""
+"""Functions, and the types that they return."""
 
 
 def _verb(operation: Operation) -> Verb:

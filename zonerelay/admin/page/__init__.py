@@ -1,5 +1,5 @@
-"""The operators' page: HTML for people, from the same requests as the command line and the API.
+"""The operators' page: HTML for people, with the same requests as the command line and the API.
 
-The server takes `page` alone. `views` show, `acts` change; `templates` has the HTML, `static` the style, the
-script, and htmx with its licence.
+The HTTP server imports only `page`. `views` show data and `acts` change it. `templates` has the HTML;
+`static` has the style, the script, and htmx with its licence.
 """

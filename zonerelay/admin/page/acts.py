@@ -1,8 +1,8 @@
-"""What the page does: acts on all deliveries that match, orders (suspend, hold rules), and undoing.
+"""The changes on the page: changes of all matching deliveries, suspensions and hold rules, and undo.
 
-Each act on the queue has a preview first, with a count; the filter, and not a list, goes on to the act, so
-that any number may match. An act that takes longer than `PATIENCE` seconds goes on by itself, and the page
-of suspensions and acts lists it.
+Each change of the queue has a preview with the number of deliveries. The preview passes on the filter and not
+a list, so that any number of deliveries may match. A change that takes longer than `PATIENCE` seconds
+continues in the background, and the page of suspensions and changes lists it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ async def _carry_out(
 
 
 def _asked(visitor: Visitor) -> tuple[requests.ChangeVerb, str, requests.Filter]:
-    """Return the verb and the filter. Raises PageError."""
+    """Return the requested change and the filter. Raise PageError if one of them is invalid."""
     verb, q = visitor.given("verb"), visitor.given("q")
     if verb not in VERBS:
         raise PageError(400, "No such verb", f"{verb}: there are {', '.join(VERBS)}")
@@ -123,7 +123,7 @@ def _asked(visitor: Visitor) -> tuple[requests.ChangeVerb, str, requests.Filter]
         raise PageError(400, "No such filter", str(error)) from error
 
 
-# --- orders -----------------------------------------------------------------------------------------------
+# --- suspensions and hold rules ---------------------------------------------------------------------------
 
 
 async def suspensions(visitor: Visitor) -> web.StreamResponse:

@@ -1,8 +1,9 @@
-"""The pages of captured mail: the list with its search, one message, what is in it; deleting and releasing.
+"""The pages of captured mail: the list with its search, one message with its parts, deletion and release.
 
-A message's HTML is a document of its own in a frame, which the frame's sandbox and the document's policy keep
-from running scripts, fetching anything and leading away. Files are saved and never shown. The pages need
-scope operate, for a list shows what mail begins with; each message that is opened is a line of the log.
+The HTML of a message is a separate document in a frame. The frame's sandbox and the document's policy prevent
+it from running scripts, loading anything, and navigating away. Files are downloaded and never shown. The
+pages require scope `operate`, because the list shows the beginning of each message. Opening a message is
+logged.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _told(view: View) -> View:
 
 
 class CapturedPages:
-    """One per process that serves HTTP."""
+    """The pages of captured mail of one process."""
 
     def __init__(self, operators: Operators) -> None:
         self.mail = CapturedMail(operators)
@@ -76,7 +77,7 @@ class CapturedPages:
 
     @_told
     async def delete(self, visitor: Visitor) -> web.StreamResponse:
-        """One message, or all that match."""
+        """Delete one message, or all that match."""
         q, one = visitor.given("q"), visitor.given("id")
         try:
             ids = [one] if one else None
@@ -126,7 +127,9 @@ class CapturedPages:
         return await visitor.page("done.html", lines=[line], missing=(), act="", back=back, command=same)
 
     async def _read(self, visitor: Visitor, *, is_noted: bool = False) -> tuple[Summary, Parts, bytes]:
-        """`is_noted`: the page that leads here has been a line of the log. Raises PageError."""
+        """Read a message. `is_noted`: the previous page has already logged it. Raise PageError if it does not
+        exist.
+        """
         message_id = visitor.request.match_info["id"]
         if is_noted:
             found = await self.mail.ask(lambda each: each.read(message_id, mark=False))

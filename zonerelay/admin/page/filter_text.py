@@ -1,8 +1,9 @@
-"""The filter as an operator types it on the page, and as the command line has it. Pure.
+"""Parses the filter that an operator types on the page, and builds the same filter for the command line. No
+I/O.
 
     from:@example.org to:bob@example.com reply:"4.7.28" age:>1h zone:bulk state:held priority:high id:ID
 
-Everything given must match. The text is the whole state of the queue's page, so it is in its address.
+All given conditions must match. The text is the complete state of the queue page, so it is part of its URL.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ WORDS = tuple(_FIELDS)
 
 
 class FilterTextError(ValueError):
-    """The text is no filter; the error says what to write."""
+    """The text is not a valid filter. The message explains what to write."""
 
 
 def parse(text: str) -> Filter:
-    """Raises FilterTextError."""
+    """Return the filter for a text. Raise FilterTextError if it is invalid."""
     if len(text) > MAX_TEXT:
         raise FilterTextError(f"a filter has at most {MAX_TEXT} characters")
     found: dict[str, str | float] = {}
@@ -48,7 +49,7 @@ def _unquoted(value: str) -> str:
 
 
 def _term(name: str, value: str) -> tuple[str, str | float]:  # noqa: PLR0911 - a case for each word
-    """Return the field of the filter, and its value."""
+    """Return the name of the filter's field, and its value."""
     match name:
         case "":
             if is_message_id(value):
@@ -79,15 +80,13 @@ def _term(name: str, value: str) -> tuple[str, str | float]:  # noqa: PLR0911 - 
 
 
 def term(name: str, value: str) -> str:
-    """One term, for links: `reply:"4.7.28 try later"`."""
+    """Return one condition of a filter, for links: `reply:"4.7.28 try later"`."""
     plain = re.fullmatch(r'[^\s"\\]+', value) is not None
     return f"{name}:{value}" if plain else '{}:"{}"'.format(name, re.sub(r'(["\\])', r"\\\1", value))
 
 
 def command(verb: str, wanted: Filter, *, reason: str = "", target: str = "") -> str:
-    """Return the command line that does the same to the same deliveries; `target` is the zone of a
-    reroute.
-    """
+    """Return the equivalent command line for the same deliveries. `target` is the zone of a reroute."""
     if verb == "list" and wanted.message_id is not None:
         return f"zonerelay queue show {wanted.message_id}"
     words = ["zonerelay", "queue", verb, *([wanted.message_id] if wanted.message_id else [])]

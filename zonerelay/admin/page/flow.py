@@ -1,6 +1,6 @@
-"""The picture of the overview: mail that waits, from its zone to its destination, by what stops it. Pure.
+"""The chart of the overview: waiting mail from its zone to its destination, by what stops it. No I/O.
 
-A band is as thick as the square root of its mail, so that one large queue does not hide the others.
+The thickness of a band is the square root of its mail, so that one large queue does not hide the others.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def flow_of(status: RelayStatus) -> Flow:
 
 
 def _together(rows: Sequence[DestinationStatus]) -> DestinationStatus:
-    """Return one row for the destinations of a zone that have no band of their own."""
+    """Return one row for the destinations of a zone that have no separate band."""
     counts = ("ready", "active", "deferred", "held", "suspended")
     return msgspec.structs.replace(
         rows[0],
@@ -113,7 +113,7 @@ def mail_of(row: DestinationStatus) -> int:
 
 
 def kind_of(row: DestinationStatus) -> str:
-    """Return what stops most of its mail."""
+    """Return what stops most of the destination's mail."""
     if row.suspended_until is not None:
         return "suspended"
     counts = {

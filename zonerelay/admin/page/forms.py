@@ -1,7 +1,7 @@
-"""Reads the forms of the page: small, in time, in UTF-8, and in no other encoding.
+"""Reads the forms of the page: small, within a time limit, and in UTF-8 only.
 
-aiohttp's `post` decodes by whichever codec a request names, and takes the parts of a multipart body apart:
-a stranger's megabyte of `charset=punycode` held the event loop for 38 seconds.
+aiohttp's `post` decodes with any codec that a request names, and parses multipart bodies. One megabyte of
+`charset=punycode` from an unauthenticated client blocked the event loop for 38 seconds.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from zonerelay.admin.requests import media_type
 
 FORM = "application/x-www-form-urlencoded"
 MAX_LOGIN = 4 * 1024
-"""Bytes of a form that a stranger sends: a token, and where the log-in leads."""
+"""Bytes of the login form of an unauthenticated client: a token, and the page to show after the login."""
 MAX_FORM = 16 * 1024
 MAX_FIELDS = 50
 PATIENCE = 5.0
-"""Seconds that a form may take."""
+"""Seconds in which a form must arrive."""
 _UTF_8 = re.compile(r'\s*(?:charset="?utf-8"?)?\s*', re.IGNORECASE)
-"""The parameters of its Content-Type."""
+"""The allowed parameters of its Content-Type."""
 
 
 async def read_form(request: web.Request, most: int = MAX_FORM) -> dict[str, str]:
-    """Return the fields. Raises HTTPException, with a status that says what is wrong."""
+    """Return the fields. Raise HTTPException with a status for the error."""
     parameters = request.headers.get("Content-Type", "").partition(";")[2]
     if media_type(request) != FORM or not _UTF_8.fullmatch(parameters):
         raise web.HTTPUnsupportedMediaType
@@ -41,6 +41,6 @@ async def read_form(request: web.Request, most: int = MAX_FORM) -> dict[str, str
         raise web.HTTPRequestTimeout from None
     try:
         fields = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
-    except ValueError:  # no UTF-8, or too many fields
+    except ValueError:  # not UTF-8, or too many fields
         raise web.HTTPBadRequest from None
     return dict(fields)

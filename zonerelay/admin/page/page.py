@@ -1,9 +1,10 @@
-"""The operators' page: its addresses, and who may see and do what there.
+"""The operators' page: its URLs, and the permissions for each.
 
-A page is for a session, and a session begins with a token (`zonerelay token add`); scope `read` sees, scope
-`operate` acts and reads bodies. A form is taken from a page of ours alone: the server refuses what another
-origin sends, the cookie is not sent along from other sites, and each form has the session's own value. All
-works without scripts but the live tail. Jinja is loaded with the first page, in a thread.
+A page requires a session, and a session begins with a token (`zonerelay token add`). Scope `read` shows
+pages; scope `operate` makes changes and reads message bodies. A form is accepted only from a page of ours:
+the server refuses requests from other origins, other sites cannot send the cookie, and each form contains a
+value of the session. Everything except the live tail works without scripts. Jinja is loaded for the first
+page, in a thread.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ FOR_GOOD = "public, max-age=31536000, immutable"
 
 
 class PageRoutes:
-    """One per process that serves HTTP."""
+    """The routes of the operators' page in one process."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
@@ -48,7 +49,7 @@ class PageRoutes:
         self._loading = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
-        """Return those of the operators' page."""
+        """Return the routes of the operators' page."""
         see, act = self._for("read"), self._for("operate")
         return [
             web.get("/static/{name}", self._static),
@@ -136,7 +137,7 @@ class PageRoutes:
         else:
             response = see_other(f"/login?{urlencode({'to': request.path_qs})}")
         if "HX-Request" in request.headers:
-            # A redirect would be followed, and the log-in page be put into a part of this one.
+            # A redirect would be followed, and the login page would be inserted into a part of this page.
             response = web.Response(status=401, headers={**FIELDS, "HX-Refresh": "true"})
         return response
 
@@ -196,7 +197,7 @@ class PageRoutes:
         return await visitor.page("sessions.html", sessions=self._sessions.open(), moment=moment)
 
     async def _end_sessions(self, visitor: Visitor) -> web.StreamResponse:
-        """Those of others are ended with scope `operate`."""
+        """End sessions. Ending another session requires scope `operate`."""
         which, mine = visitor.given("end"), visitor.session
         assert mine is not None
         if which != str(mine.number):
@@ -237,6 +238,6 @@ async def _failed(visitor: Visitor, status: int, heading: str, text: str) -> web
 
 
 def _cookie(request: web.Request) -> str:
-    """Cookies do not know ports: two relays on one machine have one each."""
+    """Return the cookie's name. Cookies ignore ports, so two relays on one machine need different names."""
     prefix = "__Host-" if VISIT.get().secure else ""
     return f"{prefix}zonerelay-{request.url.port}"

@@ -1,8 +1,8 @@
-"""Renders the templates: the only module that knows Jinja. It is loaded with the first page.
+"""Renders the templates. Only this module imports Jinja, and it is loaded for the first page.
 
-Whatever comes from outside goes through `shown`: autoescape makes markup of it harmless, `printable` makes
-control characters, escape sequences and bidirectional controls visible, and `<bdi>` keeps the direction of
-its writing to itself. Static files are named after their content, so browsers keep them for good.
+All external values pass through `shown`: autoescape makes their markup harmless, `printable` makes control
+characters, escape sequences and bidirectional controls visible, and `<bdi>` isolates their writing direction.
+Static files are named after their content, so browsers can cache them forever.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MENU = (
     ("/configuration", "Configuration"),
 )
 CAPTURED = (("/captured", "Captured mail"),)
-"""In the menu where mail is captured."""
+"""Additional menu items if mail is captured."""
 
 
 class Renderer:
     def __init__(self) -> None:
         self.assets: dict[str, tuple[bytes, str]] = {}
-        """Content and type by the name that has the hash of the content."""
+        """The content and type of each file, by its name with the hash of the content."""
         self._names: dict[str, str] = {}
         for path in sorted((HOME / "static").iterdir()):
             if kind := TYPES.get(path.suffix):
@@ -71,17 +71,17 @@ def _shown(text: object) -> Markup:
 
 
 def _lines(text: str) -> str:
-    """A text of several lines; the template's `pre` isolates it."""
+    """Return a text of several lines as printable text. The template's `pre` element isolates it."""
     return "\n".join(map(printable, text.replace("\t", "    ").splitlines()))
 
 
 def _path(sender: str | None) -> Markup:
-    """A sender as SMTP writes the null one; `?` when its message could not be read."""
+    """Return a sender, with `<>` for the null sender, and `?` if the message could not be read."""
     return _shown("?" if sender is None else sender or "<>")
 
 
 def _sampled(count: int, every: int) -> str:
-    """Where a sample was looked at, none found is not none."""
+    """Return a number. If only a sample was counted, zero is shown as less than the sampling interval."""
     if count or every == 1:
         return f"{count:,}"
     return f"<{every}" if every else "?"

@@ -1,4 +1,4 @@
-"""Searches of the history for the page, and its gaps in words."""
+"""Searches the history for the page, and describes its gaps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOUND = 200
 
 
 class SearchError(Exception):
-    """Nothing can be searched for so; the text is for the operator."""
+    """The search is invalid. The text is for the operator."""
 
 
 async def find(
@@ -30,8 +30,8 @@ async def find(
     given: Mapping[str, str],
     addresses: Callable[[str], Awaitable[list[str]]],
 ) -> dict[str, object]:
-    """What the template `history` shows; `addresses` returns those of a message in the queue. Raises
-    SearchError.
+    """Return the values for the template `history`. `addresses` returns the addresses of a message in the
+    queue. Raise SearchError if the search is invalid.
     """
     value, outcome = given["value"], given["outcome"]
     try:
@@ -63,7 +63,7 @@ async def find(
 async def time_line(
     settings: Settings, now: float, message_id: str, queued: Sequence[TraceStep], known: Sequence[str]
 ) -> tuple[list[TraceStep], list[str]]:
-    """The whole time line of a message, and the gaps of the history in words."""
+    """Return the whole time line of a message, and a description of the gaps in the history."""
     try:
         line, gaps = await history.ask(history.whole_line, settings, message_id, queued, known, now)
     except RedactKeyError as error:

@@ -1,8 +1,8 @@
-"""The sessions of operators on the page: kept in memory, few, and never for long.
+"""The operators' sessions on the page: in memory, limited in number and in time.
 
-A session begins with a token and has its name and its scope. It ends `IDLE` seconds after the last page that
-the operator asked for, `LONGEST` seconds after the log-in, when the operator ends it, when its token is no
-longer one, and with the process. The cookie holds a secret, of which the memory has the hash alone.
+A session begins with a token and has its name and scope. It ends `IDLE` seconds after the operator's last
+request for a page, `LONGEST` seconds after the login, when the operator ends it, when its token becomes
+invalid, and with the process. The cookie contains a secret, of which only the hash is in memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from zonerelay.config.credentials.identities import Scope, Token
 IDLE = 3600.0
 LONGEST = 12 * 3600.0
 MAX_SESSIONS = 100
-"""Beyond it a session of the token with the most of them ends, the one that was idle for longest."""
+"""The maximum number of sessions. Beyond it, the longest idle session of the token with the most sessions is
+ended.
+"""
 
 
 @dataclass(slots=True)
 class Session:
-    """A session. `number` names it in the list of sessions; `check` goes into every form."""
+    """A session. `number` identifies it in the list of sessions; `check` is included in every form."""
 
     number: int
     token: Token
@@ -42,7 +44,7 @@ class Session:
 
 
 class Sessions:
-    """The sessions. `now` is a monotonic clock; `is_valid` says whether a token is still one."""
+    """The open sessions. `now` is a monotonic clock; `is_valid` returns whether a token is still valid."""
 
     def __init__(self, now: Callable[[], float], is_valid: Callable[[Token], bool]) -> None:
         self._now = now
@@ -51,7 +53,7 @@ class Sessions:
         self._begun = 0
 
     def begin(self, token: Token, address: str) -> str:
-        """Returns the secret for the cookie."""
+        """Begin a session, and return the secret for the cookie."""
         self._expire()
         if len(self._sessions) >= MAX_SESSIONS:
             counts = Counter(each.who for each in self._sessions.values())
@@ -66,7 +68,9 @@ class Sessions:
         return -counts[session.who], session.used
 
     def find(self, secret: str, *, by_itself: bool) -> Session | None:
-        """`by_itself`: the page asks again without the operator, which keeps no session alive."""
+        """Return the open session of a cookie, or None. With `by_itself`, the page sent the request without
+        the operator; this does not extend the session.
+        """
         self._expire()
         session = self._sessions.get(_hashed(secret))
         if session is not None and not by_itself:
@@ -77,7 +81,7 @@ class Sessions:
         return session in self.open()
 
     def open(self) -> list[Session]:
-        """Return those of all operators, the latest used first."""
+        """Return the sessions of all operators, the most recently used first."""
         self._expire()
         return sorted(self._sessions.values(), key=lambda each: -each.used)
 

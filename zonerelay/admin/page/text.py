@@ -1,4 +1,4 @@
-"""Times in a form for people. Pure."""
+"""Formats times for people. No I/O."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the page shows: the overview, destinations, the queue, one message, the history, the configuration,
-the live tail. Views ask the relay and change nothing.
+"""The views of the page: the overview, destinations, the queue, one message, the history, the configuration
+and the live tail. Views query the relay and change nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ROWS = 50
 """Deliveries on one page of the queue."""
 HURTING = 15
 MOST = 500
-"""Destinations, recipients and steps that a page shows at most."""
+"""The maximum number of destinations, recipients and steps on a page."""
 RECENT = "1h"
-"""What the history shows before anything is searched for."""
+"""The time range that the history shows before a search."""
 MAX_BODY = 256 * 1024
-"""Octets of a body that are shown."""
+"""Bytes of a body that are shown."""
 BEAT = 15.0
 VERBS = ("retry", "hold", "release", "reroute", "bounce", "drop")
 EVENTS = (
@@ -70,7 +70,9 @@ def _matters(row: answers.DestinationStatus) -> bool:
 def _with_filters(
     visitor: Visitor, rows: list[answers.DestinationStatus]
 ) -> list[tuple[answers.DestinationStatus, str]]:
-    """Each destination with the filter of its mail: a next hop is not the domain of any recipient."""
+    """Return each destination with a filter for its mail. The name of a next hop is not a recipient's
+    domain.
+    """
     by_next_hop = {zone.name for zone in visitor.operators.settings().zone if zone.next_hop}
     return [
         (
@@ -137,7 +139,7 @@ async def message(visitor: Visitor) -> web.StreamResponse:
 
 
 async def body(visitor: Visitor) -> web.StreamResponse:
-    """As text, whatever it is; the relay's log names the reader."""
+    """Show the message as text, whatever its type. The relay's log names the reader."""
     message_id, as_sent = message_id_of(visitor), visitor.given("as") == "sent"
     found, octets = None, bytearray()
     request = requests.QueueCat(message_id=message_id, as_sent=as_sent)
@@ -182,7 +184,7 @@ async def history(visitor: Visitor) -> web.StreamResponse:
 async def configuration(visitor: Visitor) -> web.StreamResponse:
     changed = bool(visitor.given("changed"))
     shown = toml_text.changed if changed else toml_text.effective
-    # Without the file's lines every value would be one that follows from others.
+    # Without the file's lines, every value would be marked as derived.
     text = await OPERATORS.run(shown, visitor.operators.settings(), Report({}))
     text = text.replace(f"  # {toml_text.DERIVED}", "")
     return await visitor.page("configuration.html", text=text, changed=changed)
@@ -201,7 +203,7 @@ async def tail(visitor: Visitor) -> web.StreamResponse:
 
 
 async def tail_events(visitor: Visitor) -> web.StreamResponse:
-    """Server-sent events, until the operator leaves or his session ends."""
+    """Send server-sent events until the operator leaves or the session ends."""
     wanted = requests.Tail(
         address=visitor.given("address"), event=visitor.given("event"), zone=visitor.given("zone")
     )
@@ -233,7 +235,7 @@ def _event(frame: answers.Frame) -> bytes:
 
 
 def _cells(frame: answers.Frame) -> list[dict[str, str]]:
-    """The cells of a row, as page.js makes them: text, perhaps with a link or a kind."""
+    """Return the cells of a row for page.js: text, with an optional link or kind."""
     match frame:
         case answers.MailEvent():
             fields = {name: value for name, value in frame.fields.items() if value not in ("", None)}

@@ -1,4 +1,4 @@
-"""One request of an operator: who asks, what the relay answers, and the page that comes of it."""
+"""One request of an operator: the session, the queries to the relay, and the resulting page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLICY = (
 )
 FIELDS = {
     "Content-Security-Policy": POLICY,
-    "Referrer-Policy": "same-origin",  # with "no-referrer" a form of ours would come from the origin "null"
+    "Referrer-Policy": "same-origin",  # with "no-referrer", our own forms would have the origin "null"
     "X-Frame-Options": "DENY",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -38,7 +38,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 class PageError(Exception):
-    """The page cannot be shown; the text is for the operator."""
+    """The page cannot be shown. The text is for the operator."""
 
     def __init__(self, status: int, heading: str, text: str) -> None:
         super().__init__(text)
@@ -46,7 +46,7 @@ class PageError(Exception):
 
 
 class Visitor:
-    """A visitor. `given` are the fields of the form, or those of the address."""
+    """A request with its session. `given` are the fields of the form, or those of the URL."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Visitor:
         self._is_open = is_open
 
     def given(self, name: str) -> str:
-        """Raises PageError."""
+        """Return a field. Raise PageError if its value is too long or has control characters."""
         value = self._given.get(name, "").strip()
         if len(value) > MAX_VALUE:
             raise PageError(400, "Too long", f"{name} has at most {MAX_VALUE} characters")
@@ -85,27 +85,27 @@ class Visitor:
 
     @property
     def is_open(self) -> bool:
-        """The session has not ended since the request came."""
+        """Whether the session has not ended since the request arrived."""
         return self.session is not None and self._is_open(self.session)
 
     def need(self, scope: Scope) -> None:
-        """Raises PageError."""
+        """Raise PageError if the session does not have this scope."""
         if scope == "operate" and not self.operates:
             raise PageError(403, "Not allowed", "your token may look and not act: its scope is read")
 
     async def one(self, request: Request, answer: type[F]) -> F:
-        """Raises ControlError."""
+        """Return the single answer to a request. Raise ControlError on failure."""
         return await self.operators.asking.one(request, answer, self.caller)
 
     async def all(self, request: Request, answer: type[F]) -> tuple[tuple[F, ...], End]:
-        """Raises ControlError."""
+        """Return all answers to a request, and its end. Raise ControlError on failure."""
         return await self.operators.asking.all(request, answer, self.caller)
 
     def frames(self, request: Request, *, beat: float | None = None) -> AsyncGenerator[Frame, None]:
         return self.operators.asking.frames(Call(request=request, caller=self.caller), beat=beat)
 
     async def page(self, template: str, code: int = 200, /, **values: object) -> web.Response:
-        """Rendered in a thread where there is much to render: mail goes on meanwhile."""
+        """Render the page, in a thread, so that a large page does not delay mail."""
         common = {
             "session": self.session,
             "operates": self.operates,

@@ -1,6 +1,6 @@
-"""Mail over HTTP: `POST /v1/messages` and what belongs to it.
+"""Mail submission over HTTP: `POST /v1/messages` and the requests about submitted messages.
 
-`verbs` has the requests. `body` reads a body as it comes, `drafts` checks what a request says and makes
-a message of it, which `verbs` submits; `refusals` has the problem of a refusal, `states` tells what became of
-a message.
+`verbs` has the requests. `body` reads a request body as it arrives. `drafts` validates it and composes a
+message, which `verbs` submits. `refusals` has the problem for a refusal, and `states` reports the state of a
+message.
 """

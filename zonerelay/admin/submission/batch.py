@@ -1,11 +1,12 @@
 """Fills the {{names}} of a template with the substitutions of one message (mustache, by pystache).
 
-Values are texts and numbers, true and false, no lists and no objects: so a section is a condition, and what
-comes out is bounded. There are no partials, which are files, and no other delimiters. A name that has no
-value is an error, also in a section that is left out: a letter with a gap is worse than none. What is no text
-is written as JSON has it, null as nothing. In HTML values are escaped, elsewhere they are not.
-What it costs is bounded before anything is filled in: `MAX_TAGS` names in all templates of a message, and
-`MAX_OUTPUT` characters in what can come of all of them.
+Values are texts, numbers, true, false and null, but no lists and objects, so a section is a condition and the
+size of the result is bounded. Partials, which are files, and other delimiters are not supported. A name
+without a value is an error, even in a section that is omitted, because a message with a gap is worse than
+none. Values that are not texts are written as JSON, and null as nothing. Values are escaped in HTML only.
+
+The cost is limited before anything is filled in: `MAX_TAGS` names in all templates of a message, and
+`MAX_OUTPUT` characters in the largest possible result.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Renderer(Renderer):
 
 
 def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
-    """Raises Problem."""
+    """Return the fields with all templates filled in. Raise Problem if a template or a value is invalid."""
     found = dict(fields)
     values = found.pop("substitutions", None)
     if values is None:

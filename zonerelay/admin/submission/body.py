@@ -1,9 +1,9 @@
-"""Reads a JSON document as it comes: long strings go to a file without a name, as do files that come beside
-it; the rest stays in memory.
+"""Reads a JSON document as it arrives. Long strings and uploaded files are written to an unnamed temporary
+file; the rest stays in memory.
 
-In the document that `finish` returns a reference stands for each long string. A reference has a random part
-that the sender of the document does not know, so none can be forged. In memory are at most `MAX_DOCUMENT`
-bytes and one piece, on disk at most `limit` bytes until the reader is closed.
+In the document that `finish` returns, a reference replaces each long string. A reference has a random part
+that the client does not know, so it cannot be forged. At most `MAX_DOCUMENT` bytes and one chunk are in
+memory, and at most `limit` bytes on disk until the reader is closed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from zonerelay.message.compose.mime import Base64Text
 
 LONG = 64 * 1024
 FEW = 1024
-"""A string is long from here on, once the document is large."""
+"""The size from which a string is long when the document is large."""
 MAX_DOCUMENT = 2 * 1024 * 1024
 WRITE = 256 * 1024
 READ = 57 * 4096
-"""A whole number of lines of base64, each with 57 octets."""
+"""A whole number of base64 lines of 57 bytes each."""
 MAX_TEXT = 8 * 1024 * 1024
-"""Octets of a text or HTML: it is whole in memory when the message is composed."""
+"""Bytes of a text or HTML, which is completely in memory when the message is composed."""
 
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _OUTSIDE = re.compile(rb'[^"]*+')
@@ -41,15 +41,17 @@ _NO_TEXT = re.compile(
     rb"|u[Dd][89ABab]..(?!\\u[Dd][C-Fc-f])|(?<!\\u[Dd][89ABab]..\\)u[Dd][C-Fc-f])"
 )
 _CONTROL = re.compile(rb"[\x00-\x1f]")
-"""What no string of JSON has, half of a surrogate pair among it."""
+"""Characters that no JSON string may contain. `_NO_TEXT` has invalid escapes, including half surrogate
+pairs.
+"""
 
 
 class TooLargeError(Exception):
-    """The document is larger than may be; the text says how."""
+    """The document exceeds a size limit, which the text names."""
 
 
 class StoredFile:
-    """Bytes in the file: a file that was sent, or a string, as it stands between its quotes."""
+    """Bytes in the temporary file: an uploaded file, or the raw content of a string."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         self._file = file
@@ -62,21 +64,23 @@ class StoredFile:
             yield os.pread(self._file.fileno(), min(READ, end - at), at)
 
     def text(self) -> str:
-        """Raises TooLargeError and msgspec.DecodeError."""
+        """Return the string as text. Raise TooLargeError or msgspec.DecodeError on failure."""
         if self._size > MAX_TEXT:
             raise TooLargeError(f"a text may have {MAX_TEXT} octets")
         return msgspec.json.decode(b'"' + b"".join(self.pieces()) + b'"', type=str)
 
 
 class StoredBase64(Base64Text):
-    """A file in base64 that is a long string. PHP escapes the slashes in it, .NET the plus signs."""
+    """A base64 file in a long string. PHP escapes the slashes in it, and .NET the plus signs."""
 
     def __init__(self, long: StoredFile, name: str) -> None:
         super().__init__(b"", name)
         self._long = long
 
     def _slices(self) -> Iterator[bytes]:
-        """Raises msgspec.DecodeError, as for a short string."""
+        """Yield the file in unescaped chunks. Raise msgspec.DecodeError for invalid characters, as for a
+        short string.
+        """
         rest = b""
         for piece in self._long.pieces():
             text, rest = rest + piece, b""
@@ -101,8 +105,8 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class JsonBody:
-    """Takes bytes by `feed`; `flush` it in a thread while it is `full`, then `finish`. Close it when the
-    message is made.
+    """An incremental parser of a JSON body. Call `feed`, call `flush` in a thread while it is `full`, then
+    `finish`. Close it when the message has been composed.
     """
 
     def __init__(self, limit: int, directory: Path) -> None:
@@ -111,9 +115,9 @@ class JsonBody:
         self._file: BinaryIO | None = None
         self._nonce = secrets.token_hex(16)
         self._document = bytearray()
-        self._string: bytearray | None = None  # that is being read
+        self._string: bytearray | None = None  # the string that is being read
         self._rest = b""
-        self._begun = -1  # where the long string that is being read begins in the file
+        self._begun = -1  # the position in the file of the long string that is being read
         self._waiting = bytearray()
         self._written = self._size = 0
 
@@ -123,11 +127,11 @@ class JsonBody:
 
     @property
     def spills(self) -> bool:
-        """There is a long string."""
+        """Whether there is a long string."""
         return bool(self._waiting or self._written)
 
     def feed(self, piece: bytes) -> None:
-        """Raises TooLargeError."""
+        """Parse the next chunk. Raise TooLargeError if a limit is exceeded."""
         self._count(len(piece))
         data, self._rest, at = self._rest + piece, b"", 0
         while at < len(data):
@@ -166,25 +170,25 @@ class JsonBody:
             self._document += b'"' + string + b'"'
             self._string, self._begun = None, -1
             return end + 1
-        self._rest = data[end:]  # a backslash, the letter behind it is to come
+        self._rest = data[end:]  # a backslash; the next character is still missing
         return len(data)
 
     def begin_file(self) -> None:
-        """What `add` takes from now on is a file, until `end_file`. No string is being read."""
+        """Begin a file: the data of `add` belongs to it until `end_file`. No string may be incomplete."""
         self._begun = self._written + len(self._waiting)
 
     def add(self, piece: bytes) -> None:
-        """Raises TooLargeError."""
+        """Add a chunk of the file. Raise TooLargeError if a limit is exceeded."""
         self._count(len(piece))
         self._waiting += piece
 
     def end_file(self) -> StoredFile:
-        """Call `flush` before."""
+        """End the file, and return it. Call `flush` before."""
         start, self._begun = self._begun, -1
         return self._stored(start, self._written - start)
 
     def flush(self) -> None:
-        """Blocks. Raises OSError."""
+        """Write to the file. This blocks. Raise OSError on failure."""
         if not self._waiting:
             return
         if self._file is None:
@@ -194,25 +198,25 @@ class JsonBody:
             del self._waiting[: self._file.write(self._waiting)]
 
     def finish(self) -> bytes:
-        """Call `flush` before."""
+        """Return the document with references. Call `flush` before."""
         if self._string is not None:
-            self._document += b'"' + self._string  # a string that has no end, for the parser to say so
+            self._document += b'"' + self._string  # an incomplete string, which the parser reports
         return bytes(self._document)
 
     def long(self, text: str) -> StoredFile | None:
-        """Return the string that this text refers to; `None`: it is a text as others."""
+        """Return the long string that this text refers to, or None if it is an ordinary text."""
         if not text.startswith(self._nonce):
             return None
         _, start, size = text.split(":")
         return self._stored(int(start), int(size))
 
     def _stored(self, start: int, size: int) -> StoredFile:
-        if self._file is None:  # nothing was ever written: the file is empty
+        if self._file is None:  # nothing was ever written, so the file is empty
             self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
         return StoredFile(self._file, start, size)
 
     def refers(self, data: bytes) -> bool:
-        """Return whether a reference is in the data."""
+        """Return whether the data contains a reference."""
         return self._nonce.encode() in data
 
     def close(self) -> None:

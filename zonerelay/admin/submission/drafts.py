@@ -1,8 +1,8 @@
-"""What a request says, checked, and the message that is made of it.
+"""Validates a submission, and makes the draft of its message.
 
-A fault is a 422 with a JSON pointer for each field that is wrong. What an application writes is checked as
-the columns of the outbox are (`outbox/drafts`): no line end in a field, no field that the relay makes
-itself, addresses as SMTP takes them, their domains as A-labels.
+An error is a 422 with a JSON pointer for each invalid field. The values are checked like the columns of the
+outbox (`outbox/drafts`): no line ends in a header field, no field that the relay itself creates, valid SMTP
+addresses, and their domains as A-labels.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from zonerelay.smtp.server.params import MailCommand
 
 address = lru_cache(maxsize=1024)(drafts.address)
 addresses = lru_cache(maxsize=1024)(drafts.addresses)
-"""The same come again and again."""
+"""Cached, because the same addresses are frequent."""
 MAX_TAGS = 10
 MAX_METADATA = 20
 MAX_NOTE = 256
@@ -56,12 +56,12 @@ class Person(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 One = str | Person
-"""`a@b.example`, `Name <a@b.example>` or an object. A text of recipients may hold several, with commas."""
+"""`a@b.example`, `Name <a@b.example>` or an object. A recipients string may contain several, with commas."""
 Some = One | tuple[One, ...]
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An attachment. `content` is base64. With a `content_id` the HTML shows it as `cid:…`."""
+    """An attachment. `content` is base64. With a `content_id`, the HTML can show it as `cid:…`."""
 
     content: str
     filename: str = ""
@@ -71,7 +71,7 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file that came beside the JSON. `is_inline`: the HTML shows it by its name, as `cid:NAME`."""
+    """A file that was uploaded with the JSON. `is_inline`: the HTML can show it by name, as `cid:NAME`."""
 
     name: str
     content_type: str
@@ -91,8 +91,8 @@ class EnvelopeGiven(
 class Submission(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}
 ):
-    """A message. `send_at` is Unix seconds or RFC 3339; `partial` takes the message for those recipients that
-    are accepted; `tags` and `metadata` are kept with the message and not sent.
+    """A message. `send_at` is Unix seconds or RFC 3339; `partial` accepts the message for the recipients that
+    are not refused; `tags` and `metadata` are stored with the message and not sent.
     """
 
     from_: One
@@ -116,8 +116,8 @@ class Submission(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """A message that can be submitted. `pointers` has, of each recipient, the field that names it; `draft` is
-    `None` when the message came as bytes.
+    """A message that can be submitted. `pointers` maps each recipient to the field that names it; `draft` is
+    None if the message was sent as bytes.
     """
 
     envelope: SubmittedEnvelope
@@ -129,7 +129,9 @@ class Sending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Who hands the message in, under which key, and the settings in force; `listener` are the rules."""
+    """The submitter and the idempotency key of a message, with the current settings and those of the
+    listener.
+    """
 
     user: str
     client: str
@@ -138,7 +140,9 @@ class Origin:
     listener: ListenerSettings
 
     def with_key(self, key: str) -> Origin:
-        """Return the origin of a message that names a key of its own, so that its answers are the same."""
+        """Return the origin of a message that contains its own key, so that repeated requests get the same
+        answer.
+        """
         return replace(self, key=key)
 
 
@@ -146,7 +150,7 @@ BAD_KEY = "an idempotency key is 1 to 255 visible ASCII characters"
 
 
 class Faults:
-    """Collects all that is wrong with a request."""
+    """Collects all errors of a request."""
 
     def __init__(self) -> None:
         self._found: list[FieldError] = []
@@ -156,7 +160,7 @@ class Faults:
         self._found.append(FieldError(pointer=pointer, detail=detail))
 
     def at(self, pointer: str) -> Faults:
-        """What is wrong in the block that begins is the fault of this field. Such blocks are not nested."""
+        """Record errors in the following `with` block as errors of this field. Such blocks cannot be nested."""
         self._at = pointer
         return self
 
@@ -172,7 +176,7 @@ class Faults:
         return True
 
     def end(self) -> None:
-        """Raises Problem."""
+        """Raise Problem if errors were found."""
         if self._found:
             first = self._found[0]
             raise Problem(422, "invalid", f"{first.pointer}: {first.detail}", errors=self._found)
@@ -181,7 +185,7 @@ class Faults:
 def sending_of(
     given: Submission, body: JsonBody, origin: Origin, now: float, uploads: Sequence[Upload] = ()
 ) -> Sending:
-    """Raises Problem."""
+    """Return the message of a validated submission. Raise Problem with all errors if it is invalid."""
     faults = Faults()
     author = _one(given.from_, "from", faults)
     named = {name: _some(getattr(given, name), name, faults) for name in ("to", "cc", "bcc")}
@@ -269,7 +273,9 @@ def envelope_of(mail: MailCommand, recipients: Iterable[Mailbox]) -> SubmittedEn
 
 
 def new_message_id(origin: Origin, sender: str, recipients: tuple[str, ...]) -> str:
-    """The same for the same key, so that a second answer is the first one."""
+    """Return a new Message-ID. It is the same for the same key, so that repeated requests get the same
+    answer.
+    """
     left = secrets.token_hex(16)
     if origin.key:
         words = "\0".join((origin.user, origin.key, sender, *sorted(recipients)))
@@ -279,7 +285,7 @@ def new_message_id(origin: Origin, sender: str, recipients: tuple[str, ...]) -> 
 
 
 _Named = tuple[Address, str]
-"""An address and the pointer to the field that names it."""
+"""An address, and the pointer to the field that names it."""
 
 
 def _one(given: One, name: str, faults: Faults) -> Address | None:
@@ -294,7 +300,7 @@ def _of_person(given: Person, name: str) -> Address:
     found = address(given.email, name)
     if found.name:
         raise BadRowError(f"{name}.email has a name in it")
-    # Once more, with the name, whose characters are checked there too.
+    # Parse it again with the name, because this checks the characters of the name.
     quoted = re.sub(r'(["\\])', r"\\\1", given.name)
     return address(f'"{quoted}" <{found.mailbox}>', name) if given.name else found
 
@@ -313,7 +319,7 @@ def _some(given: Some, name: str, faults: Faults) -> list[_Named]:
 def _recipients(
     given: Submission, named: Mapping[str, Sequence[_Named]], faults: Faults
 ) -> dict[Mailbox, str]:
-    """Once each, in order."""
+    """Return each recipient once, in order, with the pointer to its field."""
     people: list[_Named] = []
     if given.envelope.to:
         for at, text in enumerate(given.envelope.to):
@@ -393,7 +399,7 @@ def _options(given: Submission, origin: Origin, faults: Faults) -> Options:
 
 
 def as_text(value: str | float | None) -> str:
-    """Return a JSON value as text: a text as it is, null as nothing, others as they stand in JSON."""
+    """Return a JSON value as text: a string unchanged, null as nothing, and other values as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else msgspec.json.encode(value).decode()

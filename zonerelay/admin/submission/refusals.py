@@ -1,4 +1,4 @@
-"""The HTTP problem of a refusal: by its reason, or by its enhanced status, or by the class of its reply."""
+"""The HTTP problem for a refusal, by its reason, its enhanced status code, or the class of its reply."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _RETRY_AFTER = {429: 60.0, 503: 10.0}
 
 
 def problem_of(refused: Refused, pointers: Mapping[Mailbox, str]) -> Problem:
-    """Return it with the fields that are to blame; `pointers` has those of the recipients."""
+    """Return the problem with the fields that caused it. `pointers` has the fields of the recipients."""
     reply = refused.reply
     status, code = _status_of(refused)
     errors = [
         FieldError(pointer=pointers[each], detail=str(one.reply)) for each, one in refused.recipients.items()
     ]
-    # What time helps against is no fault of a field.
+    # A temporary refusal is not caused by a field.
     if refused.reason is Reason.SENDER or (refused.of_sender and reply.is_permanent):
         errors = [FieldError(pointer="/from", detail=str(reply))]
     fields = {}

@@ -1,9 +1,10 @@
-"""The HTTP server of a [[listener]] with protocol = "http": mail of one's own, and nothing else of the API.
+"""The HTTP server of a [[listener]] with protocol = "http". It serves the submission requests and no other
+API.
 
-Its connections come without PROXY header and TLS (`inbound/listen/http_connection`), and say whether another
-machine can read along. A token is needed for every request, so no web page reaches it through DNS rebinding,
-and it answers to every name. A client that was not let in gets one answer. A connection that is idle for
-`idle_timeout` ends.
+PROXY header and TLS are handled before it (`inbound/listen/http_connection`), which also reports whether the
+connection is private. Every request needs a token, so a web page cannot reach it by DNS rebinding, and it
+responds to every host name. An unauthenticated client gets one response. A connection is closed after
+`idle_timeout`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from zonerelay.routing.addresses import Networks
 
 
 class SubmissionServer:
-    """A submission server. `rules` gives the settings of the listener as they are now."""
+    """A submission server. `rules` returns the current settings of the listener."""
 
     def __init__(self, operators: Operators, rules: Callable[[], ListenerSettings]) -> None:
         self._operators = operators
@@ -41,7 +42,9 @@ class SubmissionServer:
         return self._server()
 
     async def close(self, timeout: float) -> None:
-        """End idle connections, and the others after the request at hand, or after `timeout` seconds."""
+        """Close idle connections now, and the others after their current request or after `timeout`
+        seconds.
+        """
         self._server.pre_shutdown()
         await self._server.shutdown(timeout)
 
@@ -54,12 +57,12 @@ class SubmissionServer:
         VISIT.set(visit)
         if request.headers.get("Expect", "").lower() == "100-continue":  # curl waits a second for it
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            request.writer.output_size = 0  # the answer has not begun
+            request.writer.output_size = 0  # the response has not begun
         response = await answered(request, self._api.serve, self._operators.trouble)
         await dress(request, response)
-        response.headers["Server"] = "relay"  # or aiohttp names itself and Python, with their versions
+        response.headers["Server"] = "relay"  # otherwise aiohttp names itself and Python, with their versions
         if not visit.who or not request.content.at_eof():
-            response.force_close()  # what is left of a body is not read for the sake of a connection
+            response.force_close()  # the rest of a body is not read to keep a connection open
         return response
 
     def _trusted(self, rules: ListenerSettings) -> Networks:

@@ -1,5 +1,5 @@
-"""What became of a message for each of its recipients: those that wait from the queue, the others from the
-history, where addresses are pseudonyms unless `[history] addresses` says otherwise.
+"""The state of a message for each of its recipients: from the queue if it waits, otherwise from the history.
+There, addresses are pseudonyms unless `[history] addresses` says otherwise.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from zonerelay.telemetry.logs.redact import SearchError
 
 
 class RecipientState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`index` is the place in the answer to the submission. `state`: `queued` when accepted, `refused`; later
-    that of the queue, or `delivered`, `bounced`, `expired`, `dropped`, or `gone` when the history does not
-    have it. `reply` is the last of the other side.
+    """The state of one recipient. `index` is its position in the answer to the submission. `state` is
+    `queued` or `refused` in that answer; later it is the state in the queue, or `delivered`, `bounced`,
+    `expired`, `dropped`, or `gone` if the history has no entry. `reply` is the last reply of the peer.
     """
 
     address: str
@@ -42,8 +42,8 @@ class MessageState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sought(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which messages: everything given must match. Times are Unix seconds; one recipient has `state`.
-    `cursor` is `next` of the page before.
+    """The messages to find: all given conditions must match. Times are Unix seconds. `state` is the state of
+    at least one recipient. `cursor` is `next` of the previous page.
     """
 
     tag: str = ""
@@ -56,7 +56,7 @@ class Sought(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class MessageSummary(MessageState, frozen=True, kw_only=True):
-    """`tags` and `metadata` are those that were given with it."""
+    """A message that was found. `tags` and `metadata` are those of its submission."""
 
     sender: str
     tags: tuple[str, ...]
@@ -64,14 +64,16 @@ class MessageSummary(MessageState, frozen=True, kw_only=True):
 
 
 class MessageList(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest message first. `next` is the cursor of the next page, "" on the last one."""
+    """A page of messages, the newest first. `next` is the cursor of the next page, or "" on the last one."""
 
     messages: tuple[MessageSummary, ...]
     next: str
 
 
 async def list_of(call: Call) -> MessageList:
-    """Raises Problem and SearchError."""
+    """Return the messages that were found. Raise Problem if a parameter is invalid, or ControlError without a
+    history.
+    """
     settings, wanted = call.operators.settings(), call.parameters
     if not settings.history.enabled:
         raise ControlError("this relay keeps no history, in which messages are found: [history] enabled")
@@ -110,8 +112,8 @@ def _summary(found: Sent) -> MessageSummary:
 
 
 async def detail_of(call: Call, message_id: str) -> MessageDetail | None:
-    """The message while it is in the queue. A user's token sees the messages of its user. Raises
-    NotFoundError for another's.
+    """Return the message while it is in the queue. A user's token sees the messages of its user only; for
+    others, raise NotFoundError.
     """
     try:
         detail = await call.one(QueueShow(message_id=message_id), MessageDetail)
@@ -123,7 +125,7 @@ async def detail_of(call: Call, message_id: str) -> MessageDetail | None:
 
 
 async def state_of(call: Call, message_id: str) -> MessageState:
-    """Raises NotFoundError."""
+    """Return the state of a message. Raise NotFoundError if the message is unknown."""
     detail = await detail_of(call, message_id)
     user = call.token.user if call.token.scope == "submit" else None
     settings, now = call.operators.settings(), call.operators.clock.now()

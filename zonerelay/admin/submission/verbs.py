@@ -1,8 +1,8 @@
-"""The requests about mail of one's own: hand in, ask, withdraw; and those of ZoneMTA.
+"""The requests for submitting, querying and withdrawing messages, and those of ZoneMTA.
 
-Promises: 202 comes after the synced commit of a worker. A request that is refused leaves nothing behind. What
-is held of a body is in `body`; `MAX_AT_ONCE` bodies are read side by side, `MAX_OF_ONE` of them
-of one user.
+Promises: the response 202 is sent after the synced commit of a worker. A refused request leaves nothing
+behind. `body` limits the memory of a request body. `MAX_AT_ONCE` bodies are read at the same time,
+`MAX_OF_ONE` of them for one user.
 """
 
 from __future__ import annotations
@@ -64,13 +64,15 @@ from zonerelay.smtp.server.params import MailCommand
 
 MAX_AT_ONCE, MAX_OF_ONE = 32, 24
 SILENCE = 30.0
-"""Seconds that a client may take for its next octets."""
+"""Seconds without data after which a client is too slow."""
 MAX_BATCH = 500
 SIDE_BY_SIDE = 64
-"""Messages of a batch."""
+"""Messages of a batch that are submitted at the same time."""
 SLACK = 1024 * 1024
 SMALL = 8 * 1024
-"""Bytes of JSON or of a header that the event loop reads, in a few milliseconds. A thread reads more."""
+"""Bytes of JSON or of a header that the event loop parses, in a few milliseconds. Larger ones are parsed in a
+thread.
+"""
 
 _JSON, _MESSAGE, _FORM = "application/json", "message/rfc822", "multipart/form-data"
 T = TypeVar("T")
@@ -80,8 +82,8 @@ _BARE_LF = re.compile(rb"(?<!\r)\n")
 class RawQuery(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}
 ):
-    """Of a message that comes as bytes: its envelope, instead of the addresses of its header. `to` may come
-    several times.
+    """The parameters of a message that is sent as bytes: its envelope, if it differs from the addresses in
+    the header. `to` may occur several times.
     """
 
     from_: str | None = None
@@ -91,7 +93,7 @@ class RawQuery(
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """A message whose files come as they are. The HTML shows an inline one by its name, as `cid:NAME`."""
+    """A message with uploaded files. The HTML can show an inline file by its name, as `cid:NAME`."""
 
     message: Submission
     attachment: tuple[bytes, ...] = ()
@@ -99,7 +101,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """An accepted message. `id` is the relay's, `message_id` the field of the message."""
+    """An accepted message. `id` is the relay's id, and `message_id` is the header field of the message."""
 
     id: str
     message_id: str
@@ -107,15 +109,17 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Withdrawn(msgspec.Struct, frozen=True, kw_only=True):
-    """Deliveries that will not be attempted any more, and those that are on their way at this moment."""
+    """The number of deliveries that will not be attempted any more, and of those that are being attempted
+    now.
+    """
 
     withdrawn: int
     in_flight: int
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Each message has the fields of a submission over those of `template`, and `substitutions`: texts and
-    numbers for the {{names}} in subject, text, html and headers.
+    """A batch of messages. Each message has the fields of a submission, which override those of `template`,
+    and `substitutions`: texts and numbers for the {{names}} in subject, text, html and headers.
     """
 
     messages: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(min_length=1, max_length=MAX_BATCH)]
@@ -123,7 +127,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of one message: `status` as it would be alone, and what was accepted or why not."""
+    """The answer for one message: `status` as for a single submission, and the accepted message or the
+    problem.
+    """
 
     status: int
     accepted: Accepted | None = None
@@ -131,20 +137,20 @@ class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """In the order of the messages."""
+    """The answers, in the order of the messages."""
 
     messages: tuple[BatchAnswer, ...]
 
 
 _reading = Counter[str]()
-"""Bodies of each user: one per process, as its memory is."""
+"""The number of bodies being read for each user, in this process."""
 
 
 @contextlib.contextmanager
 def _submitted(call: Call) -> Iterator[Origin]:
     origin = _origin(call)
     if call.request.content.is_eof() and call.request.content.total_bytes <= LONG:
-        yield origin  # it is here already, and small
+        yield origin  # it has already arrived and is small
         return
     if _reading.total() >= MAX_AT_ONCE or _reading[origin.user] >= MAX_OF_ONE:
         raise Problem(503, "busy", "too many messages are being read", fields={"Retry-After": "1"})
@@ -180,13 +186,17 @@ async def _pieces(call: Call, origin: Origin) -> AsyncIterator[bytes]:
 
 
 class Read(Protocol):
-    """Awaits the next bytes of a body, for as long as its client may take. Raises Problem."""
+    """Awaits the next bytes of a body, within the client's time limits. Raises Problem if the client is too
+    slow.
+    """
 
     async def __call__(self, coming: Awaitable[T]) -> T: ...
 
 
 def _patiently(origin: Origin) -> Read:
-    """Returns what awaits the next bytes of a body that begins now, for as long as its client may take."""
+    """Return a function that awaits the next bytes of a body that begins now, within the client's time
+    limits.
+    """
     end = asyncio.get_running_loop().time() + origin.listener.transaction_timeout
 
     async def read(coming: Awaitable[T]) -> T:
@@ -201,7 +211,7 @@ def _patiently(origin: Origin) -> Read:
 
 @contextlib.contextmanager
 def _stored(call: Call, origin: Origin) -> Iterator[JsonBody]:
-    """What is stored of a body, until the block ends. Raises Problem."""
+    """Open the storage of a body until the block ends. Raise Problem if the body is too large."""
     limit = origin.listener.max_message_size * 4 // 3 * 78 // 76 + SLACK
     if (call.request.content_length or 0) > limit:
         raise Problem(413, "too_large", f"the body has more than {limit} octets")
@@ -211,7 +221,7 @@ def _stored(call: Call, origin: Origin) -> Iterator[JsonBody]:
 
 @contextlib.contextmanager
 def _told(call: Call) -> Iterator[None]:
-    """Tells a client why its body cannot be taken. Raises Problem."""
+    """Report to the client why its body cannot be accepted. Raise Problem on failure."""
     try:
         yield
     except TooLargeError as error:
@@ -224,7 +234,7 @@ def _told(call: Call) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, bytes]]:
-    """The body, read to its end."""
+    """Read the whole body, and provide it during the block."""
     if media_type(call.request) != _JSON:
         raise Problem(415, "unsupported_media_type", f"{media_type(call.request)} is not taken here")
     with _stored(call, origin) as body:
@@ -242,20 +252,22 @@ async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
 
 
 async def _fed(body: JsonBody, piece: bytes) -> None:
-    """A megabyte of short strings takes a second. Raises TooLargeError."""
+    """Feed a chunk to the parser. A megabyte of short strings takes a second. Raise TooLargeError if it is
+    too large.
+    """
     await _run(len(piece), body.feed, piece)
 
 
 @contextlib.asynccontextmanager
 async def _form(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, bytes, list[Upload]]]:
-    """A form with the part `message`, which is JSON, and files in parts `attachment` and `inline`."""
+    """Read a form with the part `message`, which is JSON, and files in parts `attachment` and `inline`."""
     read, uploads, found = _patiently(origin), list[Upload](), b""
     with _stored(call, origin) as body:
         with _told(call):
             async for name, file_name, part in _parts(call, read):
                 if name == "message" and found:
                     raise Problem(422, "invalid", "the form has two parts called message")
-                if len(uploads) == MAX_FILES and name != "message":  # chunked, a form has no end of its own
+                if len(uploads) == MAX_FILES and name != "message":  # a chunked form has no other limit
                     raise Problem(422, "invalid", f"the form has more than {MAX_FILES} files")
                 if name != "message":
                     body.begin_file()
@@ -280,7 +292,7 @@ async def _form(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
 
 @contextlib.contextmanager
 def _well_formed() -> Iterator[None]:
-    """Tells of the faults that aiohttp finds in a form. Raises Problem."""
+    """Convert the errors of aiohttp's form parser. Raise Problem on failure."""
     try:
         yield
     except (ValueError, LookupError, RuntimeError, AssertionError, HttpProcessingError) as error:
@@ -296,7 +308,7 @@ async def _parts(call: Call, read: Read) -> AsyncIterator[tuple[str, str, BodyPa
             part = await read(reader.next())
         if part is None:
             return
-        with _well_formed():  # names may be in any encoding (RFC 8187), also in one that there is not
+        with _well_formed():  # names may be in any encoding (RFC 8187), even in an unknown one
             found = (part.name, part.filename or "") if isinstance(part, BodyPartReader) else (None, "")
             name, file_name = found
         if not isinstance(part, BodyPartReader) or name not in ("message", "attachment", "inline"):
@@ -317,12 +329,12 @@ async def _octets(part: BodyPartReader, read: Read) -> AsyncIterator[bytes]:
 
 
 async def _run(size: int, work: Callable[..., T], /, *args: Any, **more: Any) -> T:
-    """Work on so many bytes: here if they are few, or else in a thread."""
+    """Process this number of bytes: on the event loop if it is small, otherwise in a thread."""
     return await BODIES.run(work, *args, **more) if size > SMALL else work(*args, **more)
 
 
 async def _decoded(data: bytes, of: type[Any]) -> Any:
-    """Raises Problem."""
+    """Return the decoded body. Raise Problem if it is invalid."""
     return await _run(len(data), decoded, data, of, "the body")
 
 
@@ -361,7 +373,9 @@ async def _take(
     *,
     size: int = SMALL + 1,
 ) -> Accepted:
-    """`size` is that of the JSON: what is not small is checked and composed in a thread."""
+    """Submit a message. `size` is the size of the JSON: large messages are checked and composed in a
+    thread.
+    """
     now = call.operators.clock.now()
     large = size > SMALL or body.spills or bool(uploads)
     sending = await _run(SMALL + 1 if large else 0, sending_of, given, body, origin, now, uploads)
@@ -371,7 +385,7 @@ async def _take(
 
 
 def _composed(draft: Draft) -> Iterator[bytes]:
-    """Raises Problem."""
+    """Yield the composed message. Raise Problem if an attachment is invalid."""
     try:
         yield from compose_pieces(draft)
     except msgspec.DecodeError as error:
@@ -382,14 +396,14 @@ def _composed(draft: Draft) -> Iterator[bytes]:
 
 
 async def _composed_in_thread(draft: Draft) -> AsyncIterator[bytes]:
-    """A large message is composed a piece at a time."""
+    """Yield a large message, composed in a thread chunk by chunk."""
     pieces = _composed(draft)
     while (piece := await BODIES.run(next, pieces, None)) is not None:
         yield piece
 
 
 async def _submitted_as(call: Call, origin: Origin, sending: Sending, pieces: Pieces) -> Accepted:
-    """Raises Problem."""
+    """Submit the message, and return its answer. Raise Problem if it is refused."""
     principal = Principal(
         protocol="HTTP",
         address=origin.client,
@@ -461,7 +475,7 @@ _BCC = re.compile(rb"^(?:Resent-)?Bcc[ \t]*:.*\r\n(?:[ \t].*\r\n)*", re.IGNORECA
 
 
 async def _strict_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Files on Unix have LF alone at the ends of their lines."""
+    """Yield the message with CRLF line ends. Files on Unix have LF only."""
     rest = b""
     async for piece in pieces:
         data = rest + piece
@@ -472,7 +486,9 @@ async def _strict_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _raw_envelope(block: bytes, given: RawQuery, most: int) -> tuple[Mailbox, dict[Mailbox, str]]:
-    """Of a header section, unless the parameters say otherwise. Raises Problem."""
+    """Return the envelope from the header section, unless the parameters override it. Raise Problem if it is
+    invalid.
+    """
     faults = Faults()
     fields = all_fields(block)
     with faults.at("/from"):
@@ -499,7 +515,7 @@ def _raw_envelope(block: bytes, given: RawQuery, most: int) -> tuple[Mailbox, di
 
 
 def _raw_sender(fields: Sequence[tuple[str, str]]) -> Mailbox:
-    """Raises BadRowError."""
+    """Return the sender from the header fields. Raise BadRowError if there is none."""
     for wanted in ("sender", "from"):
         for name, value in fields:
             for each in read_addresses(value).entries if name.lower() == wanted else ():
@@ -509,14 +525,14 @@ def _raw_sender(fields: Sequence[tuple[str, str]]) -> Mailbox:
 
 
 def _filled(template: dict[str, Any], message: dict[str, Any], body: JsonBody) -> Submission:
-    """Raises Problem."""
+    """Return the message with the template filled in. Raise Problem if it is invalid."""
     from zonerelay.admin.submission.batch import substituted  # noqa: PLC0415 - the template library
 
     return _converted(substituted({**template, **message}, body))
 
 
 async def _batch(call: Call) -> Answer:
-    """Submit messages side by side, so that their commits share writes."""
+    """Submit the messages concurrently, so that their commits share writes."""
     with _submitted(call) as origin:
         async with _json(call, origin) as (body, data):
             given: Batch = await _decoded(data, Batch)
@@ -550,7 +566,7 @@ async def _state(call: Call) -> Answer:
 async def _withdraw(call: Call) -> Answer:
     message_id = call.path["message_id"]
     if await detail_of(call, message_id) is None:
-        await state_of(call, message_id)  # NotFoundError, unless it is the caller's
+        await state_of(call, message_id)  # raises NotFoundError, unless the message is the caller's
         raise ControlError("nothing of this message waits any more")
     request = Drop(filter=Filter(message_id=message_id), reason="withdrawn")
     changed = await call.one(request, Changed)
@@ -560,7 +576,7 @@ async def _withdraw(call: Call) -> Answer:
 
 
 def _of_zonemta(document: dict[str, Any], body: JsonBody) -> Submission:
-    """Raises Problem."""
+    """Return the submission for ZoneMTA's fields. Raise Problem if it is invalid."""
     return _converted(zonemta.submission_of(document, body))
 
 

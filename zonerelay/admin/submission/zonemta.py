@@ -1,7 +1,8 @@
-"""ZoneMTA's `/send` and `/send-raw`: its words for ours and back, for programs that were written for it.
+"""ZoneMTA's `/send` and `/send-raw`: converts its fields to ours and back, for programs that were written for
+it.
 
-A token is needed, and `X-Authenticated-User` and `X-Originating-IP` are not believed. Fields that mean
-nothing here are ignored, as there. A refusal is no 200, as it was there, but a problem.
+A token is required, and `X-Authenticated-User` and `X-Originating-IP` are ignored. Unknown fields are
+ignored, as in ZoneMTA. Unlike ZoneMTA, a refusal is not a 200 but a problem.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
 
 
 def submission_of(document: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
-    """Return the fields of a submission, not checked yet. Raises Problem."""
+    """Return the fields of a submission, not yet validated. Raise Problem if a field has the wrong type."""
     found: dict[str, Any] = {name: document[name] for name in _SAME if document.get(name) is not None}
     found["from"] = _first(document.get("from"), "/from")
     for name in _PEOPLE:
@@ -76,7 +77,9 @@ _Person = str | dict[str, str]
 
 
 def _people(given: object, pointer: str) -> list[_Person]:
-    """Nodemailer: a text with commas, an object {name, address}, or a list of these."""
+    """Return the addresses in Nodemailer's formats: a string with commas, an object {name, address}, or a
+    list of these.
+    """
     found: list[_Person] = []
     for each in given if isinstance(given, list) else [given]:
         if isinstance(each, str):

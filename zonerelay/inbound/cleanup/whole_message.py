@@ -42,9 +42,7 @@ class WholeIntake(Intake):
         on_room: Callable[[], None],
     ) -> None:
         super().__init__(envelope, transaction, client_state, context, on_room)
-        self._gathered = (
-            bytearray()
-        )  # a list with an object per byte would use forty times the counted memory
+        self._gathered = bytearray()  # a list of bytes objects would use forty times the counted memory
         self._whole = b""
         self._counted = 0  # bytes of the received buffer, then of the whole message
         # The header is parsed in the message that the handler accepts.
