@@ -1,6 +1,6 @@
-"""The configuration file: the options that it may set, the settings read from it, the problems in it.
+"""The configuration file: its options, the settings that are read from it, and its problems.
 
-`settings` has the classes of all tables, `load` reads a file into them, `checks` compares tables with each
-other. `settings` also says what a reload can take up, and what the relay's own name is. Other packages use
-`endpoints`, `units` and `problems` too; `tables` and `options` are private to this package.
+`settings` has the classes of all tables, `load` reads a file into them, and `checks` compares tables with
+each other. `settings` also defines which changes a reload can apply, and the relay's own name. Other packages
+also import `endpoints`, `units` and `problems`; `tables` and `options` are private to this package.
 """

@@ -1,9 +1,9 @@
-"""The checks of the whole file, and the advice about a valid file that may surprise its operator.
+"""The checks of the whole file, and advice about a valid file that may surprise its operator.
 
-Each table has its checks and its advice in its own module of `tables`; this module puts them in order and
-adds those that concern several tables. A check is skipped when one of the values that it compares is already
-refused: its complaint would mislead. Advice refuses nothing: `zonerelay check-config` shows it and the start
-logs it, one sentence each, `path.to.key: …`, as problems are.
+Each table has its own checks and advice in a module of `tables`. This module calls them in order and adds
+those that concern several tables. A check is skipped if one of the values that it compares is already
+refused, because its message would be misleading. Advice refuses nothing: `zonerelay check-config` shows it
+and the relay logs it at start, one sentence each, in the format of problems: `path.to.key: …`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from zonerelay.config.tables.zone import (
 
 
 def check(settings: Settings, report: Report) -> Settings:
-    """Reports problems; returns the settings with what follows from them filled in."""
+    """Report problems, and return the settings with the values that follow from others."""
     listeners, zones = settings.listener, settings.zone
     trusts_dns = settings.dns.trust_ad or not report.sound("dns", "trust_ad")
     check_spool(settings.spool, report)
@@ -97,7 +97,7 @@ def check(settings: Settings, report: Report) -> Settings:
 
 
 def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
-    """`hostname` is what `resolve_hostname` made of the settings."""
+    """Return the advice for valid settings. `hostname` is the result of `resolve_hostname`."""
     listeners, zones, spool = settings.listener, settings.zone, settings.spool
     return (
         *_hostname_advice(hostname),
@@ -125,7 +125,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
 
 
 def try_secrets(settings: Settings, environment: Mapping[str, str], report: Report) -> Iterator[str]:
-    """Reads the secrets that a start would need. Yields notes; problems go into the report."""
+    """Read the secrets that are needed at start. Yield notes; problems are added to the report."""
     if settings.spool.backend is Backend.POSTGRES:
         check_secret(settings.postgres.password, ("postgres", "password"), environment, report)
     if settings.spool.backend is Backend.S3:
@@ -138,7 +138,7 @@ def try_secrets(settings: Settings, environment: Mapping[str, str], report: Repo
 
 
 def secrets_of(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Yields the path of each option for a secret in tables in single brackets, and its place."""
+    """Yield the path of each option for a secret in tables with single brackets, and its reference."""
     for name in (each for each in TABLES if each not in REPEATED):
         for key, option in options_of(TABLES[name]).items():
             value = getattr(getattr(settings, name), key)
@@ -157,7 +157,7 @@ def _hostname_advice(hostname: str) -> list[str]:
 
 
 def _check_addresses(settings: Settings, report: Report) -> None:
-    """No two listeners, nor a listener and the admin port, may want the same address."""
+    """Report listeners that have the address of another listener or of the admin port."""
     taken: list[tuple[KeyPath, ListenAddress]] = []
     wanted: list[tuple[KeyPath, str]] = [(("admin", "address"), settings.admin.address)]
     wanted += [(("listener", at, "address"), entry.address) for at, entry in enumerate(settings.listener)]
@@ -178,12 +178,12 @@ def _collide(one: ListenAddress, other: ListenAddress) -> bool:
     if one.port != other.port or one.port == 0:
         return False
     if "::" in (one.host, other.host):
-        return True  # it takes IPv4 too
+        return True  # it includes IPv4
     same_family = (":" in one.host) == (":" in other.host)
     return one.host == other.host or (same_family and (one.is_wildcard or other.is_wildcard))
 
 
 def _names_are_sound(settings: Settings, report: Report) -> bool:
-    """False while a zone or a name that could not be read might be the one that is missing."""
+    """Return whether all zone names are known. A zone that could not be read might have the missing name."""
     names = range(len(settings.zone))
     return all(report.sound("zone", at, "name") for at in names) and (bool(names) or report.sound("zone"))

@@ -1,11 +1,12 @@
-"""Network endpoints as they are written in the configuration, parsed once into small values.
+"""Network endpoints in the notation of the configuration, parsed into small values.
 
     listener, admin   "127.0.0.1:2525"   "[::]:25"   "unix:/run/zonerelay/smtp.sock"
     next hop          "host" (its MX)   "[host]:587" (no MX)   "192.0.2.1:25"   "[2001:db8::1]:25"
                       "capture:"
     name server       "192.0.2.53"   "[2001:db8::53]:5353"
 
-Parsers raise ValueError with a text that says what to write instead. Nothing here resolves a name.
+Parsers raise ValueError with a text that explains what to write instead. Nothing in this module resolves a
+name.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ListenAddress:
 
     @property
     def is_loopback(self) -> bool:
-        """True when only this machine can connect."""
+        """Whether only this machine can connect."""
         return self.is_unix or ipaddress.ip_address(self.host).is_loopback
 
     @property
@@ -52,7 +53,7 @@ class ListenAddress:
 
 
 class NextHopKind(enum.StrEnum):
-    """The way to the hosts of a next hop: MX lookup of a name, address lookup of a name, or no lookup."""
+    """How the hosts of a next hop are found: MX lookup of a name, address lookup of a name, or no lookup."""
 
     MX = "mx"
     HOST = "host"
@@ -61,12 +62,12 @@ class NextHopKind(enum.StrEnum):
 
 
 CAPTURE = "capture:"
-"""The next hop of mail that is kept to be looked at instead of being sent."""
+"""The next hop of captured mail, which is stored for inspection instead of being sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextHop:
-    """A next hop. `port` is `None` when it was not written: the zone's `port` applies."""
+    """A next hop. `port` is `None` if it is not given; then the zone's `port` applies."""
 
     kind: NextHopKind
     host: str
@@ -118,7 +119,7 @@ def parse_next_hop(text: str) -> NextHop:
 
 
 def split_next_hops(text: str) -> tuple[str, ...]:
-    """Several are written with commas between them, the preferred one first."""
+    """Return the next hops of a list with commas, the preferred one first."""
     return tuple(hop.strip() for hop in text.split(",")) if text else ()
 
 
@@ -134,9 +135,9 @@ def parse_name_server(text: str) -> NameServer:
 
 
 def is_domain(text: str) -> bool:
-    """A host name in RFC 1123 letters; internationalized names are written as A-labels (xn--…)."""
+    """Return whether the text is a host name (RFC 1123). Internationalized names must be A-labels (xn--…)."""
     labels = text.split(".")
-    # An all-numeric last label is a mistyped IPv4 address (RFC 1123 2.1).
+    # A numeric last label is a mistyped IPv4 address (RFC 1123 2.1).
     return (
         len(text) <= MAX_NAME
         and not labels[-1].isdigit()
@@ -154,7 +155,7 @@ def is_ehlo_name(text: str) -> bool:
 
 
 def address_literal(address: IPAddress) -> str:
-    """RFC 5321 4.1.3."""
+    """Return the address as an address literal (RFC 5321 4.1.3)."""
     return f"[{address}]" if address.version == 4 else f"[IPv6:{address}]"
 
 
@@ -169,7 +170,7 @@ def _is_address_literal(text: str) -> bool:
 
 
 def _unix(path: str) -> ListenAddress:
-    # sockaddr_un holds 108 octets with the final NUL: better refused here than by bind().
+    # sockaddr_un has 108 bytes including the final NUL. An error here is clearer than one from bind().
     if not path.startswith("/") or len(path.encode()) > 107 or "\0" in path:
         raise ValueError(
             f"{quoted(f'unix:{path}')}: a Unix socket needs an absolute path of at most 107 octets"
@@ -178,7 +179,9 @@ def _unix(path: str) -> ListenAddress:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Host (in its brackets, if it had any) and port. A bare IPv6 address is a host without a port."""
+    """Return the host (with brackets if it has any) and the port. A bare IPv6 address is a host without a
+    port.
+    """
     if _address(text) is not None:
         return text, None
     if "://" in text or ":" in text.rpartition("@")[0]:
@@ -201,7 +204,7 @@ def _address(host: str) -> IPAddress | None:
         address = ipaddress.ip_address(host[1:-1] if host.startswith("[") else host)
     except ValueError:
         return None
-    # The standard library lets anything follow "%", even ":25".
+    # The standard library accepts anything after "%", even ":25".
     scope = getattr(address, "scope_id", None)
     return address if scope is None or scope.isalnum() else None
 

@@ -1,7 +1,7 @@
-"""The files of a configuration: FILE, and conf.d/*.toml beside it in the order of their names.
+"""The files of a configuration: FILE, and conf.d/*.toml next to it in alphabetical order.
 
-Together they are one document. Tables that may be repeated are joined; a value that is given twice is a
-problem of the second file, which names both places.
+Together they are one document. Repeated tables are joined. A value that is given twice is a problem of the
+second file, whose message names both places.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOLDER = "conf.d"
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return all files of the configuration. Raises OSError if the folder cannot be read."""
+    """Return all files of the configuration. Raise OSError if the folder cannot be read."""
     folder = path.parent / FOLDER
     try:
         return [path, *sorted(each for each in folder.iterdir() if each.suffix == ".toml")]
@@ -27,7 +27,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 class JoinedFiles:
-    """A document that grows by one file after the other, and the place of each key."""
+    """A document to which files are added one after the other, with the position of each key."""
 
     def __init__(self) -> None:
         self.document: dict[str, object] = {}
@@ -36,7 +36,7 @@ class JoinedFiles:
         self._again: dict[KeyPath, str] = {}
 
     def add(self, document: Mapping[str, object], lines: Mapping[KeyPath, int], file: str) -> None:
-        """Add what a file says. `file` names it in problems; "" if there is no other."""
+        """Add the content of a file. `file` is its name in problems, or "" if there is only one file."""
         twice: set[KeyPath] = set()
         moved: dict[str | int, int] = {}
         for key, value in document.items():
@@ -61,7 +61,7 @@ class JoinedFiles:
             self._files.setdefault((first, *rest), file)
 
     def report(self) -> Report:
-        """Return a report that knows all places, with what is given twice."""
+        """Return a report with all positions, and with the values that are given twice."""
         report = Report(self._lines, self._files)
         for path, there in self._again.items():
             report.refuse(path, f"is given again in {there}")
@@ -73,7 +73,7 @@ def are_tables(value: object) -> bool:
 
 
 def written(document: Mapping[str, object]) -> str:
-    """Return a document that has been read without a problem as TOML."""
+    """Return a valid document as TOML."""
     top, tables = [], []
     for key, value in document.items():
         if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""The loader of the configuration: TOML files become `Settings`, or one `ConfigError` with all problems.
+"""Loads the configuration: TOML files become `Settings`, or one `ConfigError` with all problems.
 
-The loader replaces a value that it cannot read by the default, and leaves out a key that it does not know,
-only to check the rest too: it returns nothing from a file with a problem.
+To check the whole file, the loader replaces an unreadable value by its default and ignores an unknown key. It
+never returns settings from a file with a problem.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ Table = TypeVar("Table", bound="DataclassInstance")
 
 
 def load(path: Path) -> Settings:
-    """Return the settings of a file. Raises ConfigError, also when the file cannot be read."""
+    """Return the settings of a file. Raise ConfigError if it is invalid or cannot be read."""
     return read(path)[0]
 
 
 def read(path: Path) -> tuple[Settings, Report]:
-    """Return the settings, and the report for who looks further: it knows the lines. Raises ConfigError."""
+    """Return the settings, and the report with the line numbers for further checks. Raise ConfigError on
+    failure.
+    """
     settings, report = _checked(_joined(path))
     report.raise_problems()
     return settings, report
 
 
 def read_copy(path: Path) -> tuple[bytes, Settings]:
-    """Return one document that says what all files say, and the settings. Raises ConfigError."""
+    """Return one document with the content of all files, and the settings. Raise ConfigError on failure."""
     data = _read(path)
     joined = _joined(path, data)
     settings, report = _checked(joined)
@@ -56,9 +58,10 @@ def read_copy(path: Path) -> tuple[bytes, Settings]:
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """What could be read of a file that may be wrong. `wrong` are the tables and keys at its top that are;
-    `None`: the file is no TOML, and `settings` have only the places in it. `is_sure`: the control socket that
-    follows is the one that the file means, and no default in the place of a value that cannot be read.
+    """The settings that could be read from a possibly invalid file. `wrong` are its invalid top-level tables
+    and keys; if it is `None`, the file is not TOML, and `settings` only have the paths found in it.
+    `is_sure`: the control socket that these settings name is the one in the file, not a default for an
+    unreadable value.
     """
 
     settings: Settings
@@ -68,8 +71,8 @@ class Whereabouts:
 
 
 def load_whereabouts(path: Path) -> Whereabouts:
-    """Returns what commands need that ask a running relay, or read what it has written. They are needed most
-    while the file is being corrected, so whatever is wrong in it stops none.
+    """Return the settings for commands that call a running relay or read its files. These commands are needed
+    most while the file is being corrected, so no problem in it stops them.
     """
     try:
         settings, report = _checked(_joined(path))
@@ -89,7 +92,7 @@ _PLACE = re.compile(r"""\s*(?:(\w+)\s*\.\s*)?(\w+)\s*=\s*(?:"([^"\\]*)"|'([^']*)
 
 
 def _scanned(path: Path) -> dict[str, dict[str, object]]:
-    """Read the places that the files name, line by line, whatever else is in them."""
+    """Read the paths that the files name, line by line, ignoring everything else."""
     document: dict[str, dict[str, object]] = {}
     try:
         texts = [each.read_bytes().decode("utf-8-sig", "replace") for each in files_of(path)]
@@ -108,14 +111,14 @@ def _scanned(path: Path) -> dict[str, dict[str, object]]:
 
 
 def load_text(text: str, source: str = "configuration") -> Settings:
-    """Return the settings in a TOML document; `source` names it when it is no TOML at all."""
+    """Return the settings in a TOML document. `source` names it in errors if it is not TOML."""
     settings, report = _checked(_parsed(text, source))
     report.raise_problems()
     return settings
 
 
 def refused_in(text: str) -> frozenset[KeyPath]:
-    """Return the paths of a TOML document that the checks refuse. Raises ConfigError for what is no TOML."""
+    """Return the paths in a TOML document that the checks refuse. Raise ConfigError if it is not TOML."""
     return frozenset(_checked(_parsed(text, "configuration"))[1].wrong)
 
 
@@ -146,11 +149,11 @@ def _text(path: Path, data: bytes) -> str:
 
 
 def _parsed(text: str, source: str, joined: JoinedFiles | None = None, name: str = "") -> JoinedFiles:
-    """Add a file to those before it. Raises ConfigError for what is no TOML."""
+    """Parse a file and add it to those before it. Raise ConfigError if it is not TOML."""
     try:
         document = tomllib.loads(text)
         lines = line_numbers(text)
-    except ValueError as error:  # TOMLDecodeError, and what int() says of a number of 5000 digits
+    except ValueError as error:  # TOMLDecodeError, or the error of int() for a number with 5000 digits
         raise ConfigError([_syntax_problem(str(error), text, source)]) from error
     except RecursionError as error:
         raise ConfigError([Problem(source, "lists or tables are nested too deeply", 1)]) from error
@@ -166,7 +169,7 @@ def _checked(joined: JoinedFiles) -> tuple[Settings, Report]:
 
 
 def _syntax_problem(message: str, text: str, source: str) -> Problem:
-    """The message of tomllib says where; we say it as for every other problem."""
+    """Convert an error of tomllib, whose text contains the position, to a problem in the usual format."""
     match = _POSITION.search(message)
     end = text.rstrip().count("\n") + 1
     line = int(match[1]) if match and match[1] else end
@@ -207,11 +210,11 @@ def _repeated(name: str, value: object, report: Report) -> tuple[DataclassInstan
 
 
 def read_options(owner: type[Table], table: dict[str, object], path: KeyPath, report: Report) -> Table:
-    """Return the options of one table; what is wrong with them is in the report."""
+    """Return the options of one table. Problems are added to the report."""
     options = options_of(owner)
     for key in [key for key in table if key not in options]:
         report.refuse((*path, key), _unknown_key(key, path, options))
-    values: dict[str, Any] = {}  # each reader returns what the field that names its form declares
+    values: dict[str, Any] = {}  # each reader returns the type that the field declares
     for field in dataclasses.fields(owner):
         if field.name not in table or field.name not in options:
             continue
@@ -226,7 +229,7 @@ def read_options(owner: type[Table], table: dict[str, object], path: KeyPath, re
 
 def _list(option: Option, value: object, path: KeyPath, report: Report) -> tuple[object, ...]:
     if option.read is convert.path and not isinstance(value, list):
-        # One file needs no brackets.
+        # A single file needs no brackets.
         return (option.read(value, option),) if value != "" else ()
     if not isinstance(value, list):
         hint = f": write [{quoted(value)}]" if isinstance(value, str) else ""
@@ -249,7 +252,7 @@ def _unknown_key(key: str, path: KeyPath, options: Mapping[str, Option]) -> str:
 
 
 def _home_of(key: str) -> str:
-    """Returns the table of a key that stands in the wrong one, as a message: TOML makes that mistake easy."""
+    """Return a message with the table in which a misplaced key belongs, a common mistake in TOML."""
     if key in options_of(Settings):
         return f"{key} belongs at the top of the file, before the first [table]"
     homes = [

@@ -1,7 +1,7 @@
-"""Describes every option for people: its default, and why it is there.
+"""Describes every option for people: its default, and its purpose.
 
-The descriptions are the docstrings below the fields of `tables`, and those of the classes; they are read from
-the source, so a relay holds none of them in memory.
+The descriptions are the docstrings below the fields of `tables` and those of the classes. They are read from
+the source code, so a relay keeps none of them in memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Described:
 
     @property
     def heading(self) -> str:
-        """The table as it is written in the file."""
+        """The heading of the table in the file."""
         return f"[[{self.table}]]" if self.table in REPEATED else f"[{self.table}]" if self.table else ""
 
 
@@ -51,13 +51,13 @@ def options() -> Iterator[Described]:
 
 
 def about(table: str) -> str:
-    """Return what a table is for; "" for the top of the file."""
+    """Return the purpose of a table. It is "" for the top of the file."""
     return " ".join((TABLES[table].__doc__ or "").split()) if table else ""
 
 
 def defaults() -> str:
-    """Return a document with every option at its default, below its description. A table that is not there
-    by default is a comment.
+    """Return a document with every option at its default, below its description. A table that does not exist
+    by default is commented out.
     """
     lines: list[str] = []
     for (table, heading), described in groupby(options(), lambda each: (each.table, each.heading)):
@@ -74,7 +74,7 @@ def _comment(text: str) -> list[str]:
 
 
 def _docstrings(table: type[DataclassInstance]) -> dict[str, str]:
-    """Return the string below each field, on one line."""
+    """Return the docstring of each field, on one line."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(table))).body
     assert isinstance(tree, ast.ClassDef)
     found = {}

@@ -1,8 +1,7 @@
-"""Collects what is wrong with a configuration: every problem at once, each with its key and its line, and how
-problems quote, list and suggest.
+"""Collects the problems of a configuration, each with its key and its line, and formats texts for them.
 
-A `Report` collects while the file is read and checked. Nothing here stops at the first problem:
-an operator who corrects a file wants the whole list.
+A `Report` collects problems while the file is read and checked. Nothing stops at the first problem, because
+an operator who corrects a file wants to see all of them.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TypeVar
 
-# How problems quote, list and suggest, and how URLs are shown: without what may be a secret in them.
+# Quotes, lists and suggestions in problems. URLs are shown without possible secrets.
 
 _SHOWN = 80
 MASK = "***"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}://)([^\s\"'<>]+)")
 _WORD = re.compile(r"[^\s,<>\"']+")
 _TOKEN = re.compile(r"/(?=[^/]*[0-9])[^/]{16,}")
-"""Part of a path: as long as the tokens that chat services put into the addresses of their hooks."""
+"""A part of a path that is as long as the tokens in the webhook URLs of chat services."""
 _VALUE = re.compile(r"([^&;=]*=)?[^&;]+")
 _WEB = ("http://", "https://")
 _PLAIN = tuple(
@@ -29,12 +28,12 @@ _PLAIN = tuple(
         "host", "port", "user", "dbname", "sslmode", "sslrootcert", "sslcert", "sslkey", "db", "prefix",
     )
 )  # fmt: skip
-"""Keys of queries whose values are shown: those of databases."""
+"""The query keys whose values are shown: those of database URLs."""
 
 
 def masked(text: str) -> str:
-    """Returns the text with what may be a secret in a URL masked: a password, in web addresses the user name
-    too, values of the query, the fragment, and parts of a path that look like tokens.
+    """Return the text with possible secrets in URLs masked: passwords, user names in web addresses, values of
+    the query, the fragment, and parts of the path that look like tokens.
     """
     return _URL.sub(lambda found: found[1] + _masked(found[2], is_web=found[1].lower() in _WEB), text)
 
@@ -56,19 +55,17 @@ def _masked_value(found: re.Match[str]) -> str:
 
 
 def _without_login(found: re.Match[str]) -> str:
-    """Masks NAME:PASSWORD@ where no scheme says that it is a URL."""
+    """Mask NAME:PASSWORD@ in a text without a URL scheme."""
     login, at, rest = found[0].rpartition("@")
     return f"{MASK}{at}{rest}" if ":" in login and "://" not in login else found[0]
 
 
 def quoted(text: str) -> str:
-    """Return the text as the file has it, on one line and not too long, without a secret that a URL in it
-    has.
-    """
+    """Return the text in quotes, on one line, shortened, and without secrets in URLs."""
     if "@" in text or "://" in text:
         text = _WORD.sub(_without_login, masked(text))
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-    # What is not printable could break the line, or turn it round.
+    # Unprintable characters could break the line or reverse its direction.
     return json.dumps(shown, ensure_ascii=not shown.isprintable())
 
 
@@ -76,7 +73,9 @@ MAX_WORDS = 20
 
 
 def in_words(words: Iterable[str], joiner: str = "and") -> str:
-    """`"a"`, `"a" and "b"`, `"a", "b" and "c"`; of many the first ones, and how many more there are."""
+    """Return a list as text: `"a"`, `"a" and "b"`, or `"a", "b" and "c"`. A long list is shortened, with a
+    count.
+    """
     *first, last = [quoted(word) for word in words]
     if len(first) > MAX_WORDS:
         first, last = first[:MAX_WORDS], f"{len(first) + 1 - MAX_WORDS} more"
@@ -84,7 +83,7 @@ def in_words(words: Iterable[str], joiner: str = "and") -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` with the nearest known word, or nothing when none is near."""
+    """Return `; did you mean …?` with the nearest known word, or an empty string if none is similar."""
     import difflib  # noqa: PLC0415 - only with a mistake
 
     nearest = difflib.get_close_matches(word.lower(), list(known), n=1)
@@ -92,14 +91,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 KeyPath = tuple[str | int, ...]
-"""Keys and list positions from the top of the document: `("zone", 1, "tls")`."""
+"""Keys and list positions from the top of the document, such as `("zone", 1, "tls")`."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`line` is 0 when no line is to blame (the file cannot be read). `file` is "" when there is only one."""
+    """A problem in the configuration. `line` is 0 if no line causes it, such as an unreadable file. `file` is
+    "" if there is only one.
+    """
 
     path: str
     text: str
@@ -123,16 +124,16 @@ class ConfigError(Exception):
 
 
 class Report:
-    """Collects problems. A path with a problem is unsound, and so is what lies above and below it."""
+    """Collects problems. A path with a problem is invalid, and so are the paths above and below it."""
 
     def __init__(self, lines: Mapping[KeyPath, int], files: Mapping[KeyPath, str] | None = None) -> None:
-        """`files` has the file of each key, where there are several."""
+        """Start with an empty list. `files` has the file of each key, if there are several files."""
         self._lines = lines
         self._files = files or {}
         self._problems: dict[KeyPath, Problem] = {}
 
     def refuse(self, path: KeyPath, text: str) -> None:
-        """Record a problem; of several with one key the first says enough."""
+        """Record a problem. Only the first problem of a key is kept."""
         at = self._nearest(path)
         line, file = self._lines.get(at, 1), self._files.get(at, "")
         self._problems.setdefault(path, Problem(path_text(path), text, line, file))
@@ -143,20 +144,20 @@ class Report:
         return self._problems.keys()
 
     def given(self, *path: str | int) -> bool:
-        """Return whether the file itself says this, be it the default or not."""
+        """Return whether the file itself contains this key, even with its default value."""
         return path in self._lines
 
     def place_of(self, *path: str | int) -> str:
-        """Return the line at which a file says this, as text; "" where none does."""
+        """Return the line of a key in the file as text, or "" if the file does not contain it."""
         return place(self._lines[path], self._files.get(path, "")) if path in self._lines else ""
 
     def sound(self, *path: str | int) -> bool:
-        """Return whether nothing is wrong with this value; checks between values skip unsound ones."""
+        """Return whether this value has no problem. Checks between values skip invalid ones."""
         return not any(wrong[: len(path)] == path or path[: len(wrong)] == wrong for wrong in self._problems)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """In the order of the files."""
+        """The problems, in the order of the files."""
         files = list(dict.fromkeys(self._files.values()))
         by_file = {file: number for number, file in enumerate(files)}
         order = sorted(self._problems.values(), key=lambda each: (each.line, each.path))
@@ -167,14 +168,16 @@ class Report:
             raise ConfigError(self.problems)
 
     def _nearest(self, path: KeyPath) -> KeyPath:
-        """Return the key; the nearest table above it when the key itself is not in a file."""
+        """Return the key itself, or the nearest table above it that is in a file."""
         while path and path not in self._lines:
             path = path[:-1]
         return path
 
 
 def path_text(path: KeyPath) -> str:
-    """`zone[1].tls`; positions count from 0, and a key that TOML would quote is quoted."""
+    """Return a path such as `zone[1].tls`. Positions count from 0, and a key is quoted where TOML requires
+    it.
+    """
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -184,16 +187,18 @@ def path_text(path: KeyPath) -> str:
     return text
 
 
-# Rules for tables that are written several times, as [[source]] is: names, and entries that never match.
+# Rules for repeated tables such as [[source]]: their names, and entries that never match.
 
 Entry = TypeVar("Entry")
 
 MAX_COMPARED = 300
-"""Entries of which each is compared with all before it; of more, only with those that take everything."""
+"""Up to this number of entries, each is compared with all before it. With more entries, only with those that
+match everything.
+"""
 
 
 def check_names(table: str, names: Sequence[str], missing: str, report: Report) -> None:
-    """Refuses an entry without a name, with the text `missing`, and one with the name of an earlier entry."""
+    """Refuse an entry without a name, with the text `missing`, and one with the name of an earlier entry."""
     first: dict[str, int] = {}
     for at, name in enumerate(names):
         path = (table, at, "name")
@@ -206,8 +211,8 @@ def check_names(table: str, names: Sequence[str], missing: str, report: Report) 
 
 
 def check_known(name: str, names: Collection[str], what: str, path: KeyPath, report: Report) -> bool:
-    """Refuses the option at `path` when it names what is not in `names`, with the nearest name or all names.
-    Returns whether it is known.
+    """Refuse the option at `path` if its name is not in `names`, and suggest the nearest name or list all
+    names. Return whether it is known.
     """
     if name in names:
         return True
@@ -219,7 +224,7 @@ def check_known(name: str, names: Collection[str], what: str, path: KeyPath, rep
 def unreachable(
     entries: Sequence[Entry], covers: Callable[[Entry, Entry], bool], takes_all: Callable[[Entry], bool]
 ) -> Iterator[tuple[int, int]]:
-    """Yields each entry that never matches, with the earlier entry that covers it; both as positions."""
+    """Yield each entry that never matches, with the earlier entry that covers it, both as positions."""
     earlier: list[int] = []
     for at, entry in enumerate(entries):
         other = next((place for place in earlier if covers(entries[place], entry)), None)

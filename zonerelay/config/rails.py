@@ -1,4 +1,4 @@
-"""The guard rails of users: a TOML file beside the credentials file, a table for each user that has some.
+"""The limits of users: a TOML file next to the credentials file, with a table for each user that has limits.
 
     [user."shop"]
     recipients = ["*.example.com"]
@@ -9,12 +9,12 @@
     [default]                       # every user, for the keys that its own table does not have
     recipients_per_day = 5000
 
-The file of `/etc/zonerelay/credentials` is `/etc/zonerelay/credentials.rails.toml`; without it no user has
-guard rails. `zonerelay user set` writes it (`edit`). A user whose table cannot be read may do nothing until
-it is right; when the tables cannot be told apart, that holds for every user.
+The file for `/etc/zonerelay/credentials` is `/etc/zonerelay/credentials.rails.toml`. Without it, no user has
+limits. `zonerelay user set` writes it. A user whose table is invalid may do nothing until it is corrected. If
+the tables cannot be separated, this applies to every user.
 
-There may be 100,000 tables: each is read when it is asked for, and written without the others. A file in
-another form of TOML (`user.shop = {…}`, strings of several lines) is read and written as a whole.
+There may be 100,000 tables. Each is read when it is needed, and written without the others. A file in another
+TOML style (`user.shop = {…}`, multi-line strings) is read and written as a whole.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ COUNTED = ("messages", "recipients", "octets")
 _HEAD = "# The guard rails of the users in {}. zonerelay user set writes this file; comments are not kept.\n"
 _SUFFIX = ".rails.toml"
 _DEFAULT = ""
-"""Among the names of users, which are not empty."""
+"""The key of the table [default]. User names are never empty."""
 _HEAD_OF_TABLE = re.compile(
     r"""^[ \t]*\[(?:(default|user\.("[^"\\\n]+"|[A-Za-z0-9_-]+))\][ \t]*(?:\#.*)?$)?""", re.MULTILINE
 )
-"""Without a group: a line that begins in the same way and is none."""
+"""Without a group, the line begins like a heading but is not one."""
 _MOST = 1_000_000_000
 
 
 class Mode(enum.StrEnum):
-    """What becomes of the user's mail: `docs/send/users.md`."""
+    """The processing of the user's mail (`docs/send/users.md`)."""
 
     DELIVER = "deliver"
     CAPTURE = "capture"
@@ -117,8 +117,9 @@ def _secret() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rails:
-    """0 and an empty list are no limit. `second_hash` is that of a second password (`user rotate`). `given`
-    are the keys of the table: one that says the same as no guard rails takes a default back.
+    """The limits of a user. 0 and an empty list mean no limit. `second_hash` is the hash of a second password
+    (`user rotate`). `given` are the keys in the table; a key with the value for no limit overrides the
+    default table.
     """
 
     disabled: bool = switch(False)
@@ -144,14 +145,14 @@ class Rails:
 
     @property
     def quotas(self) -> dict[tuple[str, str], int]:
-        """The quotas there are, by what is counted and the window."""
+        """The quotas that are set, by the counted unit and the window."""
         every = {
             (what, window): getattr(self, f"{what}_per_{window}") for what in COUNTED for window in WINDOWS
         }
         return {name: most for name, most in every.items() if most}
 
     def check(self) -> Rails:
-        """Return itself. Raises ValueError for options that make no sense together."""
+        """Return this object. Raise ValueError if its options contradict each other."""
         if self.mode in (Mode.REDIRECT, Mode.COPY) and not self.mailbox:
             raise ValueError(f'mode = "{self.mode}" needs a mailbox: where the mail, or its copy, goes')
         if self.mode is Mode.LISTED and not self.recipients:
@@ -162,13 +163,13 @@ class Rails:
 NONE = Rails()
 OPTIONS = options_of(Rails)
 KEYS = tuple(key for key in OPTIONS if key != "second_hash")
-"""Those that an operator writes."""
+"""The keys that an operator writes."""
 
 
 @dataclass(slots=True)
 class RailsFile:
-    """The tables of one file. `places` says where that of each user is in the text, or what it has, if the
-    file was read as a whole; `_DEFAULT` stands for the table [default].
+    """The tables of one file. `places` has the position of each user's table in the text, or its content if
+    the file was read as a whole. `_DEFAULT` is the key of the table [default].
     """
 
     name: str
@@ -182,7 +183,9 @@ class RailsFile:
         return [each for each in self.places if each != _DEFAULT]
 
     def own(self, user: str) -> Rails:
-        """Return the table of a user, of which `default` is not part. Raises CredentialsError."""
+        """Return the table of a user, without the values of [default]. Raise CredentialsError if it is
+        invalid.
+        """
         if user not in self.places:
             return NONE
         if user not in self._known:
@@ -199,11 +202,13 @@ class RailsFile:
         return known
 
     def of(self, user: str) -> Rails:
-        """Return what holds for a user. Raises CredentialsError when it cannot be read."""
+        """Return the limits that apply to a user. Raise CredentialsError if they are invalid."""
         return _over(self.default, self.own(user)) if user in self.places else self.default
 
     def changed(self, user: str, table: Rails) -> str:
-        """Return the text of the file with another table of a user. Raises CredentialsError."""
+        """Return the text of the file with a changed table of a user. Raise CredentialsError if a table is
+        invalid.
+        """
         head = _HEAD.format(quote(Path(self.name).name.removesuffix(_SUFFIX)))
         if self.lines:
             tables = {each: self.own(each) for each in self.places} | {user: table}
@@ -245,7 +250,9 @@ def file_beside(credentials: Path) -> Path:
 
 
 def read(path: Path, *, whole: bool = False) -> RailsFile:
-    """Raises CredentialsError when the file says nothing of any user; see `credentials.file.read`."""
+    """Return the file's tables. Raise CredentialsError if the whole file is unusable (see
+    `credentials.file.read`).
+    """
     try:
         return parse(read_text(path, whole=whole), str(path))
     except CredentialsError as error:
@@ -255,7 +262,7 @@ def read(path: Path, *, whole: bool = False) -> RailsFile:
 
 
 def parse(content: str, file_name: str) -> RailsFile:
-    """Raises CredentialsError."""
+    """Return the tables in a text. Raise CredentialsError if the whole text is unusable."""
     places = _places(content)
     if places is not None:
         found = RailsFile(file_name, content, places)
@@ -278,7 +285,7 @@ def parse(content: str, file_name: str) -> RailsFile:
 
 
 def _places(content: str) -> dict[str, tuple[int, int] | dict[str, object]] | None:
-    """Return where the tables begin and end, `None` where the heads of tables do not tell."""
+    """Return the positions of the tables, or None if the headings do not determine them."""
     if '"""' in content or "'''" in content or "\r" in content:
         return None
     heads = [*_HEAD_OF_TABLE.finditer(content)]
@@ -295,7 +302,7 @@ def _places(content: str) -> dict[str, tuple[int, int] | dict[str, object]] | No
 
 
 def _table(table: dict[str, object], path: KeyPath, lines: Mapping[KeyPath, int]) -> Rails:
-    """Raises TypeError, ValueError and ConfigError."""
+    """Return the limits in a table. Raise TypeError, ValueError or ConfigError if it is invalid."""
     report = Report(lines)
     options = OPTIONS if path[0] == "user" else {key: OPTIONS[key] for key in KEYS}
     for key in dict(table).keys() - options.keys():
@@ -307,7 +314,7 @@ def _table(table: dict[str, object], path: KeyPath, lines: Mapping[KeyPath, int]
 
 
 def lines_of(rails: Rails) -> list[str]:
-    """`key = value` of everything that is not as without guard rails, or was given all the same."""
+    """Return `key = value` for each key that differs from no limits or is in the table."""
     return [
         f"{key} = {toml_value(getattr(rails, key), option)}"
         for key, option in OPTIONS.items()
@@ -316,7 +323,7 @@ def lines_of(rails: Rails) -> list[str]:
 
 
 def document_of(rails: Rails) -> dict[str, object]:
-    """What `lines_of` says, as values, without a hash."""
+    """Return the same keys as `lines_of`, as values, without the hash."""
     lines = lines_of(dataclasses.replace(rails, second_hash=""))
     return {
         key: value.isoformat() if isinstance(value, datetime.datetime) else value
@@ -325,8 +332,8 @@ def document_of(rails: Rails) -> dict[str, object]:
 
 
 def changed(rails: Rails, assignments: list[str], others: tuple[str, ...] = ()) -> Rails:
-    """Apply `key=value`; nothing behind the sign takes the key back. Raises ValueError with a message, which
-    name `others` too.
+    """Apply `key=value` assignments; an empty value removes the key. Raise ValueError with a message, which
+    also lists `others`.
     """
     listed = [*KEYS, *others]
     values: dict[str, object] = {}
@@ -355,17 +362,18 @@ def _read(value: str, option: Option) -> object:
         try:
             given = tomllib.loads(f"value = {value}")["value"]
         except ValueError:
-            given = value  # the reader says what it expects
+            given = value  # the reader reports what it expects
     return option.read(given, option)
 
 
-# Takes the user there is now and its guard rails, and gives those to keep. May raise to change nothing.
+# Receives the current user and limits, and returns the new limits. It may raise an exception to change
+# nothing.
 ChangeRails = Callable[[User, Rails], Rails]
 
 
 def change_beside(path: Path, name: str, change: ChangeRails | None = None) -> ChangeBeside:
-    """For `edit.change_user` of the credentials file `path`. Guard rails of a user who is removed go, and
-    those that were left of one who is added. Raises CredentialsError.
+    """Return the function that `change_user` calls for the credentials file `path`. It removes the limits of
+    a removed user, and old limits of a user that is added. Raise CredentialsError if the file is invalid.
     """
     file = file_beside(path)
 
@@ -381,7 +389,9 @@ def change_beside(path: Path, name: str, change: ChangeRails | None = None) -> C
 
 
 def change_default(credentials: Path, assignments: list[str]) -> None:
-    """Change `[default]` under the lock. Raises ValueError and CredentialsError in words."""
+    """Change `[default]` under the lock. Raise ValueError or CredentialsError with a message for the
+    operator.
+    """
     file = file_beside(Path(os.path.realpath(credentials)))
     try:
         with locked(file.parent):

@@ -1,8 +1,9 @@
-"""The settings of the whole file: the face of `tables`, which has a frozen class for each TOML table.
+"""The settings of the whole file. The classes in `tables`, one frozen class for each TOML table, are exported
+here.
 
-Other packages import the names of all tables from here. The loader, the error messages and the reference
-(`config/option_text.py`) are derived from these classes; operators read the docstrings of tables and options
-there. Durations are seconds (float), sizes are bytes (int).
+Other packages import the names of all tables from this module. The loader, the error messages and the
+reference (`config/option_text.py`) are derived from these classes, whose docstrings are the documentation for
+operators. Durations are in seconds (float), sizes in bytes (int).
 """
 
 from __future__ import annotations
@@ -108,25 +109,27 @@ from zonerelay.model.queue_name import Priority
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The whole file. `hostname` empty: the machine's fully qualified name."""
+    """The settings of the whole file. If `hostname` is empty, the fully qualified name of the machine is
+    used.
+    """
 
     hostname: str = text("", form=forms.ehlo_name)
-    """The name this relay calls itself in EHLO, in greetings and in Received fields; its address should
-    resolve back to it. Empty: the machine's fully qualified name.
+    """The name of this relay in EHLO, greetings and Received fields. It should resolve to the relay's
+    address. If it is empty, the machine's fully qualified name is used.
     """
     workers: int = workers(1)
-    """Processes that share the work, each with a spool of its own: a number, or "auto" for one per core that
-    the relay may use. More than one are looked after by a supervisor (docs/operate/workers.md).
+    """The number of worker processes, each with its own spool, or "auto" for one per core that the relay may
+    use. A supervisor manages several workers (docs/operate/workers.md).
     """
     worker_timeout: float = duration(20.0, least=1.0, most=HOUR)
-    """With several workers: one that gives no sign of life for so long is replaced."""
+    """With several workers, a worker that does not respond for this time is replaced."""
     shutdown_timeout: float = duration(30.0, most=HOUR)
-    """How long a stopping relay waits for what is in flight. What is cut off is tried again at the next
-    start, so a longer wait avoids duplicates.
+    """How long a stopping relay waits for transactions in progress. Interrupted deliveries are tried again at
+    the next start, so a longer wait avoids duplicates.
     """
     max_session_memory: int = size(256 * MB, least=16 * MB)
-    """What all client connections together may hold in memory. Near it new connections are answered 421; at
-    it the connection that holds most is ended.
+    """The maximum memory of all client connections together. Near the limit, new connections are refused with
+    421; at the limit, the connection that uses the most memory is ended.
     """
     spool: SpoolSettings = table(SpoolSettings)
     redis: RedisSettings = table(RedisSettings)
@@ -158,48 +161,50 @@ class Settings:
 
 
 TABLES = {name: of for name, (of, _) in tables_of(Settings).items()}
-"""The class of every table of the file, in its order."""
+"""The class of every table of the file, in the order of the file."""
 
 REPEATED = frozenset(name for name, (_, several) in tables_of(Settings).items() if several)
-"""Those written in double brackets, [[zone]], as often as wanted."""
+"""The names of repeated tables, which are written in double brackets, such as [[zone]]."""
 
 
-# Says which changes of the configuration a running relay cannot take up without a restart. Pure.
+# Determines which changes of the configuration require a restart. No I/O.
 
 RESTART = (
     "hostname", "workers", "spool", "redis", "postgres", "s3", "outbox", "capture", "sendmail", "delivery",
     "dns", "log", "history", "admin",
 )  # fmt: skip
-"""What sockets, threads and files were opened with. Everything else changes live."""
+"""Keys that sockets, threads and files depend on. All other keys change without a restart."""
 NEXT_START = ("spool", "admin", "log")
-"""Of these, what stays as it was although workers are replaced: the supervisor's own, and where mail is."""
+"""The keys of these that do not change even if workers are replaced: those of the supervisor, and the mail
+storage.
+"""
 
 
 def needs_restart(old: Settings, new: Settings) -> tuple[str, ...]:
-    """Names of the top-level keys that differ and take effect at the next start only."""
+    """Return the names of the top-level keys that differ and take effect only at the next start."""
     return tuple(name for name in RESTART if getattr(old, name) != getattr(new, name))
 
 
 def kept_from(old: Settings, new: Settings) -> Settings:
-    """Returns the settings of a new worker in a relay that was started with the old settings."""
+    """Return the settings of a new worker in a relay that was started with the old settings."""
     return replace(new, **{name: getattr(old, name) for name in NEXT_START})
 
 
 def taken_up(old: Settings, new: Settings) -> Settings:
-    """Returns the settings of a relay that ran with the old settings, after a reload."""
+    """Return the settings after a reload of a relay that ran with the old settings."""
     return replace(new, **{name: getattr(old, name) for name in RESTART})
 
 
-# The name that the relay calls itself: the configured one, the machine's, or an address literal.
+# The relay's own name: the configured one, the machine's name, or an address literal.
 
 _LOCAL = ("localhost", "localdomain", "local")
 
 
 def resolve_hostname(settings: Settings, getfqdn: Callable[[], str]) -> str:
-    """Return a valid EHLO name (RFC 5321 4.1.1.1), always.
+    """Return a valid EHLO name (RFC 5321 4.1.1.1) in every case.
 
-    A machine that has no fully qualified name, as most containers, gets an address literal, which RFC
-    5321 4.1.4 provides for exactly this; `advice` tells the operator to set `hostname`.
+    A machine without a fully qualified name, such as most containers, gets an address literal, which RFC 5321
+    4.1.4 permits for this case; `advice` recommends setting `hostname`.
     """
     if settings.hostname:
         return settings.hostname
@@ -208,12 +213,12 @@ def resolve_hostname(settings: Settings, getfqdn: Callable[[], str]) -> str:
 
 
 def is_fully_qualified(name: str) -> bool:
-    """A domain of at least two labels that means this machine to others too."""
+    """Return whether the name has at least two labels and identifies this machine for others too."""
     return is_domain(name) and "." in name and name.rpartition(".")[2] not in _LOCAL
 
 
 def _literal(settings: Settings) -> str:
-    """Return the first address of a listener that others can see; loopback when there is none."""
+    """Return the first address of a listener that is visible to others, or loopback if there is none."""
     for listener in settings.listener:
         address = parse_listen(listener.address)
         if not (address.is_loopback or address.is_wildcard):

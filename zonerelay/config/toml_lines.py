@@ -1,7 +1,7 @@
-"""Finds the line of each key of a TOML document, which tomllib does not say.
+"""Finds the line of each key in a TOML document, which tomllib does not report.
 
-`line_numbers` reads only documents that tomllib has accepted, so it looks for structure and
-checks nothing. A test compares its paths with tomllib's result over odd and generated documents.
+`line_numbers` only reads documents that tomllib has accepted, so it determines the structure and validates
+nothing. A test compares its paths with tomllib's result for unusual and generated documents.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zonerelay.config.problems import KeyPath
 _BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
 _KEY_PART = re.compile(r"""[ \t]*("(?:\\.|[^"\\\n])*"|'[^'\n]*'|[A-Za-z0-9_-]+)[ \t]*""")
 _SCALAR = re.compile(
-    r'"""(?:\\.|[^\\])*?""""{0,2}'  # up to two quotes may stand before the closing three
+    r'"""(?:\\.|[^\\])*?""""{0,2}'  # up to two quotes may precede the closing three
     r"|'''.*?''''{0,2}"
     r'|"(?:\\.|[^"\\\n])*"'
     r"|'[^'\n]*'"
@@ -30,14 +30,14 @@ def line_numbers(document: str) -> dict[KeyPath, int]:
 
 
 class _Scanner:
-    """One pass over one document; `_at` is where the next thing begins."""
+    """A single pass over one document. `_at` is the position of the next token."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
         self._line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
         self._lines: dict[KeyPath, int] = {}
-        self._tables_in: dict[KeyPath, int] = {}  # how many [[name]] headers each array of tables has had
+        self._tables_in: dict[KeyPath, int] = {}  # [[name]] headers of each array of tables so far
 
     def scan(self) -> dict[KeyPath, int]:
         table: KeyPath = ()
@@ -69,7 +69,7 @@ class _Scanner:
         return (*path, position)
 
     def _enter(self, *path: str | int, line: int) -> KeyPath:
-        """In a header, the name of an array of tables means its last table so far."""
+        """Record a part of a header. The name of an array of tables refers to its last table so far."""
         self._lines.setdefault(path, line)
         count = self._tables_in.get(path)
         return path if count is None else (*path, count - 1)
@@ -107,7 +107,9 @@ class _Scanner:
             self._key_and_value(path)
 
     def _closed_by(self, bracket: str) -> bool:
-        """Step over blanks and a comma to the next item (False), or over the bracket (True)."""
+        """Skip blanks and a comma before the next item and return False, or skip the bracket and return
+        True.
+        """
         self._skip(_BLANK)
         if self._text[self._at] == ",":
             self._at += 1
@@ -145,6 +147,6 @@ def _unquote(part: str) -> str:
     if part[0] == "'":
         return part[1:-1]
     if part[0] == '"':
-        # tomllib knows the escapes, and it has just accepted this very string.
+        # tomllib knows the escapes, and it has just accepted this string.
         return str(tomllib.loads(f"key = {part}")["key"])
     return part

@@ -1,8 +1,8 @@
-"""Writes settings as TOML that the loader reads back to the same settings, with the line that says each key.
+"""Writes settings as TOML that the loader reads back to the same settings, with the line number of each key.
 
-Secrets are references in the settings, and no more is written; what may be a secret in a URL is masked. The
-module promises a document that can be read back: where a default may not stand beside what the file says, the
-table has its defaults as comments.
+Secrets are references in the settings, and only these are written. Possible secrets in URLs are masked. The
+document can always be read back: if a default contradicts an explicit value, the defaults of that table are
+written as comments.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ DERIVED = "follows from other options"
 
 
 def effective(settings: Settings, report: Report) -> str:
-    """Return every option as it is active. `report` knows the lines of the files."""
+    """Return every option with its active value. `report` has the line numbers of the files."""
     text = _document(settings, report, commented=frozenset())
-    # The complaint is about a key of the file as often as about the default beside it.
+    # The problem may be reported for an explicit key or for a default in the same table.
     tables = frozenset(path[:2] if path[0] in REPEATED else path[:1] for path in load.refused_in(text))
     return _document(settings, report, commented=tables) if tables else text
 
@@ -90,7 +90,7 @@ def _key(key: str, value: object, option: Option) -> str:
 
 
 def toml_value(value: object, option: Option) -> str:
-    """Return a setting as its option is written in the file."""
+    """Return a setting in the notation of the file."""
     if isinstance(value, tuple):
         return f"[{', '.join(toml_value(member, option) for member in value)}]"
     if isinstance(value, bool):
@@ -115,5 +115,5 @@ def _number(value: float, option: Option) -> str:
 
 
 def quote(text: str) -> str:
-    """Return a TOML basic string; JSON's escapes are a subset of TOML's."""
+    """Return a TOML basic string. JSON's escapes are a subset of TOML's."""
     return json.dumps(text, ensure_ascii=False)

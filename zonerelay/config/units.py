@@ -1,8 +1,8 @@
-"""Durations and sizes as people write them: "30s", "5m", "1.5h", "5d"; "64 KB", "50 MB".
+"""Durations and sizes in human notation: "30s", "5m", "1.5h", "5d"; "64 KB", "50 MB".
 
-A bare number is refused, because a reader cannot tell seconds from minutes;
-only 0 needs no unit. Sizes are powers of 1024. Every parser raises ValueError with a text that
-says what to write instead; every formatter writes what its parser reads back to the same value.
+A number without a unit is refused, because a reader cannot tell seconds from minutes; only 0 needs no unit.
+Sizes are powers of 1024. Every parser raises ValueError with a text that explains what to write instead.
+Every formatter writes a text from which its parser reads the same value.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SIZE_EXAMPLE = '"64 KB", "50 MB" or "1 GB"'
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most `count` in any `seconds`."""
+    """A rate of at most `count` in any period of `seconds`."""
 
     count: int
     seconds: float
 
     @property
     def interval(self) -> float:
-        """Seconds between two when they come evenly."""
+        """The interval in seconds if events are evenly distributed."""
         return self.seconds / self.count
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Rate:
 
 
 def parse_rate(value: object) -> Rate:
-    """`"100/1m"`, `"10/s"`. Raises ValueError."""
+    """Return the rate for a text such as `"100/1m"` or `"10/s"`. Raise ValueError if it is invalid."""
     count, slash, time = str(value).replace(" ", "").partition("/")
     if not isinstance(value, str) or not slash or not re.fullmatch(r"[1-9]\d{0,8}", count, re.ASCII):
         raise ValueError(f"{quoted(str(value))} is not a rate: write {RATE_EXAMPLE}")
@@ -55,7 +55,7 @@ def parse_rate(value: object) -> Rate:
 
 
 def parse_duration(value: str | float) -> float:
-    """Seconds. Units are ms, s, m, h and d."""
+    """Return the duration in seconds. Units are ms, s, m, h and d."""
     number, unit = _split(value, f"a duration such as {DURATION_EXAMPLE}")
     if not unit and float(number) == 0:
         return 0.0
@@ -69,7 +69,9 @@ def parse_duration(value: str | float) -> float:
 
 
 def parse_size(value: str | float) -> int:
-    """Bytes. Units are B, KB, MB, GB and TB (also KiB, MiB, …, which mean the same), in any case."""
+    """Return the size in bytes. Units are B, KB, MB, GB and TB (also KiB, MiB, …, with the same meaning), in
+    any case.
+    """
     number, unit = _split(value, f"a size such as {SIZE_EXAMPLE}")
     if not unit and float(number) == 0:
         return 0
@@ -81,7 +83,7 @@ def parse_size(value: str | float) -> int:
 
 
 def _split(value: str | float, expected: str) -> tuple[str, str]:
-    """Number and unit as text; the unit is "" when there is none."""
+    """Split a text into number and unit. The unit is "" if there is none."""
     match = _NUMBER_AND_UNIT.fullmatch(str(value).strip())
     if match is None:
         raise ValueError(f"{_shown(value)} is not {expected}")
@@ -93,7 +95,7 @@ def _shown(value: str | float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """The largest unit that gives a whole number: 90.0 is "90s", 7200.0 is "2h"."""
+    """Format a duration in the largest unit that gives a whole number: 90.0 is "90s", 7200.0 is "2h"."""
     if seconds == 0:
         return "0s"
     for unit, length in _SECONDS.items():
@@ -104,26 +106,26 @@ def format_duration(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration in its two largest units: `3s`, `12m`, `3h20m`, `2d4h`. Good enough to decide by."""
+    """Format a duration roughly, in its two largest units: `3s`, `12m`, `3h20m`, `2d4h`."""
     left = max(int(seconds), 0)
     units = [(name, int(length)) for name, length in _SECONDS.items() if length >= 1]
     for (name, length), (next_name, next_length) in pairwise(units):
         if left >= length:
             rest = left % length // next_length
-            # Seconds beside minutes would change while one reads them.
+            # Seconds next to minutes would change while one reads them.
             return f"{left // length}{name}" + (f"{rest}{next_name}" if rest and next_name != "s" else "")
     return f"{left}s"
 
 
 def exact_span(seconds: float) -> str:
-    """A short wait to the second: `45s`, `4m12s`; a longer one as `span` has it."""
+    """Format a duration under an hour exactly, such as `45s` or `4m12s`, and a longer one as `span` does."""
     left = max(int(seconds), 0)
     minutes, rest = divmod(left, 60)
     return f"{minutes}m{rest:02}s" if 0 < minutes < 60 else span(left)
 
 
 def rough_size(octets: int) -> str:
-    """`812 B`, `4.1 KB`, `20 MB`: rounded, unlike the sizes in a configuration."""
+    """Format a size roughly, unlike the sizes in a configuration: `812 B`, `4.1 KB`, `20 MB`."""
     value = float(octets)
     for unit in ("B", "KB", "MB"):
         if value < 1000:
@@ -133,7 +135,7 @@ def rough_size(octets: int) -> str:
 
 
 def format_size(octets: int) -> str:
-    """The largest unit that gives a whole number: 52428800 is "50 MB"."""
+    """Format a size in the largest unit that gives a whole number: 52428800 is "50 MB"."""
     for unit, length in _OCTETS.items():
         if octets >= length and octets % length == 0:
             return f"{octets // length} {unit}"

@@ -160,7 +160,7 @@ class Faults:
         self._found.append(FieldError(pointer=pointer, detail=detail))
 
     def at(self, pointer: str) -> Faults:
-        """Record errors in the following `with` block as errors of this field. Such blocks cannot be nested."""
+        """Record errors in the following `with` block for this field. Such blocks cannot be nested."""
         self._at = pointer
         return self
 

@@ -1,1 +1,1 @@
-"""Secrets and users: references to secrets, the credentials file of those who log in, and their hashes."""
+"""Secrets and users: references to secrets, the credentials file for logins, tokens, and password hashes."""

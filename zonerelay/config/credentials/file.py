@@ -1,16 +1,17 @@
 """The credentials file: one user per line, `name:hash`, `name:hash:sender,sender` or
-`name:hash:senders:priority`, and `#` comments.
+`name:hash:senders:priority`, and comments that begin with `#`.
 
     app:$argon2id$v=19$m=19456,t=2,p=1$…$…
     crm@example.com:$argon2id$…:example.com,*.example.com,bounce-*@example.net
     shop:$argon2id$…::bulk
 
-Names are case-sensitive, NFC, and hold neither white space nor a colon. `senders` limit what the user may
-say in MAIL FROM and in the From field; none means any. The `priority` is that of the user's mail; none means
-the listener's. A file with one bad line is bad as a whole: a user who is silently missing would be told that
-the password is wrong.
+Names are case-sensitive and NFC, and contain neither white space nor a colon. `senders` limit the addresses
+that the user may use in MAIL FROM and in the From field; without senders, every address is permitted.
+`priority` is the priority of the user's mail; without it, the listener's priority applies. A file with one
+invalid line is invalid as a whole: otherwise a user could be missing, and would be informed that the password
+is wrong.
 
-Errors name file and line, and never show a hash.
+Errors name file and line, and never contain a hash.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from zonerelay.config.problems import quoted
 from zonerelay.model.queue_name import Priority
 
 MAX_NAME = 255
-"""Octets of UTF-8 (RFC 4616 2)."""
+"""Bytes of UTF-8 (RFC 4616 2)."""
 
 MAX_FILE = 16 * 1024 * 1024
-"""Octets: about 100,000 users."""
+"""Bytes: about 100,000 users."""
 
 _USUAL = re.compile(
     rf"([!-\"$-9;-~][!-9;-~]{{0,{MAX_NAME - 1}}})"
@@ -49,8 +50,8 @@ _PRIORITY = Option(convert.choice, choices=Priority)
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """`senders` are address patterns as the configuration has them; none: any sender. `priority` of the mail,
-    `None`: the listener's.
+    """A user. `senders` are address patterns as in the configuration; without any, every sender is permitted.
+    `priority` applies to the user's mail; if it is `None`, the listener's priority applies.
     """
 
     name: str
@@ -60,13 +61,13 @@ class User:
 
 
 class CredentialsError(Exception):
-    """The file cannot be used; the text names it, with the line, for the operator."""
+    """The file cannot be used. The text names it, with the line, for the operator."""
 
 
 def read(path: Path, *, whole: bool = False) -> dict[str, User]:
-    """Every user of the file by name. Raises CredentialsError; when the file could not be read at all its
-    cause is the OSError, which may have gone the next time. `whole`: however large, for commands, which can
-    make it smaller.
+    """Return every user of the file by name. Raise CredentialsError if it is invalid. If the file could not
+    be read, the cause is the OSError, which may be temporary. With `whole`, the file may have any size, for
+    commands that can reduce it.
     """
     return parse(read_text(path, whole=whole), str(path))
 
@@ -104,8 +105,8 @@ def parse(text: str, file_name: str) -> dict[str, User]:
 
 
 def parse_line(line: str) -> User | None:
-    """Return a user, `None` for a comment. Raises ValueError. What most lines are is read at once: all
-    100,000 are, after each change.
+    """Return a user, or None for a comment. Raise ValueError if the line is invalid. Common lines have a fast
+    path, because all 100,000 are read after each change.
     """
     if usual := _USUAL.fullmatch(line):
         return User(usual[1], usual[2])
@@ -114,7 +115,7 @@ def parse_line(line: str) -> User | None:
         return None
     name, colon, rest = line.partition(":")
     if not colon:
-        # The line is not shown: it may be half a hash, or a password.
+        # The line is not shown, because it may contain part of a hash, or a password.
         raise ValueError(
             "expected name:hash, name:hash:sender,sender or name:hash:senders:priority "
             "(zonerelay user add writes it)"
@@ -142,7 +143,7 @@ def format_line(user: User) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError."""
+    """Raise ValueError if the user name is invalid."""
     if not name:
         raise ValueError("the user has no name")
     if len(name.encode("utf-8", "replace")) > MAX_NAME:
@@ -158,33 +159,34 @@ def check_name(name: str) -> None:
 
 
 def check_priority(name: str) -> Priority:
-    """Raises ValueError."""
+    """Return the priority with this name. Raise ValueError if there is none."""
     return Priority(convert.choice(name, _PRIORITY))
 
 
 def check_sender(pattern: str) -> str:
-    """The pattern as it is kept. Raises ValueError."""
+    """Return the pattern in its stored form. Raise ValueError if it is invalid."""
     if not pattern or "," in pattern:
         raise ValueError("a sender is empty: write the patterns with a comma between them, and none behind")
-    # The reader of this form answers with text, but is typed for every form.
+    # The reader of this form returns text, but its type covers every form.
     return str(convert.text(pattern, _SENDER))
 
 
-# The editor of the credentials file and of the guard rails beside it: it changes one user at a time, and
-# writes each file whole or not at all.
+# Edits the credentials file and the file of users' limits next to it: it changes one user at a time, and
+# replaces each file atomically.
 #
-# A relay that reads at that moment, and one that starts after a power cut, sees the old file or the new
-# one. Mode, owner, comments and the order of lines stay. The lock is on the directory, because the file is
-# replaced: two commands at once wait for each other, and neither loses the change of the other.
+# A relay that reads at that moment, or that starts after a power failure, sees the old file or the new one.
+# Mode, owner, comments and the order of lines are preserved. The lock is on the directory, because the file
+# is replaced: two commands at the same time wait for each other, and no change is lost.
 
 NEW_FILE_MODE = 0o640
 
-# Takes the user there is, if any, and gives the one to keep; None removes. May raise to change nothing.
+# Receives the current user, if there is one, and returns the new one, or None to remove the user. It may
+# raise an exception to change nothing.
 Change = Callable[[User | None], User | None]
 
 
-# Takes the user there was and the one there is now, and gives the new text of the file beside the credentials
-# file, `None` where it stays as it is, and that file. May raise to change nothing.
+# Receives the old and the new user, and returns the new text of the file of limits, or `None` to leave it
+# unchanged, and the path of that file. It may raise an exception to change nothing.
 ChangeBeside = Callable[[User | None, User | None], tuple[str | None, Path]]
 
 
@@ -193,15 +195,15 @@ def _nothing(_: User | None, __: User | None) -> tuple[str | None, Path]:
 
 
 def change_user(path: Path, name: str, change: Change, beside: ChangeBeside = _nothing) -> bool:
-    """Apply one change under the lock. True when the file was made anew.
+    """Apply one change under the lock. Return whether the file was created.
 
-    Raises CredentialsError, also for a file that was bad before: nothing is built on what cannot be read.
+    Raise CredentialsError on failure, including for a file that was invalid before.
     """
-    path = Path(os.path.realpath(path))  # a symbolic link stays one
+    path = Path(os.path.realpath(path))  # a symbolic link stays a link
     try:
         with locked(path.parent):
             missing = not path.exists()
-            text = "" if missing else read_text(path, whole=True)  # one that is too large can be made smaller
+            text = "" if missing else read_text(path, whole=True)  # a file that is too large can be reduced
             before = parse(text, str(path)).get(name)
             after = change(before)
             kept, file = beside(before, after)
@@ -209,7 +211,7 @@ def change_user(path: Path, name: str, change: Change, beside: ChangeBeside = _n
             for each, new in ((path, edited), (file, kept)):
                 if new is not None:
                     refuse_too_large(each, new)
-            if before is None and kept is not None:  # a new user never has those of an older one
+            if before is None and kept is not None:  # a new user never gets the limits of an older one
                 replace_file(file, kept, like=path)
             if edited is not None:
                 replace_file(path, edited)
@@ -221,7 +223,7 @@ def change_user(path: Path, name: str, change: Change, beside: ChangeBeside = _n
 
 
 def _edited(text: str, name: str, after: User | None) -> str:
-    """The text with the user's line replaced, removed, or added at the end."""
+    """Return the text with the user's line replaced, removed, or added at the end."""
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -240,7 +242,7 @@ def _edited(text: str, name: str, after: User | None) -> str:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Commands that change a file of the directory wait for each other. Raises OSError."""
+    """Lock the directory against other commands that change a file in it. Raise OSError on failure."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -250,7 +252,9 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def refuse_too_large(path: Path, text: str, most: int | None = None) -> None:
-    """Raise CredentialsError if a relay would not read the file with this text; it may get smaller."""
+    """Raise CredentialsError if a relay would not read the file with this text, unless it is smaller than
+    before.
+    """
     size, most = len(text.encode()), MAX_FILE if most is None else most
     if size > most and (not path.exists() or size >= path.stat().st_size):
         raise CredentialsError(
@@ -260,27 +264,30 @@ def refuse_too_large(path: Path, text: str, most: int | None = None) -> None:
 
 
 def replace_file(path: Path, text: str, *, like: Path | None = None) -> None:
-    """Writes the file whole or not at all. Raises OSError, and CredentialsError if its owner would change.
-    A new file has owner and mode of the one that it is `like`.
+    """Replace the file atomically. Raise OSError, or CredentialsError if its owner would change. A new file
+    gets owner and mode of the file that it is `like`.
     """
     model = path if like is None or path.exists() else like
     durable.write(path, text.encode(), dress=lambda descriptor: _dress(descriptor, model))
 
 
 def _dress(descriptor: int, path: Path) -> None:
-    """Mode and owner of the old file. A new one is for its directory's group, which is often the relay's."""
+    """Set mode and owner of the old file. A new file gets its directory's group, which is often the
+    relay's.
+    """
     try:
         old = path.stat()
     except FileNotFoundError:
-        # Without the right to give it away the file stays its maker's: the command says who can read it.
+        # Without the permission to change the group, the file keeps its creator's: the command reports who
+        # can read it.
         with contextlib.suppress(PermissionError):
             os.fchown(descriptor, -1, path.parent.stat().st_gid)
         os.fchmod(descriptor, NEW_FILE_MODE)
         return
     made = os.fstat(descriptor)
     if (made.st_uid, made.st_gid) != (old.st_uid, old.st_gid):
-        # Before the mode, because a change of owner clears bits. Refused, it ends the command: a file that
-        # has quietly changed its owner is one that the relay cannot read.
+        # This precedes the mode, because a change of owner clears bits. If it is refused, the command ends: a
+        # file with a silently changed owner could not be read by the relay.
         _give_back(descriptor, path, old)
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 

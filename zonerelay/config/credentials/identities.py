@@ -1,10 +1,11 @@
-"""The identities of HTTP: bearer tokens with a scope, in `identities.json` beside the spool.
+"""API tokens: bearer tokens with a scope, in `identities.json` next to the spool.
 
-A token is 256 random bits behind a prefix that scanners of secrets recognise, with a checksum that tells a
-slip of the hand from a wrong token. The file has its SHA-256: a password needs a slow hash because it can be
-guessed, and 256 random bits cannot. Commands replace the file whole, with the relay running or not; a relay
-looks at it again when it has changed, so a token that is removed is refused from the next request on. A file
-that others may write, or that cannot be read, lets no token in: IdentitiesError says why.
+A token consists of a prefix that secret scanners recognise, 256 random bits, and a checksum that
+distinguishes a typing error from a wrong token. The file contains its SHA-256: a password needs a slow hash
+because it can be guessed, but 256 random bits cannot. Commands replace the whole file, whether or not the
+relay is running. A relay reads it again if it has changed, so a removed token is refused from the next
+request on. If the file may be written by others, or cannot be read, no token is accepted, and IdentitiesError
+explains why.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ MAX_FILE = 32 * 1024 * 1024
 MAX_TOKENS = 100_000
 MIN_TOKEN = 32
 TOKEN_FILE = "token_file"  # noqa: S105 - a name
-"""The name of the token of `[admin] token_file`; `token add` does not take it."""
+"""The name of the token in `[admin] token_file`; `token add` refuses this name."""
 VERSION = 1
 
 Scope = Literal["read", "operate", "submit"]
 
 _DIGITS = string.digits + string.ascii_letters
 _SECRET, _CHECK = 43, 6
-"""Digits of base 62 that hold 256 and 32 bits."""
+"""The number of base-62 digits for 256 and 32 bits."""
 
 
 class IdentitiesError(Exception):
-    """The file cannot be used, or not changed as asked; the text names it, for the operator."""
+    """The file cannot be used, or not be changed as requested. The text names it, for the operator."""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A token. `sha256` is that of the whole token, in hexadecimal. Times are Unix seconds; `expires` 0 is
-    never.
+    """A token. `sha256` is the hash of the whole token, in hexadecimal. Times are Unix seconds; `expires` 0
+    means never.
 
-    `user` is the user of the credentials file who the holder acts as, "" for none.
+    `user` is the user in the credentials file as whom the holder acts, or "".
     """
 
     name: str
@@ -57,7 +58,9 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     user: str = ""
 
     def may(self, scope: Scope) -> bool:
-        """`operate` includes `read`; `submit` is for submission alone."""
+        """Return whether the token has a scope. `operate` includes `read`; `submit` is for submission
+        only.
+        """
         return self.scope == scope or (self.scope, scope) == ("operate", "read")
 
 
@@ -67,7 +70,7 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def identities_file(directory: Path) -> Path:
-    """`directory` is the one that holds the spool."""
+    """Return the path of the file. `directory` is the directory that contains the spool."""
     return directory / FILE_NAME
 
 
@@ -77,7 +80,7 @@ def make_token() -> str:
 
 
 def is_token(text: str) -> bool:
-    """Return the text is whole: prefix, length and checksum are those of a token."""
+    """Return whether the text has the prefix, length and checksum of a token."""
     if not (text.startswith(PREFIX) and text.isascii() and len(text) == len(PREFIX) + _SECRET + _CHECK):
         return False
     secret = text[len(PREFIX) : -_CHECK]
@@ -85,7 +88,7 @@ def is_token(text: str) -> bool:
 
 
 class Identities:
-    """The running relay's view of the file. `now` is Unix time. `token_file` is that of the configuration."""
+    """The tokens of a running relay. `now` returns Unix time. `token_file` is the file of that option."""
 
     def __init__(self, path: Path, now: Callable[[], float], *, token_file: Path | None = None) -> None:
         self._path = path
@@ -96,21 +99,21 @@ class Identities:
         self._by_name: dict[str, Token] = {}
 
     def identify(self, text: str) -> Token | None:
-        """Returns the token whose text it is and that has not expired. Raises IdentitiesError."""
+        """Return the valid token with this text, or None. Raise IdentitiesError if the file is unusable."""
         self._refresh()
         if not is_token(text):
             return None if self._token_file is None else _of_token_file(self._token_file, text)
-        # The time of a look-up by hash tells nothing: nobody can choose the hash of a text.
+        # The time of a lookup by hash reveals nothing, because nobody can choose the hash of a text.
         found = self._by_hash.get(_digest(text))
         if found is not None and found.expires and found.expires <= self._now():
             return None
         return found
 
     def named(self, name: str) -> Token | None:
-        """Returns the token with that name while it is valid. What lasts, such as a session or a stream, ends
-        when it is not equal to the token that began it.
+        """Return the token with that name while it is valid. A session or stream ends when the result is not
+        equal to the token that began it.
 
-        Raises IdentitiesError.
+        Raise IdentitiesError if the file is unusable.
         """
         if name == TOKEN_FILE and self._token_file is not None:
             return _file_token(read_token_file(self._token_file))
@@ -135,7 +138,7 @@ class Identities:
 
 
 def read_token_file(path: Path) -> str:
-    """Returns the token that `[admin] token_file` holds. Raises IdentitiesError."""
+    """Return the token in `[admin] token_file`. Raise IdentitiesError if the file is unusable."""
     try:
         with path.open("rb") as file:
             text = file.read(4096).strip()
@@ -156,7 +159,9 @@ def _file_token(text: str) -> Token:
 
 
 def read(path: Path) -> tuple[Token, ...]:
-    """Returns no token where there is no file. Raises IdentitiesError."""
+    """Return the tokens of the file, or none if it does not exist. Raise IdentitiesError if it is
+    unusable.
+    """
     try:
         with path.open("rb") as file:
             _refuse_open_to_others(path, os.fstat(file.fileno()))
@@ -179,7 +184,7 @@ def read(path: Path) -> tuple[Token, ...]:
 
 
 def add(path: Path, token: Token) -> None:
-    """Raises IdentitiesError, also where a token has that name."""
+    """Add a token. Raise IdentitiesError on failure, including if a token has that name."""
 
     def added(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         if any(each.name == token.name for each in tokens):
@@ -192,7 +197,7 @@ def add(path: Path, token: Token) -> None:
 
 
 def remove(path: Path, name: str) -> None:
-    """Raises IdentitiesError, also where there is no such token."""
+    """Remove a token. Raise IdentitiesError on failure, including if there is no such token."""
 
     def removed(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         left = tuple(each for each in tokens if each.name != name)
@@ -208,7 +213,7 @@ def token_of(text: str, name: str, scope: Scope, *, created: float, expires: flo
 
 
 def _change(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]) -> None:
-    # They load argon2, which a relay that reads tokens does not need.
+    # These import argon2, which a relay that reads tokens does not need.
     from zonerelay.config.credentials.file import (  # noqa: PLC0415
         CredentialsError,
         locked,

@@ -1,11 +1,12 @@
-"""Password hashes: argon2id in the PHC string form. The only module that knows argon2-cffi.
+"""Password hashes: argon2id in the PHC string format. Only this module imports argon2-cffi.
 
-19 MiB, two passes, one lane: what OWASP asks of argon2id at least. It takes 20 to 40 ms here, which
-makes a stolen file expensive to search, and the two threads that check passwords hold 38 MiB at most.
-Hashes with other parameters are read too, within bounds: a line in a file must not take the machine's memory.
+The parameters, 19 MiB, two passes and a parallelism of one, are OWASP's minimum for argon2id. A hash takes 20
+to 40 ms here, which makes searching a stolen file expensive, and two threads that check passwords use at most
+38 MiB. Hashes with other parameters are accepted within bounds, because a line in a file must not exhaust the
+machine's memory.
 
-`matches` blocks for as long as the hash takes and gives up the GIL meanwhile: call it in a thread. The
-library is loaded with the first password: most relays know their clients by address.
+`matches` blocks while the hash is computed and releases the GIL: call it in a thread. The library is loaded
+for the first password, because most relays identify their clients by address.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from collections import Counter
 from collections.abc import Iterable
 
 MEMORY = 19 * 1024
-"""KiB."""
+"""In KiB."""
 
 PASSES = 2
 LANES = 1
 OURS = rf"\$argon2id\$v=19\$m={MEMORY},t={PASSES},p={LANES}"
-"""A pattern of what hashes of ours begin with; salt and digest have 22 and 43 characters."""
+"""The pattern at the beginning of our own hashes. Salt and digest have 22 and 43 characters."""
 
 MAX_MEMORY = 256 * 1024
 MAX_PASSES = 20
@@ -35,14 +36,16 @@ _PHC = re.compile(
 
 
 def make_hash(password: str) -> str:
-    """A new salt each time, so equal passwords do not look equal."""
+    """Return the hash of a password with a new salt, so that equal passwords have different hashes."""
     from argon2 import PasswordHasher  # noqa: PLC0415
 
     return PasswordHasher(time_cost=PASSES, memory_cost=MEMORY, parallelism=LANES).hash(password)
 
 
 def matches(hashed: str, password: str) -> bool:
-    """Raises argon2's VerificationError when it cannot say, for want of memory for example."""
+    """Return whether the password matches. Raise argon2's VerificationError if the check fails, as for lack
+    of memory.
+    """
     from argon2.exceptions import VerifyMismatchError  # noqa: PLC0415
     from argon2.low_level import Type, verify_secret  # noqa: PLC0415
 
@@ -53,7 +56,7 @@ def matches(hashed: str, password: str) -> bool:
 
 
 def check_hash(text: str) -> None:
-    """Raises ValueError with what is wrong; never with the hash."""
+    """Raise ValueError with an explanation if the hash is invalid. The text never contains the hash."""
     found = _PHC.fullmatch(text)
     if found is None:
         raise ValueError("the hash is not argon2id as zonerelay user writes it")
@@ -69,16 +72,16 @@ def check_hash(text: str) -> None:
 
 
 def nobodys_hash(hashes: Iterable[str]) -> str:
-    """A hash that no password has, as expensive to check as most of the given ones."""
+    """Return a hash that matches no password and is as expensive to check as most of the given ones."""
     ours = f"$argon2id$v=19$m={MEMORY},t={PASSES},p={LANES}"
     costs = Counter(hashed.rsplit("$", 2)[0] for hashed in hashes)
     cost = costs.most_common(1)[0][0] if costs else ours
-    # A digest of zeros: to find a password for it takes 2^256 tries.
+    # A digest of zeros: finding a password for it takes 2^256 attempts.
     return f"{cost}${_base64(bytes(16))}${_base64(bytes(32))}"
 
 
 def _octets(text: str) -> int:
-    """Returns the number of bytes that unpadded base64 stands for; 0 for text that is no base64."""
+    """Return the number of bytes that unpadded base64 encodes, or 0 if the text is not base64."""
     try:
         return len(binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True))
     except binascii.Error:

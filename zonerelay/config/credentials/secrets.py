@@ -1,7 +1,7 @@
-"""Reads secrets from where the configuration says they are. No secret is ever in a message of this module.
+"""Reads secrets from the places that the configuration names. No message of this module contains a secret.
 
-Three kinds of place: a file, an environment variable (`env:NAME`), a credential that systemd has handed to
-the service (`credential:NAME`, a file in $CREDENTIALS_DIRECTORY).
+A place is a file, an environment variable (`env:NAME`), or a credential from systemd (`credential:NAME`, a
+file in $CREDENTIALS_DIRECTORY).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class SecretError(Exception):
-    """The text says what is wrong and where, for the operator."""
+    """A secret cannot be read. The text explains why and names the place, for the operator."""
 
 
 def read_secret(reference: str, environment: Mapping[str, str]) -> str:
-    """Return the secret without the line end at its end. Raises SecretError."""
+    """Return the secret without the final line end. Raise SecretError if it cannot be read."""
     kind, _, name = reference.partition(":")
     if kind == "env" and not reference.startswith("/"):
         secret = environment.get(name, "")
@@ -53,7 +53,7 @@ def read_secret(reference: str, environment: Mapping[str, str]) -> str:
 
 
 def check_secret(reference: str, path: KeyPath, environment: Mapping[str, str], report: Report) -> None:
-    """Refuses the option at `path` when the secret that it names cannot be read; "" names none."""
+    """Refuse the option at `path` if its secret cannot be read. An empty reference names no secret."""
     if reference:
         try:
             read_secret(reference, environment)
@@ -62,7 +62,7 @@ def check_secret(reference: str, path: KeyPath, environment: Mapping[str, str], 
 
 
 def secret_path(reference: str, environment: Mapping[str, str]) -> Path | None:
-    """Return the file behind a reference; `None` for an environment variable. Raises SecretError."""
+    """Return the file of a reference, or None for an environment variable. Raise SecretError on failure."""
     if reference.startswith("/"):
         return Path(reference)
     kind, _, name = reference.partition(":")
@@ -77,5 +77,5 @@ def secret_path(reference: str, environment: Mapping[str, str]) -> Path | None:
 
 
 def is_public(path: Path) -> bool:
-    """Return whether other users of the machine may read the file. Raises OSError."""
+    """Return whether other users of the machine may read the file. Raise OSError on failure."""
     return bool(stat.S_IMODE(path.stat().st_mode) & 0o007)

@@ -1,1 +1,1 @@
-"""The declaration of an option, and the conversion of its TOML value; an error text holds an example."""
+"""The declaration of options, and the conversion of their TOML values. Error messages contain an example."""

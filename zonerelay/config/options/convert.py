@@ -1,8 +1,8 @@
 """Converts one TOML value to one setting.
 
-Each reader takes what tomllib made of the value, and the option for its bounds. It raises ValueError with a
-text that says what it expected, with an example. Readers see one value; `tables` and `checks.py` have the
-checks of several values.
+Each reader receives the value from tomllib, and the option with its bounds. It raises ValueError with a text
+that names what it expected, with an example. Readers see one value; `tables` and `checks.py` compare several
+values.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from zonerelay.config.options import forms
 from zonerelay.config.problems import did_you_mean, in_words, quoted
 
 AUTO = 0
-"""`workers = "auto"`: how many it is depends on the machine, not on the file."""
+"""The value of `workers = "auto"`. The real number depends on the machine, not on the file."""
 MAX_TEXT = 1000
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 Form = Callable[[str], object]
-"""Reads one line of text, which is not empty; one of the functions of `forms`."""
+"""Parses one line of text, which is not empty. It is one of the functions in `forms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option. `read` is one of the readers below. `least` and `most` bound numbers, `form` says what a
-    text must be, `choices` which words there are; `optional` also takes 0 or "", meaning none. `several`: a
-    list of such values.
+    """An option. `read` is one of the readers below. `least` and `most` are the bounds of numbers, `form` is
+    the parser of a text, and `choices` are the valid words. `optional` also permits 0 or "", meaning none.
+    `several`: the option is a list of such values.
     """
 
     read: Callable[[object, Option], object]
@@ -93,7 +93,7 @@ def duration(value: object, option: Option) -> float:
 def _bounded(number: float, option: Option, show: Callable[[float], str]) -> float:
     if number == 0 and option.optional:
         return number
-    # Written so that nan, which TOML can say, is refused too.
+    # Written so that nan, which TOML permits, is refused too.
     if not option.least <= number <= option.most:
         zero = " (or 0 for none)" if option.optional and option.least else ""
         raise ValueError(
@@ -155,7 +155,7 @@ _KINDS: dict[type, str] = {
 
 
 def kind_of(value: object) -> str:
-    """Returns TOML's name for the type of the value, for a person."""
+    """Return TOML's name for the type of the value, for an error message."""
     return _KINDS[type(value)]
 
 

@@ -1,7 +1,7 @@
-"""How values are written that are more than text: domains, addresses, header fields, replies, keys, dates.
+"""Parses values that are more than text: domains, addresses, header fields, replies, keys and dates.
 
-Each reader takes one line of text, which is not empty, and raises ValueError, which says what to
-write instead.
+Each reader receives one line of text, which is not empty. It raises ValueError with a text that explains what
+to write instead.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _FINGERPRINT = re.compile(r"[0-9A-Fa-f]{64}")
 _HEADER = re.compile(r"[!-9;-~]+(?::.*)?", re.ASCII)  # RFC 5322 2.2: a field name is printable ASCII but ":"
 _PATTERN = re.compile(r"[^\s<>@]*@[^\s<>@]+|<>", re.ASCII)
 _STATUS = r"[0-9]{1,3}\.[0-9]{1,3}"
-# A status of another class than the code's (RFC 3463 2), or one without a text, is no text.
+# A status of another class than the code's (RFC 3463 2), or a status without a text, is not a valid text.
 _REPLY = re.compile(rf"([45])[0-9][0-9] (?:\1\.{_STATUS} )?(?![245]\.{_STATUS}(?: |$))[!-~][ -~]*", re.ASCII)
 
-# RFC 5322 3.6, and what signs or proves.
+# RFC 5322 3.6, and fields of signatures and authentication.
 _NEEDED = frozenset(
     (
         *("from", "sender", "reply-to", "to", "cc", "bcc", "subject", "date", "comments", "keywords"),
@@ -34,11 +34,11 @@ _NEEDED = frozenset(
 _NEEDED_STARTS = ("resent-", "content-", "list-", "arc-")
 
 MAX_FIELD_NAME = 70
-MAX_REPLY = 400  # RFC 5321 4.5.3.1.5 gives a reply line 512 octets
+MAX_REPLY = 400  # RFC 5321 4.5.3.1.5 limits a reply line to 512 bytes
 
 
 def line(text: str) -> str:
-    """Return any text."""
+    """Return any text unchanged."""
     return text
 
 
@@ -94,7 +94,7 @@ def function(text: str) -> str:
 
 
 def fingerprint(text: str) -> str:
-    """64 hexadecimal digits in lower case."""
+    """Return a fingerprint as 64 hexadecimal digits in lower case."""
     digits = text.lower().removeprefix("sha256 fingerprint=").removeprefix("sha256:").replace(":", "")
     if not _FINGERPRINT.fullmatch(digits):
         raise ValueError(
@@ -105,7 +105,7 @@ def fingerprint(text: str) -> str:
 
 
 def domain(text: str) -> str:
-    """`example.com`, `*.example.com` or `*`. Names beyond ASCII are the router's to convert."""
+    """Return a pattern such as `example.com`, `*.example.com` or `*`. The router converts non-ASCII names."""
     text = text.lower()
     name = text.removeprefix("*.")
     if "@" in text:
@@ -134,7 +134,7 @@ def header(text: str) -> str:
 
 
 def field_name(text: str) -> str:
-    """Reads the name of a field that the relay takes out of messages: one that mail does not need."""
+    """Return the name of a field that the relay may remove from messages, because mail does not need it."""
     if ":" in text or len(text) > MAX_FIELD_NAME or not _HEADER.fullmatch(text):
         raise ValueError(f'{quoted(text)} is not the name of a header field: write "X-Sending-Zone"')
     if text.lower() in _NEEDED or text.lower().startswith(_NEEDED_STARTS):
@@ -173,9 +173,9 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _SELECTOR = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*", re.ASCII)
 _REFERENCE = re.compile(r"(?:env|credential):[A-Za-z0-9._-]+", re.ASCII)
 _REPLACEMENT = re.compile(r"[^\s<>@,;]*@[^\s<>@,;]+")
-_FIELD = re.compile(r"([!-9;-~]{1,70}):[ \t]*([!-~][\t -~]*)")  # its value goes out as it is
+_FIELD = re.compile(r"([!-9;-~]{1,70}):[ \t]*([!-~][\t -~]*)")  # its value is sent unchanged
 _FIELD_NAME = re.compile(r"[!-9;-~]{1,70}", re.ASCII)
-# What the relay itself is answerable for, and what cannot be missing.
+# Fields that the relay itself creates, and fields that must not be missing.
 _OURS = frozenset(("received", "dkim-signature", "from", "date", "return-path"))
 
 
@@ -202,7 +202,7 @@ def next_hops(text: str) -> str:
 
 
 def secret(text: str) -> str:
-    """Return a reference; see `secrets.read_secret`."""
+    """Return a reference to a secret (see `secrets.read_secret`)."""
     if text and not (text.startswith("/") or _REFERENCE.fullmatch(text)):
         # It may be the secret itself, so it is not repeated.
         raise ValueError(
@@ -239,7 +239,7 @@ def replacement(text: str) -> str:
 
 
 def new_field(text: str) -> str:
-    """`Name: value`."""
+    """Return a header field of the form `Name: value`."""
     found = _FIELD.fullmatch(text)
     if not found or len(text) > MAX_FIELD:
         raise ValueError(f'{quoted(text)} is not a header field: write "Name: value", in ASCII, on one line')
@@ -262,7 +262,7 @@ def priority(text: str) -> str:
 
 
 def date(value: object) -> float:
-    """Reads a TOML date, or a date with time and zone, as Unix time; "" is 0."""
+    """Return a TOML date, or a date with time and zone, as Unix time. An empty string is 0."""
     if isinstance(value, datetime.datetime):
         if value.tzinfo is None:
             raise ValueError(f"{value} has no time zone: write {value.isoformat()}Z for UTC")
@@ -275,7 +275,7 @@ def date(value: object) -> float:
 
 
 def date_text(when: float) -> str:
-    """Returns the time as the file has it."""
+    """Format a Unix time as it is written in the configuration file (ISO 8601, UTC)."""
     return datetime.datetime.fromtimestamp(when, datetime.UTC).isoformat() if when else '""'
 
 

@@ -1,9 +1,9 @@
-"""Declares one option: its form, its bounds and its default.
+"""Declares options: their form, their bounds and their defaults.
 
 The modules of `tables` declare each setting with one of the functions below, which put an `Option` into the
 metadata of the dataclass field. The loader and the error messages are derived from it, so there is no second
-list of options anywhere. The docstring below the field tells an operator what the option is for:
-`config/option_text.py` reads it for the reference.
+list of options. The docstring below the field explains the option to an operator; `config/option_text.py`
+reads it for the reference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEY = "option"
 TABLE = "table"
 
 MAX_WORKERS = 128
-"""A message id has room for 256; half of them are for relays that share a store."""
+"""A message id has room for 256; half of them are reserved for relays that share a store."""
 
 KB = 1024
 MB = 1024 * KB
@@ -45,7 +45,7 @@ def switch(default: bool) -> bool:
 
 
 def switch_or_auto() -> bool | None:
-    """`None` for "auto"."""
+    """Declare a switch that may be "auto", whose value is `None`."""
     return _field(None, Option(convert.switch_or_auto))
 
 
@@ -54,7 +54,7 @@ def count(default: int, *, least: int = 1, most: int = 1_000_000, optional: bool
 
 
 def workers(default: int) -> int:
-    """`AUTO` for "auto"."""
+    """Declare the number of workers. The value of "auto" is `AUTO`."""
     return _field(default, Option(convert.workers, 1, MAX_WORKERS))
 
 
@@ -79,7 +79,7 @@ def choice(default: Choice) -> Choice:
 
 
 def choices(of: type[Choice]) -> tuple[Choice, ...]:
-    """Return a list of names, which is empty by default."""
+    """Declare a list of names, which is empty by default."""
     return _field((), Option(convert.choice, choices=of, several=True))
 
 
@@ -100,7 +100,7 @@ def optional_path() -> Path | None:
 
 
 def paths() -> tuple[Path, ...]:
-    """None, one (which needs no brackets) or several."""
+    """Declare a list of paths. A single path needs no brackets."""
     return _field((), Option(convert.path, several=True))
 
 
@@ -109,7 +109,7 @@ def rate() -> Rate | None:
 
 
 def date() -> float:
-    """Unix time; 0.0 when none is given."""
+    """Declare a date. Its value is Unix time, or 0.0 if none is given."""
     return _field(0.0, Option(convert.date, optional=True))
 
 
@@ -118,35 +118,35 @@ def networks(default: tuple[T, ...]) -> tuple[T, ...]:
 
 
 def table(of: type[T]) -> T:
-    """Return a table of its own, [name]; where the file has none it has its defaults."""
+    """Declare a table, [name]. If the file does not have it, it has its defaults."""
     return dataclasses.field(default_factory=of, metadata={TABLE: (of, False)})
 
 
 def tables(of: type[T], *default: T) -> tuple[T, ...]:
-    """Tables in double brackets, [[name]], as often as wanted; `default` stands where the file has none."""
+    """Declare a repeated table, [[name]]. `default` is used if the file has none."""
     return dataclasses.field(default=default, metadata={TABLE: (of, True)})
 
 
 def _field(default: T, option: Option) -> T:
-    # typeshed declares field() the same way: the class body sees the default's type.
+    # typeshed declares field() in the same way, so that the class body sees the default's type.
     return dataclasses.field(default=default, metadata={KEY: option})
 
 
 def option_of(field: dataclasses.Field[object]) -> Option | None:
-    """`None` for a field that is a table of its own."""
-    # Metadata is an untyped mapping; only _field() puts this key there.
+    """Return the option of a field, or `None` if the field is a table."""
+    # Metadata is an untyped mapping; only _field() sets this key.
     return cast("Option | None", field.metadata.get(KEY))
 
 
 @lru_cache
 def options_of(table: type[DataclassInstance]) -> Mapping[str, Option]:
-    """Return the options of one table in the order in which it declares them."""
+    """Return the options of one table in the order of their declaration."""
     found = {field.name: option_of(field) for field in dataclasses.fields(table)}
     return {name: option for name, option in found.items() if option is not None}
 
 
 def tables_of(file: type[DataclassInstance]) -> dict[str, tuple[type[DataclassInstance], bool]]:
-    """Return the class of each table of the file in its order, and whether there may be several."""
+    """Return the class of each table of the file, in order, and whether the table may be repeated."""
     return {
         field.name: field.metadata[TABLE] for field in dataclasses.fields(file) if TABLE in field.metadata
     }

@@ -1,6 +1,6 @@
-"""The tables of the file: the module of each has its settings, its checks and its advice.
+"""The tables of the file. The module of each table has its settings, its checks and its advice.
 
-`check_…` functions refuse impossible settings in a `Report`; `…_advice` functions yield sentences about
-valid settings that may surprise. Both are given the tables that they compare. Outside of config/, import
-from `config.settings`.
+`check_…` functions refuse invalid settings in a `Report`. `…_advice` functions yield sentences about valid
+settings that may surprise. Both receive the tables that they compare. Code outside config/ imports from
+`config.settings`.
 """

@@ -1,6 +1,6 @@
-"""[[credential]]: the log-ins at smarthosts, and the zones that use them.
+"""[[credential]]: the logins at smarthosts, and the zones that use them.
 
-No secret is in a text of this module.
+No text in this module contains a secret.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PASSWORDS_END = {
     ),
     "smtp-mail.outlook.com": "Outlook.com has taken no passwords since September 2024",
 }
-"""Smarthosts, the names below them included, that give log-ins by password up. Microsoft: MC786329."""
+"""Smarthosts, including their subdomains, that are ending logins by password. Microsoft: MC786329."""
 _OAUTH_KEYS = ("client_id", "client_secret", "refresh_token", "scope")
 
 
 class Mechanism(enum.StrEnum):
-    """The SASL mechanism that shows a credential to a smarthost."""
+    """The SASL mechanism for a login at a smarthost."""
 
     AUTO = "auto"
     PLAIN = "plain"
@@ -45,42 +45,42 @@ class OauthGrant(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CredentialSettings:
-    """A login at a smarthost (docs/deliver/smarthosts.md). Zones name those that they use. Secrets are never
-    in this file.
+    """A login at a smarthost (docs/deliver/smarthosts.md). Zones name the credentials that they use. Secrets
+    are never in this file.
     """
 
     name: str = text("", form=forms.source_name)
-    """What zones, logs and metrics call this credential."""
+    """The name of this credential in zones, logs and metrics."""
     sender: tuple[str, ...] = texts((), form=forms.address_pattern)
-    """Only mail of these envelope senders: "user@example.com", "example.com", "*.example.com", "<>". Empty:
-    any. A zone takes the first of its credentials that matches.
+    """Use this credential only for mail of these envelope senders: "user@example.com", "example.com",
+    "*.example.com", "<>". Empty: for all mail. A zone uses the first of its credentials that matches.
     """
     user: str = text("")
-    """The user name that the smarthost knows."""
+    """The user name at the smarthost."""
     password: str = text("", form=forms.secret)
-    """Where the password is: a file ("/etc/zonerelay/smarthost.password"), "env:NAME" (environment) or
-    "credential:NAME" (systemd's LoadCredential). Never the password itself.
+    """The place of the password: a file ("/etc/zonerelay/smarthost.password"), "env:NAME" (environment) or
+    "credential:NAME" (systemd's LoadCredential). Never write the password itself.
     """
     mechanism: Mechanism = choice(Mechanism.AUTO)
-    """auto: the strongest that the smarthost offers of SCRAM-SHA-256, SCRAM-SHA-1, PLAIN and LOGIN, or
-    xoauth2 when token_url is given. One that was refused is not tried in another way.
+    """auto: the strongest mechanism that the smarthost offers of SCRAM-SHA-256, SCRAM-SHA-1, PLAIN and LOGIN,
+    or xoauth2 if token_url is set. After a refused login, no other mechanism is tried.
     """
     token_url: str = text("", form=forms.url)
-    """XOAUTH2: where access tokens are fetched, an https:// address."""
+    """XOAUTH2: the https:// URL from which access tokens are fetched."""
     grant: OauthGrant = choice(OauthGrant.REFRESH_TOKEN)
-    """XOAUTH2: refresh_token, as a user has granted it once; or client_credentials, as an administrator
-    allows an application.
+    """XOAUTH2: refresh_token, for access that a user has granted once, or client_credentials, for an
+    application that an administrator has authorized.
     """
     client_id: str = text("")
     """XOAUTH2: the application's id."""
     client_secret: str = text("", form=forms.secret)
-    """XOAUTH2: where the application's secret is, as in password. Some need none."""
+    """XOAUTH2: the place of the application's secret, as in password. Some applications need none."""
     refresh_token: str = text("", form=forms.secret)
-    """XOAUTH2: where the refresh token is, as in password. A new one that the server gives is written to the
-    same file, or kept beside the spool where that cannot be.
+    """XOAUTH2: the place of the refresh token, as in password. If the server issues a new one, it is written
+    to the same file, or stored next to the spool if that is not possible.
     """
     scope: str = text("")
-    """XOAUTH2: what to ask for, as in "https://outlook.office365.com/.default"."""
+    """XOAUTH2: the requested scope, as in "https://outlook.office365.com/.default"."""
 
 
 def check_credentials(
@@ -127,8 +127,8 @@ def credential_advice(
 def passwords_that_end(
     credentials: Sequence[CredentialSettings], zone: ZoneSettings
 ) -> Iterator[tuple[str, str, str]]:
-    """Yields credential, host and reason where the zone logs in with a password that its provider is giving
-    up.
+    """Yield credential, host and reason where a zone logs in with a password and the provider is ending
+    password logins.
     """
     passwords = [each.name for each in credentials if each.name in zone.credentials and each.password]
     if not passwords:
@@ -144,7 +144,7 @@ def passwords_that_end(
 def try_credentials(
     credentials: Sequence[CredentialSettings], environment: Mapping[str, str], report: Report
 ) -> Iterator[str]:
-    """Tries what a start would find out: are the secrets there? Yields notes; problems go into the report."""
+    """Check whether the secrets can be read, as at start. Yield notes; problems are added to the report."""
     for at, credential in enumerate(credentials):
         for key in ("password", "client_secret", "refresh_token"):
             reference = getattr(credential, key)
@@ -162,7 +162,7 @@ def _try(reference: str, path: KeyPath, environment: Mapping[str, str], report: 
     except SecretError as error:
         if reference.startswith("/"):
             report.refuse(path, str(error))
-        else:  # what the service is given need not be there in a terminal
+        else:  # the service's credentials need not exist in a terminal
             yield f"{where}: cannot be tried here: {error}"
 
 

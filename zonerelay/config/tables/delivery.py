@@ -1,4 +1,4 @@
-"""[retry], [bounce], [delivery] and [dns]: the times of attempts, of reports, and within one session with a
+"""[retry], [bounce], [delivery] and [dns]: the times of attempts, of DSNs, and within one session with a
 peer; and the resolvers.
 """
 
@@ -32,29 +32,32 @@ from zonerelay.config.options.options import (
 from zonerelay.config.problems import Report
 from zonerelay.config.units import format_duration
 
-# [dns]: the resolvers, how far they are trusted, and how long answers are kept.
+# [dns]: the resolvers, whether they are trusted, and how long answers are cached.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DnsSettings:
-    """How the hosts of a domain are found."""
+    """How the hosts of a domain are found in the DNS."""
 
     servers: tuple[str, ...] = texts((), form=forms.name_server)
-    """Resolvers to ask instead of those in /etc/resolv.conf, which is read again when it changes:
-    "192.0.2.53", "127.0.0.1:5353". One on this machine is best.
+    """Resolvers to use instead of those in /etc/resolv.conf, which is read again when it changes:
+    "192.0.2.53", "127.0.0.1:5353". A resolver on this machine is best.
     """
     trust_ad: bool = switch(False)
-    """Believe these servers that an answer was validated by DNSSEC (the AD bit), which DANE needs. Only for a
-    validating resolver on this machine, or over a path that no attacker can tamper with.
+    """Trust these servers when they report that an answer was validated by DNSSEC (the AD bit), which DANE
+    requires. Use this only for a validating resolver on this machine, or over a path that no attacker can
+    tamper with.
     """
     timeout: float = duration(10.0, most=5 * MINUTE)
-    """How long one look-up may take over all servers; then its mail is deferred."""
+    """The time limit of one lookup over all servers. After it, the mail is deferred."""
     cache_size: int = count(10_000, least=0)
-    """Domains whose hosts are remembered; each takes about a kilobyte of memory."""
+    """The number of domains whose hosts are cached. Each takes about a kilobyte of memory."""
     max_ttl: float = duration(1 * HOUR)
-    """The longest that an answer is reused, whatever its TTL: moves are noticed within this time."""
+    """The maximum time for which an answer is cached, whatever its TTL. Changes are noticed within this
+    time.
+    """
     negative_ttl: float = duration(1 * MINUTE)
-    """How long a failed look-up is reused, so that a queue for one broken domain asks once."""
+    """How long a failed lookup is cached, so that a queue for one broken domain causes one query."""
 
 
 def dns_advice(dns: DnsSettings) -> list[str]:
@@ -89,62 +92,66 @@ class RetrySettings:
 
     policy: RetryPolicyName = choice(RetryPolicyName.SCHEDULE)
     """schedule: the list below. exponential: 1, 5, 25, 125 and 625 minutes. quadratic: 1, 4, 9, 16 … minutes,
-    ten attempts. schedule is the default because it alone tries for the 4 to 5 days that RFC 5321 4.5.4.1
-    asks for.
+    ten attempts. schedule is the default because only it covers the 4 to 5 days that RFC 5321 4.5.4.1
+    recommends.
     """
     schedule: tuple[float, ...] = durations(
         (1 * MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 1 * HOUR, 2 * HOUR, 4 * HOUR)
     )
-    """Delays between attempts; the last one repeats until max_age. Short ones first: greylisting and restarts
-    are over in minutes.
+    """Delays between attempts. The last one is repeated until max_age. The first ones are short, because
+    greylisting and restarts are over in minutes.
     """
     max_attempts: int = count(0, optional=True, most=10_000)
-    """Attempts after which a delivery is given up; 0: no limit but the policy's own, and max_age."""
+    """The number of attempts after which a delivery fails. 0: no limit except those of the policy and
+    max_age.
+    """
     backoff: str = text("", form=forms.function)
-    """A Python function instead of a policy, "module:function"; it is given the envelope and the number of
-    attempts and returns seconds, or None to give up.
+    """A Python function instead of a policy, "module:function". It receives the envelope and the number of
+    attempts, and returns seconds, or None to let the delivery fail.
     """
     jitter: float = ratio(0.1)
-    """Each delay is varied by up to this part of it, so that mail deferred together does not come back
+    """The fraction by which each delay is varied randomly, so that mail deferred together is not retried
     together.
     """
     max_age: float = duration(5 * DAY, least=1.0, most=YEAR)
-    """Mail that could not be delivered for this long goes back to its sender."""
+    """Mail that could not be delivered for this time is returned to its sender."""
     suspend_min: float = duration(30.0)
-    """The first pause of a destination none of whose hosts can be reached; it doubles up to suspend_max."""
+    """The first pause of a destination if none of its hosts can be reached. Each further pause is twice as
+    long, up to suspend_max.
+    """
     suspend_max: float = duration(10 * MINUTE)
-    """The longest such pause: how late mail may be when a destination comes back."""
+    """The longest such pause. It limits how late mail is when a destination is reachable again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BounceSettings:
-    """Reports to senders (RFC 3464)."""
+    """DSNs: reports to senders (RFC 3464)."""
 
     enabled: bool = switch(True)
-    """Report mail that could not be delivered to its sender (RFC 3464), from <>."""
+    """Send a DSN (RFC 3464) from <> to the sender of mail that could not be delivered."""
     delay_warning: float = duration(4 * HOUR, most=YEAR, optional=True)
-    """Tell the sender once when a message has waited this long. 0 turns it off."""
+    """Notify the sender once if a message has waited this long. 0: never."""
     max_age: float = duration(1 * DAY, least=1.0, most=YEAR)
-    """How long to try to deliver a report itself. Shorter than for mail: most senders that cannot be reached
-    for a day were forged.
+    """How long a DSN itself is tried. It is shorter than for mail, because most senders that cannot be
+    reached for a day were forged.
     """
     return_size: int = size(50 * KB, most=MB)
-    """A report returns the header of the message, at most this much of it: a header can be long, and the
-    report goes to a sender who may never have sent it. A failed message that is no larger comes back whole
-    when its sender asked for that (RET=FULL).
+    """The maximum size of the returned header in a DSN. A header can be long, and the recipient of the DSN
+    may never have sent the message. A failed message up to this size is returned completely if its sender
+    requested that (RET=FULL).
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySettings:
-    """How long each phase of a session with another server may take. The defaults are those of RFC 5321
-    4.5.3.2, where it has one.
+    """The time limits for each phase of a session with another server. The defaults are those of RFC 5321
+    4.5.3.2, if it has one.
     """
 
     connect_timeout: float = duration(30.0)
-    """Until a host accepts the connection. Short, because the next MX host may answer at once."""
+    """Until a host accepts the connection. It is short, because the next MX host may respond immediately."""
     greeting_timeout: float = duration(5 * MINUTE)
-    """Until the greeting; busy servers delay it on purpose."""
+    """Until the greeting. Busy servers delay it on purpose."""
     ehlo_timeout: float = duration(5 * MINUTE)
     """Until the reply to EHLO or HELO."""
     starttls_timeout: float = duration(2 * MINUTE)
@@ -152,20 +159,24 @@ class DeliverySettings:
     mail_timeout: float = duration(5 * MINUTE)
     """Until the reply to MAIL."""
     rcpt_timeout: float = duration(5 * MINUTE)
-    """Until the reply to each RCPT: servers look up each recipient."""
+    """Until the reply to each RCPT. Servers perform a lookup for each recipient."""
     data_timeout: float = duration(2 * MINUTE)
     """Until the reply to DATA."""
     block_timeout: float = duration(3 * MINUTE)
-    """Until the peer takes the next block of the message."""
+    """Until the peer accepts the next block of the message."""
     final_dot_timeout: float = duration(10 * MINUTE)
-    """Until the reply to the message. The longest, because giving up here duplicates mail (RFC 1047)."""
+    """Until the reply to the message. It is the longest, because a timeout here duplicates mail (RFC
+    1047).
+    """
     quit_timeout: float = duration(5.0)
-    """Until the reply to QUIT: nothing depends on it."""
+    """Until the reply to QUIT. Nothing depends on it."""
     max_hosts_per_attempt: int = count(5, most=100)
-    """MX hosts tried in one attempt, as RFC 5321 5.1 lets us limit; the next attempt starts again."""
+    """The number of MX hosts tried in one attempt (RFC 5321 5.1 permits a limit). The next attempt starts
+    again.
+    """
     remember_broken_tls: float = duration(1 * HOUR, optional=True)
-    """How long a host whose TLS handshake failed is sent mail in clear text (tls = opportunistic only), so
-    that not every message pays for the failure.
+    """How long mail is sent unencrypted to a host whose TLS handshake failed (tls = opportunistic only), so
+    that not every message is delayed by the failure.
     """
 
 
@@ -190,8 +201,8 @@ def retry_advice(retry: RetrySettings) -> Iterator[str]:
 
 
 def shorter_delays(schedule: tuple[float, ...]) -> Iterator[tuple[str, str]]:
-    """Yield the advice for a schedule, of [retry] or of a zone, in which a delay is shorter than the one
-    before.
+    """Yield the advice for a schedule, of [retry] or of a zone, in which a delay is shorter than the previous
+    one.
     """
     for earlier, later in pairwise(schedule):
         if later < earlier:

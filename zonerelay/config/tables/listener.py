@@ -1,6 +1,7 @@
-"""[[listener]]: where mail comes in: closed to strangers, TLS that works, no password in clear text.
+"""[[listener]]: the addresses that accept mail. The checks ensure that no listener is an open relay, that TLS
+can work, and that no password is sent unencrypted.
 
-Whether files are there and can be used is not looked at here: `check-config` and the start try them.
+The checks here do not test whether files exist and are usable: `check-config` and the start do.
 """
 
 from __future__ import annotations
@@ -43,16 +44,17 @@ DROP, ALIASES = "/var/spool/zonerelay", "/etc/aliases"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendmailSettings:
-    """What sendmail(1) on this machine does (docs/send/applications.md)."""
+    """The files of sendmail(1) on this machine (docs/send/applications.md)."""
 
     drop: Path = path(Path(DROP))
-    """Where sendmail leaves a message while the relay does not answer; the relay takes it from there when it
-    runs. It has the directories tmp and new, owned by the relay's user, with mode 3733. Without them sendmail
-    fails with status 75 instead.
+    """The directory in which sendmail stores a message while the relay does not respond; the relay submits it
+    when it runs. It has the directories tmp and new, owned by the relay's user, with mode 3733. Without them,
+    sendmail fails with status 75.
     """
     aliases: Path = path(Path(ALIASES))
-    """Addresses for the users of this machine, as in "root: admin@example.com". sendmail reads it, with each
-    message."""
+    """Addresses for the users of this machine, as in "root: admin@example.com". sendmail reads the file for
+    each message.
+    """
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -62,8 +64,8 @@ _NEEDED = {
     "received": "it is what ends a mail loop (RFC 5321 6.3)",
     "from": "no message may be without it (RFC 5322 3.6)",
 }
-# Shorter than these, networks are a good part of the Internet, not one owner's. Networks that cover
-# everything in pieces (0.0.0.0/1 and 128.0.0.0/1) are put together before they are measured.
+# Networks with a shorter prefix are a large part of the Internet, not the network of one owner. Networks that
+# together cover everything (0.0.0.0/1 and 128.0.0.0/1) are merged before they are measured.
 _OPEN_IPV4_PREFIX = 7
 _OPEN_IPV6_PREFIX = 15
 _LOCAL_IPV6 = (ipaddress.IPv6Network("fc00::/7"), ipaddress.IPv6Network("fe80::/10"))
@@ -110,61 +112,64 @@ class UnsafeListener(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSettings:
-    """An address at which mail is accepted (docs/send/listener.md). Without any there is one with these
-    defaults.
+    """An address at which mail is accepted (docs/send/listener.md). If the file has no [[listener]], there is
+    one with these defaults.
     """
 
     address: str = text("127.0.0.1:2525", form=forms.listen)
-    """Where to listen: "127.0.0.1:2525", "[::]:25" (every address), "unix:/run/zonerelay/smtp.sock". Loopback
-    and an unprivileged port are the default because they are safe and need no rights.
+    """The address to listen on: "127.0.0.1:2525", "[::]:25" (every address), "unix:/run/zonerelay/smtp.sock".
+    The default is loopback with an unprivileged port, which is safe and needs no privileges.
     """
     protocol: ListenerProtocol = choice(ListenerProtocol.SMTP)
-    """http: applications hand mail in with POST /v1/messages and a token (docs/send/http.md), by the limits
-    of this listener. It needs auth = "required", and its tls is none or implicit.
+    """http: applications submit mail with POST /v1/messages and a token (docs/send/http.md), by the limits of
+    this listener. It requires auth = "required", and tls must be none or implicit.
     """
     tls: ListenerTls = choice(ListenerTls.NONE)
-    """none; starttls: offered in EHLO (ports 25 and 587); implicit: from the first octet (port 465). Other
-    than none needs a certificate: zonerelay cert self-signed makes one for a start.
+    """none; starttls: offered in EHLO (ports 25 and 587); implicit: from the first byte (port 465). Both
+    require a certificate: zonerelay cert self-signed makes one to begin with.
     """
     certificate: tuple[Path, ...] = paths()
-    """A PEM file, or several: ["a.pem", "b.pem"]. Each is a certificate with its chain, as certbot's
-    fullchain.pem. Of several, the name that the client asks for (SNI) chooses; the first serves all other
-    clients. Files that change are read again by themselves.
+    """A PEM file, or several: ["a.pem", "b.pem"]. Each is a certificate with its chain, such as certbot's
+    fullchain.pem. If there are several, the name that the client requests (SNI) selects one; the first is
+    used for all other clients. Changed files are read again automatically.
     """
     key: tuple[Path, ...] = paths()
     """The private keys, one PEM file for each certificate, in the same order. Empty: the keys are in the
     certificate files.
     """
     require_tls: bool = switch(False)
-    """With starttls: in clear text nothing but EHLO, STARTTLS, NOOP, RSET and QUIT is taken; everything else
-    is answered 530 5.7.0.
+    """With starttls: only EHLO, STARTTLS, NOOP, RSET and QUIT are accepted unencrypted; everything else is
+    answered with 530 5.7.0.
     """
     auth: ListenerAuth = choice(ListenerAuth.OFF)
     """SMTP AUTH (PLAIN, LOGIN) for the users of [auth], who may relay from anywhere. optional: allow_networks
-    may relay without it. required: no client sends mail without it, or a certificate of allow_certificates.
-    Offered over TLS only.
+    may relay without it. required: clients must log in, or have a certificate of allow_certificates. AUTH is
+    offered over TLS only.
     """
     max_auth_failures: int = count(3, most=100)
-    """Failed log-ins in one connection; then 421. Each answer comes later than the one before."""
+    """Failed logins in one connection before it is closed with 421. Each reply is delayed longer than the
+    last.
+    """
     allow_networks: tuple[Network, ...] = networks(
         (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
     )
-    """Clients that may relay without logging in; all others are refused (550 5.7.1), unless auth or
-    allow_certificates lets them. Only this machine by default: a relay is closed until its operator opens it.
+    """Clients that may relay without a login. All others are refused (550 5.7.1), unless auth or
+    allow_certificates permits them. The default is only this machine, so that a relay is closed until its
+    operator opens it.
     """
     allow_certificates: tuple[str, ...] = texts((), form=forms.fingerprint)
     """SHA-256 fingerprints of client certificates that may relay, as openssl x509 -noout -fingerprint -sha256
-    prints them. Clients are asked for a certificate; none, or one not listed here, changes nothing.
+    prints them. Clients are asked for a certificate. A missing or unlisted certificate changes nothing.
     """
     unsafe: tuple[UnsafeListener, ...] = choices(UnsafeListener)
-    """open-relay: every client may relay, whatever allow_networks says. Without it allow_networks that cover
-    (nearly) the whole Internet are refused: spammers find an open relay within hours. cleartext-auth: AUTH is
-    offered without TLS, too, for a network on which no other machine can listen.
+    """open-relay: every client may relay, whatever allow_networks contains. Without it, allow_networks that
+    cover (nearly) the whole Internet are refused, because spammers find an open relay within hours.
+    cleartext-auth: AUTH is also offered without TLS, for a network on which no other machine can listen.
     """
     proxy_networks: tuple[Network, ...] = networks(())
-    """Load balancers that speak the PROXY protocol (version 1 or 2). Connections from there must begin with
-    its header; from anywhere else the header ends the session. What a client may is decided by its own
-    address, never the balancer's.
+    """Load balancers that use the PROXY protocol (version 1 or 2). Connections from these must begin with its
+    header; from any other address, the header ends the session. A client's permissions depend on its own
+    address, never on the balancer's.
     """
     xclient_networks: tuple[Network, ...] = networks(())
     """Servers in front of this one, such as nginx, that may say with XCLIENT who the client is and as whom it
@@ -288,7 +293,9 @@ def _check_dropped(listener: ListenerSettings, path: KeyPath, report: Report) ->
 
 
 def check_listeners(listeners: Sequence[ListenerSettings], report: Report, *, takes_reports: bool) -> None:
-    """`takes_reports`: with [srs] a listener is of use even if no client may relay."""
+    """Report problems of the listeners. `takes_reports`: with [srs], a listener is useful even if no client
+    may relay.
+    """
     if not listeners and report.sound("listener"):
         report.refuse(("listener",), "there is none, so no client could hand in mail: add a [[listener]]")
     for at, listener in enumerate(listeners):
@@ -476,7 +483,7 @@ def _check_auth(listener: ListenerSettings, path: KeyPath, report: Report) -> No
 
 
 def _open_to_all(networks: Iterable[Network]) -> list[Network]:
-    """The networks, put together where they touch, that are too wide to be one owner's."""
+    """Return the networks that are too wide for one owner, after merging adjacent ones."""
     ipv4: list[ipaddress.IPv4Network] = []
     ipv6: list[ipaddress.IPv6Network] = []
     for network in networks:
@@ -502,7 +509,7 @@ def listener_advice(listeners: Sequence[ListenerSettings]) -> Iterator[str]:
 def check_named_listeners(
     table: str, named: Sequence[tuple[str, ...]], listeners: Sequence[ListenerSettings], report: Report
 ) -> None:
-    """Refuses addresses in the `listener` option of the entries of a table that no [[listener]] has."""
+    """Refuse addresses in the `listener` option of a table's entries that no [[listener]] has."""
     known = dict.fromkeys(listener.address for listener in listeners)
     if not all(report.sound("listener", at, "address") for at in range(len(listeners))):
         return
@@ -515,7 +522,7 @@ def check_named_listeners(
 
 
 def has_users(listeners: Sequence[ListenerSettings]) -> bool:
-    """Whether a client can have a user: by AUTH, or because a server in front names one."""
+    """Return whether a client can have a user: by AUTH, or because a server in front names one."""
     return any(each.auth is not ListenerAuth.OFF or each.xclient_networks for each in listeners)
 
 
@@ -563,7 +570,7 @@ def _files(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
 
 
 def in_full(file: Path) -> str:
-    """The advice for a relative path."""
+    """Return the advice for a relative path."""
     return f"{file} is looked for in the directory where the relay is started: write the path in full"
 
 

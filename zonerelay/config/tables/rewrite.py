@@ -88,15 +88,18 @@ def srs_advice(srs: SrsSettings, listeners: Sequence[ListenerSettings]) -> Itera
 
 
 def srs_secrets(srs: SrsSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the one that signs, then the former ones. Raises ValueError with the option's path."""
+    """Return the secret that signs, then the former ones. Raise ValueError with the option's path if one
+    cannot be read.
+    """
     places = [("srs.secret", srs.secret)]
     places += [(f"srs.old_secrets[{at}]", place) for at, place in enumerate(srs.old_secrets)]
     return tuple(_read(path, place, environment) for path, place in places)
 
 
 def note_upgrade(spool: Path, now: float) -> None:
-    """Before anything else is written beside the spool, or a first start would look like an upgrade: 0 stands
-    for a machine that has no senders in the old form. Raises OSError.
+    """Record the time of the upgrade, or 0 on a machine that has no senders in the old form. Call this before
+    anything else is written next to the spool, or the first start would look like an upgrade. Raise OSError
+    on failure.
     """
     note = spool.with_name(NOTE)
     if note.exists():
@@ -106,7 +109,7 @@ def note_upgrade(spool: Path, now: float) -> None:
 
 
 def upgraded_at(spool: Path) -> float:
-    """Unix time; 0.0 for never, and where the file says nothing."""
+    """Return the Unix time of the upgrade, or 0.0 if there was none or the file is invalid."""
     try:
         return float(spool.with_name(NOTE).read_text())
     except (OSError, ValueError):
@@ -188,7 +191,9 @@ def check_dkim(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], repo
 
 
 def dkim_advice(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], hostname: str) -> list[str]:
-    """The relay's own reports have its name in From (message/dsn.py)."""
+    """Return the advice for the DKIM keys. The From field of the relay's own DSNs has its host name
+    (message/dsn.py).
+    """
     if not keys or any(_covers_dkim(key.domain, hostname.lower()) for key in keys):
         return []
     return [
@@ -225,7 +230,9 @@ def _check_names(key: DkimSettings, at: int, report: Report) -> None:
 
 
 def _is_name(domain: str) -> bool:
-    """No wildcard, no address literal; names beyond ASCII are converted, and checked, with the keys."""
+    """Return whether this is a domain without wildcards. Non-ASCII names are converted and checked with the
+    keys.
+    """
     return is_domain(domain) if domain.isascii() else "*" not in domain
 
 
@@ -242,7 +249,7 @@ def _check_dates(key: DkimSettings, at: int, report: Report) -> None:
 
 
 def _check_records(keys: Sequence[DkimSettings], report: Report) -> None:
-    """One selector of one domain is one record in DNS, and so one key."""
+    """Report keys with the same selector and domain, because these share one DNS record."""
     taken: dict[tuple[str, str], int] = {}
     for at, key in enumerate(keys):
         domain = key.signing_domain or key.domain
@@ -349,7 +356,7 @@ def _places(rule: RewriteSettings) -> set[str]:
 
 
 def _among(values: tuple[str, ...], allowed: tuple[str, ...]) -> bool:
-    """Of two conditions; none allows everything."""
+    """Return whether one condition is part of another. An empty condition permits everything."""
     return not allowed or (bool(values) and set(values) <= set(allowed))
 
 

@@ -161,7 +161,9 @@ def admin_advice(admin: AdminSettings) -> Iterator[str]:
 
 
 def _keeps_secrets(admin: AdminSettings) -> bool:
-    """Tokens do not travel in clear text: on this machine, over TLS, or from a proxy that has TLS."""
+    """Return whether tokens are never sent unencrypted: on this machine, over TLS, or from a proxy that has
+    TLS.
+    """
     return parse_listen(admin.address).is_loopback or bool(admin.certificate or admin.proxy_networks)
 
 
@@ -264,19 +266,21 @@ comes at once, are written again before their space is free.
 
 
 def leveldb_room(spool: SpoolSettings) -> int:
-    """Return octets that LevelDB may need besides what it holds."""
+    """Return the number of bytes that LevelDB may need in addition to its data."""
     return LEVELDB_TABLES * (spool.write_buffer + LEVELDB_BATCH)
 
 
 def space_guard(spool: SpoolSettings) -> int:
-    """Return octets below which no new mail is taken: with LevelDB never fewer than it needs. 0: no guard."""
+    """Return the free space in bytes below which new mail is refused, or 0 for none. With LevelDB it is at
+    least what LevelDB needs.
+    """
     if spool.backend is not Backend.LEVELDB or not spool.min_free_space:
         return spool.min_free_space
     return max(spool.min_free_space, leveldb_room(spool))
 
 
 def raised_guard(spool: SpoolSettings) -> str:
-    """Returns a sentence about a bound above `min_free_space` at which new mail is refused, or ""."""
+    """Return a sentence if new mail is refused above `min_free_space`, or an empty string."""
     guard = space_guard(spool)
     if guard == spool.min_free_space:
         return ""

@@ -114,12 +114,14 @@ def webhook_advice(webhooks: Sequence[WebhookSettings]) -> Iterator[str]:
 
 
 def webhook_keys(webhook: WebhookSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the secret that signs, then former ones. Raises ValueError, in words."""
+    """Return the secret that signs, then the former ones. Raise ValueError with a message if one cannot be
+    read.
+    """
     return tuple(_read(place, environment) for place in (webhook.secret, *webhook.old_secrets))
 
 
 def try_webhooks(webhooks: Sequence[WebhookSettings], environment: Mapping[str, str], report: Report) -> None:
-    """Refuses a secret that a start could not use."""
+    """Refuse a secret that could not be used at start."""
     for at, webhook in enumerate(webhooks):
         try:
             webhook_keys(webhook, environment)

@@ -1,8 +1,8 @@
-"""[[zone]], [[source]] and [[destination]]: a named way of sending, its source addresses, and the terms of
-single destinations.
+"""[[zone]], [[source]] and [[destination]]: a named way of sending, its source addresses, and the limits and
+TLS modes for single destinations.
 
-A share must not be larger than the whole: a destination's connections are part of its zone's. Rates may be
-written for times of their own, so a destination's that is faster than its zone's is only remarked.
+A share must not be larger than the whole: a destination's connections are part of its zone's. Rates may have
+different periods, so a destination's rate that is faster than its zone's only causes advice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DANE_NEEDS_TRUST = (
 
 
 class TlsMode(enum.StrEnum):
-    """The demand of a zone for TLS towards MX hosts."""
+    """The TLS mode of a zone for MX hosts."""
 
     NONE = "none"
     OPPORTUNISTIC = "opportunistic"
@@ -51,7 +51,7 @@ class TlsMode(enum.StrEnum):
 
 
 class SourceBy(enum.StrEnum):
-    """The mail that stays with one source: a message, or all mail of a sender."""
+    """What is assigned to one source: each message, or all mail of a sender."""
 
     MESSAGE = "message"
     SENDER = "sender"
@@ -77,59 +77,60 @@ class InDoubt(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZoneSettings:
-    """A named way of sending, whose limits are totals over all workers (docs/deliver/sending.md). Without any
-    there is one, named default.
+    """A named way of sending, whose limits are totals over all workers (docs/deliver/sending.md). If the file
+    has no [[zone]], there is one named default.
     """
 
     name: str = text("default", form=forms.zone_name)
-    """What routes, logs, metrics and the spool call this zone: letters, digits, dot, dash and underscore.
-    Mail that no route matches goes to the zone named default.
+    """The name of this zone in routes, logs, metrics and the spool: letters, digits, dot, dash and
+    underscore. Mail that no route matches uses the zone named default.
     """
 
-    # Where it goes
+    # Where it is sent
 
     next_hop: str = text("", form=forms.next_hops)
-    """Where all mail of this zone goes. Empty: to the MX hosts of each recipient's domain. A smarthost:
+    """The destination of all mail of this zone. Empty: the MX hosts of each recipient's domain. A smarthost:
     "smtp.example.net" (its MX hosts), "[smtp.example.net]:587" (that host, no MX lookup), "192.0.2.1:25" or
-    "[2001:db8::1]:25". Several, with commas between: the first that can be reached is used. "capture:": mail
-    is not sent but kept, to be looked at on the page ([capture], docs/start/sandbox.md).
+    "[2001:db8::1]:25". Several, separated by commas: the first that can be reached is used. "capture:": mail
+    is not sent but captured for inspection on the page ([capture], docs/start/sandbox.md).
     """
     next_hop_share: bool = switch(False)
-    """Spread the mail over several next hops evenly, not to the first that can be reached."""
+    """Distribute the mail evenly over several next hops, instead of using the first that can be reached."""
     mix_domains: bool | None = switch_or_auto()
-    """Whether recipients in several domains may share a transaction. auto: at a next hop yes; at MX hosts
-    only where the host announces with LIMITS RCPTDOMAINMAX (RFC 9422) that it takes them, because Google
-    defers all but the first domain. true: always; false: never. What a host announces is never exceeded.
+    """Whether recipients in several domains may share a transaction. auto: yes at a next hop; at MX hosts
+    only if the host announces support with LIMITS RCPTDOMAINMAX (RFC 9422), because Google defers all but the
+    first domain. true: always; false: never. A limit that a host announces is never exceeded.
     """
     port: int = count(25, most=65_535)
-    """The port of MX hosts, and of a next hop that names none. 25 is the port of mail."""
+    """The port of MX hosts, and of a next hop without a port. 25 is the standard port for mail."""
     ipv6: bool = switch(True)
     """Also deliver over IPv6. Turn it off when this machine has no working IPv6."""
     allow_private_addresses: bool = switch(False)
-    """Deliver to MX hosts that resolve to loopback or private addresses. Off, because every owner of a domain
-    can point an MX at them and so reach servers inside your network. A next_hop is not affected.
+    """Deliver to MX hosts that resolve to loopback or private addresses. The default is false, because every
+    owner of a domain can point an MX at them and so reach servers inside your network. A next_hop is not
+    affected.
     """
 
     # TLS, and logging in at next hops
 
     tls: TlsMode = choice(TlsMode.OPPORTUNISTIC)
-    """none; opportunistic: STARTTLS when it is offered, any certificate, clear text when it fails, as most of
-    the Internet's mail is sent; required: never in clear text; verify: required, and the certificate must be
-    valid for the host; dane: required, and the host's TLSA records (RFC 7672) must vouch for the certificate.
+    """none; opportunistic: STARTTLS if it is offered, with any certificate, and unencrypted if it fails, as
+    for most mail on the Internet; required: never unencrypted; verify: required, and the certificate must be
+    valid for the host; dane: required, and the host's TLSA records (RFC 7672) must match the certificate.
     """
     tls_on_connect: bool = switch(False)
-    """TLS from the first octet, as smarthosts have it on port 465 (RFC 8314), instead of STARTTLS."""
+    """TLS from the first byte, as smarthosts offer it on port 465 (RFC 8314), instead of STARTTLS."""
     dane: bool = switch(True)
-    """Where a host has TLSA records, its certificate must match them (RFC 7672). Only with trust_ad in [dns];
-    without it nothing is looked up.
+    """If a host has TLSA records, its certificate must match them (RFC 7672). This requires trust_ad in
+    [dns]; without it, the records are not looked up.
     """
     mta_sts: bool = switch(False)
-    """Obey the MTA-STS policies of recipient domains (RFC 8461): they are fetched over HTTPS, which must not
-    be blocked, and kept on disk.
+    """Obey the MTA-STS policies of recipient domains (RFC 8461). They are fetched over HTTPS, which must not
+    be blocked, and stored on disk.
     """
     credentials: tuple[str, ...] = texts(())
-    """Names of [[credential]] to log in at the next hop with; the first that matches the sender. Needs tls =
-    verify, or required where the certificate cannot be verified.
+    """Names of [[credential]] tables for the login at the next hop. The first one that matches the sender is
+    used. This requires tls = verify, or required if the certificate cannot be verified.
     """
 
     # From which address
@@ -137,54 +138,53 @@ class ZoneSettings:
     sources: tuple[str, ...] = texts(())
     """Names of [[source]] to send from. Empty: the address that the system chooses."""
     source_by: SourceBy = choice(SourceBy.MESSAGE)
-    """message: each message has its source, by weight; sender: each sender, so that his reputation stays with
-    one address.
+    """message: a source is chosen for each message, by weight; sender: for each sender, so that the sender's
+    reputation depends on one address.
     """
     source_penalty: float = duration(2 * HOUR, most=7 * DAY)
-    """How long a source that a destination has refused for its reputation is not used for it, while there is
-    another one.
+    """How long a source is not used for a destination that has refused it for its reputation, if there is
+    another source.
     """
     ehlo_name: str = text("", form=forms.ehlo_name)
-    """The name to say in EHLO. Empty: the relay's hostname."""
+    """The name in EHLO. Empty: the relay's hostname."""
 
     # How much: connections, rates, sizes
 
     max_connections: int = count(100, most=10_000)
-    """Open connections of this zone, so that one zone's mail cannot crowd out another's. Hosts that do not
-    answer hold some of them, for half a minute each.
+    """The maximum number of open connections of this zone, so that its mail cannot crowd out the mail of
+    another zone. Hosts that do not respond hold some of them, for half a minute each.
     """
     max_connections_per_destination: int = count(10, most=10_000)
-    """Open connections to one destination (one set of MX hosts, however many domains they serve). Large
-    providers start to refuse mail at 10 to 20.
+    """The maximum number of open connections to one destination (one set of MX hosts, however many domains
+    they serve). Large providers start to refuse mail at 10 to 20.
     """
     max_recipients_per_transaction: int = count(50, most=10_000)
-    """Recipients of one message that are sent in one transaction. Servers must take 100 (RFC 5321 4.5.3.1.8);
-    some take fewer.
+    """The maximum number of recipients of one message in one transaction. Servers must accept 100 (RFC 5321
+    4.5.3.1.8); some accept fewer.
     """
     max_messages_per_connection: int = count(1000)
-    """Messages after which a connection is closed and made anew, so that load spreads over the hosts
-    again.
-    """
+    """Messages after which a connection is closed and opened again, to distribute load over the hosts."""
     connection_idle_timeout: float = duration(5.0, most=HOUR)
     """How long an idle connection is kept for the next message; longer is impolite to busy servers."""
     max_rate: Rate | None = rate()
-    """Transactions of this zone in a time, spread evenly: "600/1m". Empty: no limit."""
+    """The maximum rate of transactions of this zone, evenly distributed: "600/1m". Empty: no limit."""
     max_rate_per_destination: Rate | None = rate()
-    """Transactions to one destination in a time, spread evenly: "100/1m". Empty: no limit."""
+    """The maximum rate of transactions to one destination, evenly distributed: "100/1m". Empty: no limit."""
     max_message_size: int = size(0, optional=True)
     """Larger messages are returned to the sender (5.3.4). 0: no limit."""
 
     # How long it is tried
 
     schedule: tuple[float, ...] = durations(())
-    """Delays between attempts of this zone, instead of those of [retry]. Empty: those."""
+    """Delays between attempts in this zone. Empty: those of [retry]."""
     max_attempts: int = count(0, optional=True, most=10_000)
-    """As max_attempts in [retry], for this zone. 0: that."""
+    """The number of attempts after which a delivery in this zone fails. 0: max_attempts of [retry]."""
     max_age: float = duration(0.0, optional=True, most=YEAR)
-    """How long this zone's mail is tried. 0: as [retry] says."""
+    """How long this zone's mail is tried. 0: max_age of [retry]."""
     in_doubt: InDoubt = choice(InDoubt.RETRY)
-    """The connection broke after the message was sent and before the reply: it may have been delivered. retry
-    risks a duplicate, hold waits for an operator, bounce risks a false report. None loses mail.
+    """What to do if the connection is lost after the message was sent and before the reply, so that the
+    message may have been delivered. retry risks a duplicate; hold waits for an operator; bounce risks a false
+    DSN. No mode loses mail.
     """
 
     # What is changed in it, and how it is sent
@@ -194,27 +194,27 @@ class ZoneSettings:
     waits; off.
     """
     srs: bool = switch(False)
-    """Rewrite senders by [srs], for mail that is forwarded through this zone."""
+    """Rewrite senders with [srs], for mail that is forwarded through this zone."""
     header_remove: tuple[str, ...] = texts((), form=forms.removed_field)
-    """Header fields to take out before sending, by name."""
+    """Header fields to remove before sending, by name."""
     header_replace: tuple[str, ...] = texts((), form=forms.new_field)
-    """Header fields to replace where a message has them: "Name: new value"."""
+    """Header fields to replace if a message has them: "Name: new value"."""
     header_add: tuple[str, ...] = texts((), form=forms.new_field)
     """Header fields to add: "Name: value"."""
     chunking: bool = switch(True)
-    """Send messages of up to 64 KB with BDAT (RFC 3030) to servers that offer CHUNKING: no line end in them
-    can be taken for the end of the message. A server that does not know BDAT, does not answer it or refuses
-    one gets DATA for a day; `zonerelay explain` says so.
+    """Send messages of up to 64 KB with BDAT (RFC 3030) to servers that offer CHUNKING, so that no line in
+    them can be taken for the end of the message. A server that does not support BDAT, does not answer it or
+    refuses one gets DATA for a day; `zonerelay explain` shows this.
     """
     convert: Convert = choice(Convert.UNSIGNED)
-    """Which mail is written in seven bits for servers without 8BITMIME or SMTPUTF8, and in lines of at most
-    998 octets for all, with folded fields, encoded words and quoted-printable: messages that their author has
-    not signed with DKIM, all (that breaks such a signature), or none.
+    """Which mail is converted to seven bits for servers without 8BITMIME or SMTPUTF8, and to lines of at most
+    998 bytes for all servers, with folded fields, encoded words and quoted-printable. unsigned: messages
+    without a DKIM signature of their author; always: also signed ones, whose signature breaks; never: no mail.
     """
 
     @property
     def mixes_domains(self) -> bool:
-        """Recipients in several domains share a transaction where the host announces no limit."""
+        """Whether recipients in several domains share a transaction if the host announces no limit."""
         return bool(self.next_hop) if self.mix_domains is None else self.mix_domains
 
 
@@ -235,7 +235,9 @@ def check_zone_names(zones: Sequence[ZoneSettings], report: Report) -> None:
 def check_zones(
     zones: Sequence[ZoneSettings], retry: RetrySettings, report: Report, *, trusts_dns: bool
 ) -> tuple[ZoneSettings, ...]:
-    """Returns the zones with default shares that fit. `trusts_dns`: [dns] says that answers are validated."""
+    """Return the zones with default shares that fit. `trusts_dns`: [dns] declares that answers are
+    validated.
+    """
     for at, zone in enumerate(zones):
         path: KeyPath = ("zone", at)
         _check_next_hops(zone, path, report)
@@ -312,7 +314,7 @@ def _tls_advice(zone: ZoneSettings) -> Iterator[tuple[str, str]]:
 
 
 def _check_times(zone: ZoneSettings, path: KeyPath, retry: RetrySettings, report: Report) -> None:
-    """A schedule whose first delay is beyond the age of mail would be none."""
+    """Report a schedule whose first delay exceeds the maximum age of mail, because it would never be used."""
     max_age = zone.max_age or retry.max_age
     if not zone.schedule or zone.schedule[0] <= max_age:
         return
@@ -326,7 +328,9 @@ def _check_times(zone: ZoneSettings, path: KeyPath, retry: RetrySettings, report
 
 
 def _with_share(zone: ZoneSettings, path: KeyPath, report: Report) -> ZoneSettings:
-    """A destination's share is part of its zone's connections; the default share gives way silently."""
+    """Return the zone with a limit per destination that does not exceed its own. Only an explicit limit is
+    refused.
+    """
     if zone.max_connections_per_destination <= zone.max_connections:
         return zone
     key = (*path, "max_connections_per_destination")
@@ -345,29 +349,29 @@ def is_faster(rate: Rate | None, whole: Rate | None) -> bool:
 
 # [[source]]: the addresses that zones send from.
 #
-# Whether this machine has the addresses is no matter of the file: `check-config` and the start note what is
-# missing, because an address may come up later than the relay.
+# The file is valid whether or not this machine has the addresses. `check-config` and the start report missing
+# ones, because an address may come up later than the relay.
 
 _FAMILIES = {4: "IPv4", 6: "IPv6"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings:
-    """An address of this machine to send from (docs/deliver/sources.md). Zones name those that they use;
-    without any the system chooses.
+    """An address of this machine to send from (docs/deliver/sources.md). Zones name the sources that they
+    use. Without any, the system chooses.
     """
 
     name: str = text("", form=forms.source_name)
-    """What zones, logs and metrics call this source."""
+    """The name of this source in zones, logs and metrics."""
     address: tuple[str, ...] = texts((), form=forms.ip_address)
-    """The addresses of this machine to send from: one of IPv4, one of IPv6, or both. With one only, hosts are
-    reached over that family alone.
+    """The addresses of this machine to send from: one IPv4 address, one IPv6 address, or both. With only one,
+    hosts are reached over that address family only.
     """
     ehlo_name: str = text("", form=forms.ehlo_name)
-    """The name to say in EHLO from these addresses; they should resolve back to it. Empty: the zone's."""
+    """The name in EHLO from these addresses, which should resolve back to it. Empty: the zone's."""
     weight: int = count(1, least=0, most=1000, optional=True)
-    """Its share of the mail, compared with the other sources of a zone. 0: none, while it is kept in the
-    configuration.
+    """The source's share of the mail, relative to the other sources of a zone. 0: none, while the source
+    stays in the configuration.
     """
 
 
@@ -452,7 +456,7 @@ def _check_zone(zone: ZoneSettings, at: int, sources: Sequence[SourceSettings], 
 
 
 class DestinationTls(enum.StrEnum):
-    """The modes of `TlsMode`, and one that leaves the mode to the zone."""
+    """The modes of `TlsMode`, and one that uses the mode of the zone."""
 
     ZONE = "zone"
     NONE = "none"
@@ -464,26 +468,26 @@ class DestinationTls(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestinationSettings:
-    """Other limits or TLS for some destinations (docs/deliver/destinations.md). The first one whose every
-    condition matches counts; what it leaves out is as in the zone.
+    """Other limits or TLS for some destinations (docs/deliver/destinations.md). The first entry whose
+    conditions all match is used; options that it omits are as in the zone.
     """
 
     domain: tuple[str, ...] = texts((), form=forms.domain)
     """Mail for these recipient domains: "example.com", "*.example.com" (every name below it)."""
     mx: tuple[str, ...] = texts((), form=forms.domain)
-    """Mail that goes to these MX hosts, or this next hop: written like domains, and all hosts have to match:
-    "*.mail.protection.outlook.com" is every domain hosted there.
+    """Mail that is sent to these MX hosts, or this next hop. They are written like domains, and all hosts
+    must match: "*.mail.protection.outlook.com" is every domain hosted there.
     """
     zone: tuple[str, ...] = texts(())
-    """Only mail of these zones. Empty: of any."""
+    """Only mail of these zones. Empty: of every zone."""
     tls: DestinationTls = choice(DestinationTls.ZONE)
-    """zone: what the zone says; otherwise as tls of [[zone]]."""
+    """zone: as in the zone; otherwise as tls of [[zone]]."""
     tls_names: tuple[str, ...] = texts((), form=forms.domain)
     """Names to accept in the certificate with tls = verify, instead of the host's: "example.com",
     "*.example.com".
     """
     tls_certificates: tuple[str, ...] = texts((), form=forms.fingerprint)
-    """With tls = verify: accept just these certificates, whichever authority signed them: SHA-256
+    """With tls = verify: accept only these certificates, whoever issued them, by their SHA-256
     fingerprints.
     """
     max_connections: int = count(0, optional=True, most=10_000)
@@ -493,8 +497,8 @@ class DestinationSettings:
     max_messages_per_connection: int = count(0, optional=True)
     """Messages on one connection. 0: as the zone."""
     max_rate: Rate | None = rate()
-    """Transactions to such a destination in a time, instead of max_rate_per_destination: "100/1m". Empty: as
-    the zone.
+    """The maximum rate of transactions to such a destination, instead of max_rate_per_destination: "100/1m".
+    Empty: as in the zone.
     """
 
 
@@ -508,7 +512,9 @@ def check_destinations(
     *,
     trusts_dns: bool,
 ) -> None:
-    """`trusts_dns`: [dns] says that answers are validated, which DANE needs."""
+    """Report problems of the destination tables. `trusts_dns`: [dns] declares that answers are validated, as
+    DANE needs.
+    """
     with_credentials = {zone.name for zone in zones if zone.credentials}
     by_name = {zone.name: zone for zone in zones}
     for at, entry in enumerate(destinations):
@@ -523,7 +529,7 @@ def check_destinations(
 def check_destination_zones(
     destinations: Sequence[DestinationSettings], zones: Sequence[ZoneSettings], report: Report
 ) -> None:
-    """Needs zones whose names are sound."""
+    """Report unknown zones in destination tables. Call this only if the names of all zones are valid."""
     names = dict.fromkeys(zone.name for zone in zones)
     for at, entry in enumerate(destinations):
         for index, name in enumerate(entry.zone):
@@ -549,7 +555,7 @@ def _check_tls(
     *,
     trusts_dns: bool,
 ) -> None:
-    """An entry that names a zone with credentials must not lower its TLS."""
+    """Report a TLS mode that is too weak for a zone with credentials, and dane without trusted DNS answers."""
     named = [name for name in entry.zone if name in with_credentials]
     if entry.tls in _WEAK and named:
         report.refuse(path, f"{entry.tls}: zone {named[0]} logs in, which is never done without TLS")
@@ -589,7 +595,7 @@ def destination_advice(
 
 
 def _zones_of(entry: DestinationSettings, by_name: Mapping[str, ZoneSettings]) -> Collection[ZoneSettings]:
-    """Return the zones whose mail the entry can meet."""
+    """Return the zones whose mail can match the entry."""
     if not entry.zone:
         return by_name.values()
     return [by_name[name] for name in entry.zone if name in by_name]
@@ -602,6 +608,8 @@ def _of(zones: Collection[ZoneSettings]) -> str:
 
 
 def _covers(one: DestinationSettings, other: DestinationSettings) -> bool:
-    """Return whether all mail that matches the other matches the one too. False where that is hard to say."""
+    """Return whether all mail that matches the other entry also matches this one. Return False if that is
+    uncertain.
+    """
     pairs = ((one.domain, other.domain), (one.mx, other.mx), (one.zone, other.zone))
     return all(not mine or (its and set(its) <= set(mine)) for mine, its in pairs)
