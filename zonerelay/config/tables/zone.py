@@ -209,7 +209,7 @@ class ZoneSettings:
     convert: Convert = choice(Convert.UNSIGNED)
     """Which mail is converted to seven bits for servers without 8BITMIME or SMTPUTF8, and to lines of at most
     998 bytes for all servers, with folded fields, encoded words and quoted-printable. unsigned: messages
-    without a DKIM signature of their author; always: also signed ones, whose signature breaks; never: no mail.
+    without a DKIM signature of their author; always: also signed ones, whose signature breaks; never: none.
     """
 
     @property
@@ -555,7 +555,7 @@ def _check_tls(
     *,
     trusts_dns: bool,
 ) -> None:
-    """Report a TLS mode that is too weak for a zone with credentials, and dane without trusted DNS answers."""
+    """Report a TLS mode that is too weak for a zone with credentials, and dane without trusted answers."""
     named = [name for name in entry.zone if name in with_credentials]
     if entry.tls in _WEAK and named:
         report.refuse(path, f"{entry.tls}: zone {named[0]} logs in, which is never done without TLS")
