@@ -1,11 +1,12 @@
-"""Writes the files that lie beside a spool, or that a command makes, so that they survive a power cut.
+"""Writes files next to a spool, or files that a command creates, so that they survive a power failure.
 
-This is the only module that makes, replaces or renames such files; `tests/unit/test_durable_files.py` refuses
-other ways, and lists the exceptions (storage engines, locks, output for the operator) with their reasons.
+This is the only module that creates, replaces or renames such files. `tests/unit/test_durable_files.py`
+forbids other ways, and lists the exceptions (storage engines, locks, output for the operator) with their
+reasons.
 
-Promise: when a function returns, the file, its name and the names of the directories that were made for it
-are on the disk. When it raises OSError, the old file is there as it was. A reader finds the whole old file or
-the whole new one. Everything here blocks.
+Promise: when a function returns, the file, its name and the names of the directories that were created for it
+are on disk. When it raises OSError, the old file is unchanged. A reader finds the complete old file or the
+complete new one. All functions block.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def write(
     mode: int = PRIVATE,
     dress: Callable[[int], None] | None = None,
 ) -> None:
-    """Replace the file. It has its mode before it has content, and a command that root runs leaves it to its
-    owner. `dress` gives the descriptor of the new file another owner and mode instead. A symbolic link stays
-    one.
+    """Replace the file. It has its mode before it has content, and a command that runs as root keeps the
+    file's owner. `dress` sets another owner and mode on the descriptor of the new file instead. A symbolic
+    link is kept.
     """
     path = path.resolve()
     with _draft_of(path, mode) as (draft, file):
@@ -52,7 +53,7 @@ def write(
 
 
 def create(path: Path, content: bytes, *, mode: int = PRIVATE) -> bool:
-    """Make the file, unless there is one. False: another process was first, and its file is the file."""
+    """Create the file unless it exists. Return False if another process was first."""
     with _draft_of(path, mode) as (draft, file):
         _fill(file, content)
         try:
@@ -64,7 +65,7 @@ def create(path: Path, content: bytes, *, mode: int = PRIVATE) -> bool:
 
 
 def append(path: Path, content: bytes, *, mode: int = PRIVATE) -> None:
-    """Write behind the end of the file, which is made if there is none."""
+    """Append to the file, which is created if it does not exist."""
     is_new = not path.exists()
     with open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(content)
@@ -75,7 +76,7 @@ def append(path: Path, content: bytes, *, mode: int = PRIVATE) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file with the rights that it has. The directory of the target is made."""
+    """Copy a file with its permissions. The directory of the target is created."""
     make_directory(target.parent)
     with source.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -83,7 +84,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Give a file or a directory another name, over a file that has it. What a file contains is synced first;
+    """Rename a file or a directory, replacing a file of the new name. The content of a file is synced first;
     for a directory see `sync_tree`.
     """
     if old.is_file():
@@ -95,15 +96,15 @@ def rename(old: Path, new: Path) -> None:
 
 
 def unlink(path: Path) -> None:
-    """Remove a file that would do harm if it came back. Its absence is no error."""
+    """Remove a file that must not reappear after a crash. A missing file is not an error."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
         sync_directory(path.parent)
 
 
 def make_directory(path: Path, mode: int = 0o700) -> None:
-    """Make a directory with the parents that it lacks, all with this mode (`Path.mkdir` gives parents another
-    one). Several processes may make the same one at a time.
+    """Create a directory and its missing parents, all with this mode (`Path.mkdir` gives parents another
+    one). Several processes may create the same one at the same time.
     """
     missing = [each for each in (path, *path.parents) if not each.exists()]
     for each in reversed(missing):
@@ -112,16 +113,16 @@ def make_directory(path: Path, mode: int = 0o700) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make durable which names a directory has."""
+    """Make the names in a directory durable."""
     _sync(directory, os.O_DIRECTORY)
 
 
 def sync_tree(directory: Path) -> None:
-    """Make durable what was written below a directory by other means: many files at once, a database. The
-    directory's own name is its maker's business.
+    """Make durable what was written below a directory by other means: many files at once, or a database. The
+    caller makes the directory's own name durable.
     """
-    # One for all: a sync of each of many new files takes a commit of the file system for each. It tells no
-    # errors, though; those of the files follow, which then cost nothing.
+    # One sync for all files, because syncing each of many new files causes a commit of the file system for
+    # each. It reports no errors, however; the syncs of the files that follow do, and cost nothing then.
     os.sync()
     for place, _, names in os.walk(directory):
         for name in names:
@@ -139,14 +140,17 @@ def _sync(path: Path, flags: int) -> None:
 
 @contextlib.contextmanager
 def _draft_of(path: Path, mode: int) -> Iterator[tuple[Path, IO[bytes]]]:
-    """Yield a file beside `path` that no other writer has; it is gone afterwards, unless it was renamed."""
+    """Yield a file next to `path` that no other writer uses. It is removed at the end, unless it was
+    renamed.
+    """
     draft = path.with_name(f".{path.name[:_MAX_PREFIX]}.{secrets.token_hex(4)}{DRAFT}")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as file:
             yield draft, file
     except OSError as error:
-        # A write that fails does not know its file, and an operator does not know the draft.
+        # The error of a failed write does not name its file, and an operator does not know the temporary
+        # file.
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         draft.unlink(missing_ok=True)

@@ -1,11 +1,14 @@
-"""sendmail(1): programs hand mail in by standard input, and the relay on this machine gets it over SMTP.
+"""sendmail(1): programs submit mail on standard input, and it is passed to the relay on this machine over
+SMTP.
 
-Promise: status 0 means that the relay has the message for all recipients, or that it is a synced file in the
-drop directory, from which a relay takes it that does not answer now. With any other status it is for none,
-and standard error says why; 75 (EX_TEMPFAIL) is worth another try, which comes twice if the connection was
-lost after the message was sent. The statuses are those of sysexits.h.
-Addresses without a domain, and those at this machine's name, are looked up in the file of aliases.
-The module imports the reader of addresses alone of the relay, and little of Python: a program waits for each
+Promise: status 0 means that the relay has accepted the message for all recipients, or that the message is a
+synced file in the drop directory, from which a relay that does not answer now will read it. With any other
+status the message was accepted for no recipient, and standard error has the reason. Status 75 (EX_TEMPFAIL)
+means that a retry may succeed; the message is then duplicated if the connection was lost after it was sent.
+The statuses are those of sysexits.h.
+
+Addresses without a domain, and those at this machine's name, are looked up in the aliases file. Of the relay,
+the module imports only the address parser, and little of the standard library, because programs wait for each
 start.
 """
 
@@ -43,7 +46,7 @@ _WISHES = {"R": "RET", "V": "ENVID", "N": "NOTIFY"}
 
 
 class SendmailError(Exception):
-    """Why the message was not taken, with the status to exit with."""
+    """The reason why the message was not accepted, and the exit status."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -51,11 +54,11 @@ class SendmailError(Exception):
 
 
 class AwayError(SendmailError):
-    """The relay does not answer: it has nothing of the message."""
+    """The relay does not answer; it has received nothing of the message."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command, also under the names mailq and newaliases. Returns the status."""
+    """Run the command, also under the names mailq and newaliases. Return the status."""
     words = sys.argv[1:] if argv is None else argv
     try:
         match os.path.basename(sys.argv[0]):
@@ -77,7 +80,7 @@ def _sendmail(words: Sequence[str]) -> int:
     if mode == "d":
         raise SendmailError(USAGE, "the relay itself is started with zonerelay serve")
     if mode == "i" or "q" in options:
-        return OK  # there is no table of aliases to rebuild, and the relay tries what waits by itself
+        return OK  # there is no alias database to rebuild, and the relay retries waiting mail by itself
     if mode == "p":
         _show_queue()
     if mode not in ("m", "s", "v"):
@@ -142,7 +145,7 @@ def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
                 options[option] = ""
                 continue
             if option == "V" and not value and (not rest or len(rest[0]) == 2):
-                break  # -V alone, also before the delimiters of VERP: older programs ask for it
+                break  # -V, alone or before the delimiters of VERP: old programs use it
             if option in _VALUED or option == "V":
                 if not value and not rest:
                     raise SendmailError(USAGE, f"option -{option} needs a value")
@@ -157,7 +160,7 @@ def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _readable(text: str, where: str) -> list[str]:
-    """Return the addresses of a list; what cannot be read is named, and the others get the message."""
+    """Return the addresses of a list. Invalid ones are reported, and the others get the message."""
     found = []
     for entry in read_addresses(text).entries:
         if entry.address and " " not in entry.address:
@@ -189,7 +192,7 @@ def _sender(text: str, domain: str) -> str:
 
 
 def _verify(settings: dict[str, object], sender: str, recipients: Sequence[str]) -> int:
-    """-bv: ask the relay about each recipient, and send nothing."""
+    """Run -bv: query the relay about each recipient, and send nothing."""
     if not recipients:
         raise SendmailError(*_no_recipients(has_arguments=False, reads_header=False))
     status = OK
@@ -222,7 +225,7 @@ def _hand_over(
 
 
 def _read(stream: BinaryIO, *, dots_end: bool) -> bytes:
-    """Return the message with LF line ends; a line with a dot alone ends it, unless -i says otherwise."""
+    """Return the message with LF line ends. A line with a single dot ends it, unless -i is given."""
     try:
         message = stream.read().replace(b"\r\n", b"\n")
     except OSError as error:
@@ -233,10 +236,12 @@ def _read(stream: BinaryIO, *, dots_end: bool) -> bytes:
 
 
 def _split(message: bytes) -> tuple[list[bytes], bytes]:
-    """Return the fields, and the body with the empty line before it, which is added where it is missing."""
+    """Return the header fields, and the body with the empty line before it, which is added if it is
+    missing.
+    """
     fields = list[bytes]()
     end = 0
-    # Mailboxes, and programs that write them, have a "From " line in front.
+    # Mailboxes, and programs that write them, begin with a "From " line.
     while mailbox_line := re.compile(rb">?From .*\n").match(message, end):
         end = mailbox_line.end()
     if end and not _FIELD.match(message, end):
@@ -263,7 +268,7 @@ def _recipients(fields: Sequence[bytes]) -> list[str]:
 
 
 def _complete(field: bytes, domain: str) -> bytes:
-    """Return the field with the domain behind addresses that have none (RFC 5322 3.4.1)."""
+    """Return the field with the domain appended to addresses that have none (RFC 5322, section 3.4.1)."""
     if not _ADDRESSES.fullmatch(_name(field)):
         return field
     value, pieces, begin = _value(field), list[str](), 0
@@ -276,7 +281,9 @@ def _complete(field: bytes, domain: str) -> bytes:
 
 
 def _from(author: str, name: str) -> bytes:
-    """Return a From field (RFC 5322 3.6.2). A name beyond ASCII becomes encoded words (RFC 2047)."""
+    """Return a From field (RFC 5322, section 3.6.2). A non-ASCII name is written as encoded words
+    (RFC 2047).
+    """
     if not name or not name.isprintable():
         return f"From: {author}\n".encode()
     if name.isascii():
@@ -288,18 +295,18 @@ def _from(author: str, name: str) -> bytes:
             else "".join(f"={octet:02X}" for octet in each.encode("utf-8", "replace"))
             for each in name
         ]
-        words = ["".join(octets[at : at + 5]) for at in range(0, len(octets), 5)]  # 75 characters at most
+        words = ["".join(octets[at : at + 5]) for at in range(0, len(octets), 5)]  # at most 75 characters
         name = "\n ".join(f"=?utf-8?q?{word}?=" for word in words)
     return f"From: {name} <{author}>\n".encode()
 
 
 def _xtext(text: str) -> str:
-    """RFC 3461 4."""
+    """Encode a text as xtext (RFC 3461, section 4)."""
     return re.sub(r"[^!-*,-<>-~]", lambda found: "".join(f"+{each:02X}" for each in found[0].encode()), text)
 
 
 def _user(fields: Sequence[bytes], domain: str) -> str:
-    """Return the address of who calls; in a container it may be a number without a name."""
+    """Return the address of the calling user, who may have a number and no name in a container."""
     try:
         return f"{pwd.getpwuid(os.getuid()).pw_name}@{domain}"
     except KeyError:
@@ -328,7 +335,9 @@ def _domain(settings: dict[str, object]) -> str:
 
 
 def _settings() -> dict[str, object]:
-    """Return the relay's configuration; empty if this user may not read it, for its defaults may do."""
+    """Return the relay's configuration, or an empty one if this user may not read it, because its defaults
+    may suffice.
+    """
     for path in (os.environ.get("ZONERELAY_CONFIG"), *CONFIGS):
         try:
             if path:
@@ -343,7 +352,9 @@ def _settings() -> dict[str, object]:
 
 
 def _joined(path: str) -> dict[str, object]:
-    """Return what the file says, and conf.d next to it. Raises OSError and ValueError."""
+    """Return the content of the file and of conf.d next to it. Raise OSError or ValueError if one is not
+    readable.
+    """
     import tomllib
 
     folder, found = os.path.join(os.path.dirname(path), "conf.d"), dict[str, Any]()
@@ -360,19 +371,19 @@ def _joined(path: str) -> dict[str, object]:
 
 
 def _option(settings: dict[str, object], name: str) -> str:
-    """Return a path of [sendmail]; "" where the configuration says so."""
+    """Return a path of [sendmail]; "" if the configuration sets it so."""
     table = settings.get("sendmail")
     return str((table if isinstance(table, dict) else {}).get(name, {"drop": DROP, "aliases": ALIASES}[name]))
 
 
 def _aliased(recipients: Sequence[str], domain: str, path: str) -> list[str]:
-    """Replaces the users of this machine by what aliases(5) says of them."""
+    """Replace the users of this machine according to aliases(5)."""
     known: dict[str, list[str]] = {}
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             text = re.sub(r"\n[ \t]+", " ", re.sub(r"(?m)^[ \t]*#.*\n?", "", file.read()))
     except OSError:
-        text = ""  # without a file there is no alias
+        text = ""  # without the file there are no aliases
     for line in text.splitlines():
         name, found, value = line.partition(":")
         if found:
@@ -392,7 +403,8 @@ def _aliased(recipients: Sequence[str], domain: str, path: str) -> list[str]:
             if each[:1] in ("|", "/", ":"):
                 raise SendmailError(CONFIG, f"{path}: {local} leads to {each}: only addresses are supported")
             target = _qualified(each.removeprefix("\\"), domain)
-            # A name that leads to itself, as in "root: root, admin@example.com", is the address itself.
+            # A name that leads to itself, as in "root: root, admin@example.com", stands for the address
+            # itself.
             add(target, MAX_ALIASES if target.lower() == address.lower() else depth + 1)
 
     for each in recipients:
@@ -403,7 +415,7 @@ def _aliased(recipients: Sequence[str], domain: str, path: str) -> list[str]:
 def _drop(
     directory: str, sender: str, recipients: Sequence[str], message: bytes, wishes: Mapping[str, str]
 ) -> None:
-    """Leaves the message for a relay that does not answer now; `inbound/drop_directory` takes it."""
+    """Leave the message for a relay that does not answer now; `inbound/drop_directory` reads it."""
     name = os.urandom(16).hex()
     draft = os.path.join(directory, "tmp", name)
     lines = [
@@ -413,13 +425,13 @@ def _drop(
     ]
     content = "\n".join((DROP_FORMAT, *lines, "", "")).encode() + message
     try:
-        os.umask(0o027)  # the directory is setgid: the relay's group reads the file
+        os.umask(0o027)  # the directory is setgid, so that the relay's group can read the file
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
             os.rename(draft, os.path.join(directory, "new", name))
-            # The directory cannot be opened by its users; this sync takes the new name along.
+            # The directory cannot be opened by its users; this sync also makes the new name durable.
             os.fsync(file.fileno())
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -433,8 +445,8 @@ MAX_ENVELOPE = 1024 * 1024
 
 
 def parse_dropped(content: bytes) -> tuple[str, list[str], dict[str, str], bytes]:
-    """Returns sender, recipients, wishes and message of a file that `_drop` has written, or raises
-    ValueError.
+    """Return the sender, recipients, options and message of a file that `_drop` has written. Raise ValueError
+    if it is not valid.
     """
     end = content.find(b"\n\n", 0, MAX_ENVELOPE)
     first, *lines = content[: max(end, 0)].decode().split("\n")
@@ -459,8 +471,8 @@ def parse_dropped(content: bytes) -> tuple[str, list[str], dict[str, str], bytes
 
 
 def _pass_on(connection: socket.socket) -> int:
-    """-bs: SMTP on standard input and output, one command after the other. A program that is no client writes
-    all of them at once, and LF alone at the ends of its lines.
+    """Run -bs: SMTP on standard input and output, one command after the other. A simple program writes all
+    commands at once, with only LF as line ends.
     """
     source, target = sys.stdin.buffer, sys.stdout.buffer
     try:
@@ -468,7 +480,7 @@ def _pass_on(connection: socket.socket) -> int:
             sent = b""
             while True:
                 lines = _reply_lines(replies)
-                if sent[:4].upper() == b"EHLO":  # the octets of TLS would not be lines
+                if sent[:4].upper() == b"EHLO":  # the bytes of TLS would not be lines
                     lines = [line for line in lines if line[4:].upper() != "STARTTLS"]
                     lines[-1] = f"{lines[-1][:3]} {lines[-1][4:]}"
                 target.write("".join(f"{line}\r\n" for line in lines).encode())
@@ -495,7 +507,7 @@ def _pass_on(connection: socket.socket) -> int:
 
 
 def _pass_message(source: BinaryIO, connection: socket.socket) -> bool:
-    """Return whether the message has an end."""
+    """Return whether the end of the message was reached."""
     line, octets = b"", bytearray()
     while line != b".\r\n" and (line := _smtp_line(source)):
         octets += line
@@ -512,8 +524,8 @@ def _smtp_line(source: BinaryIO) -> bytes:
 
 
 def listener_of(settings: dict[str, object]) -> str:
-    """Return the address of the first listener that takes mail of this machine in clear text without a
-    log-in.
+    """Return the address of the first listener that accepts mail from this machine in clear text and without
+    a login.
     """
     listeners = settings.get("listener") or [{}]
     for each in listeners if isinstance(listeners, list) else []:
@@ -549,8 +561,8 @@ def submit(
     *,
     timeout: float = REPLY_TIMEOUT,
 ) -> None:
-    """One transaction; without a message it ends after the recipients. `timeout` is for each reply. Raises
-    SendmailError.
+    """Run one transaction; without a message, it ends after the recipients. `timeout` is for each reply.
+    Raise SendmailError if the message is not accepted.
     """
     with _connect(address) as connection, connection.makefile("rb") as replies:
         connection.settimeout(timeout)
@@ -572,7 +584,7 @@ def submit(
         except SendmailError as error:
             if error.status != TEMPFAIL:
                 raise
-            raise AwayError(TEMPFAIL, str(error)) from None  # it stops, or has no room now
+            raise AwayError(TEMPFAIL, str(error)) from None  # the relay is stopping, or has no capacity now
         offered = ask(b"EHLO localhost\r\n", "EHLO")
         parameters = " BODY=8BITMIME" if "8BITMIME" in offered and message and not message.isascii() else ""
         if not "".join((sender, *recipients)).isascii():
@@ -587,14 +599,14 @@ def submit(
             ask(b"DATA\r\n", "the message")
             stuffed = re.sub(rb"(?m)^\.", b"..", message).replace(b"\n", b"\r\n")
             if not stuffed.endswith(b"\r\n"):
-                stuffed += b"\r\n"  # behind half a line the dot would end nothing
+                stuffed += b"\r\n"  # after an incomplete line, the dot would not end the message
             ask(stuffed + b".\r\n", "the message", DATAERR)
         with contextlib.suppress(OSError):
             connection.sendall(b"QUIT\r\n")
 
 
 def _reply(replies: BinaryIO) -> tuple[str, str]:
-    """Return the code and the text of a reply (RFC 5321 4.2). Raises OSError when it is none."""
+    """Return the code and the text of a reply (RFC 5321, section 4.2). Raise OSError if it is not a reply."""
     lines = _reply_lines(replies)
     return lines[-1][:3], " / ".join(lines)
 
@@ -610,7 +622,7 @@ def _reply_lines(replies: BinaryIO) -> list[str]:
 
 
 def _show_queue() -> None:
-    """Becomes `zonerelay queue list`."""
+    """Replace this process with `zonerelay queue list`."""
     program = "/usr/bin/zonerelay"
     beside = os.path.join(sys.prefix, "bin", "zonerelay")
     if os.path.exists(beside):

@@ -1,10 +1,11 @@
-"""`zonerelay serve` and `zonerelay worker`: the process around one worker. Signals, service manager, exit
-status.
+"""`zonerelay serve` and `zonerelay worker`: the process of one worker, with its signals, service manager and
+exit status.
 
-With several workers, or the spool of one that is no more, `serve` is a supervisor instead (`supervisor/`) and
-starts `worker` processes. SIGTERM and SIGINT drain and exit 0; a second one cuts the draining short, but not
-for a worker of a supervisor, which may be told twice. SIGHUP checks the configuration again. Exit 2: the
-configuration is wrong, every problem is on stderr. Exit 1: this machine is not ready for it, stderr says why.
+With several workers, or if the spool of a removed worker still has mail, `serve` is a supervisor instead
+(`supervisor/`) and starts `worker` processes. SIGTERM and SIGINT drain the relay and exit with 0. A second
+signal cuts the draining short, except in a worker of a supervisor, which may receive two. SIGHUP reloads the
+configuration. Exit status 2: the configuration is not valid; every problem is on stderr. Exit status 1: this
+machine cannot run the relay; stderr has the reason.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def serve(config: Path) -> int:
 
 
 def run_worker(config: Path, index: int, *, drains_spool: bool) -> int:
-    """One of several, by its supervisor or by hand."""
+    """Run one of several workers, started by its supervisor or by hand."""
     try:
         settings = load(config)
         at_start = os.environ.get(STARTED_WITH)
@@ -93,7 +94,7 @@ def run_worker(config: Path, index: int, *, drains_spool: bool) -> int:
 
 
 def _ignore(error: OSError) -> None:
-    """A channel has no errors to report."""
+    """Ignore the error: a channel has no errors to report."""
 
 
 def _failed(error: Exception) -> int:
@@ -145,10 +146,10 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
 
 
 class Reloading:
-    """SIGHUP: the configuration is read and checked in a thread, and taken up on the event loop. One reload
-    runs at a time; a signal meanwhile starts another one after it, so that the last state of the file is
-    active. Objects of the configuration are made within `settling()`. `where` returns the status text of a
-    relay that is ready, for the service manager.
+    """Reloads the configuration at SIGHUP. It is read and checked in a thread, and activated on the event
+    loop. One reload runs at a time; a signal during a reload starts another one after it, so that the last
+    state of the file becomes active. Objects of the configuration are created within `settling()`. `where`
+    returns the status text of a ready relay, for the service manager.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class Reloading:
         self._again = False
 
     def begin(self) -> None:
-        """Starts a reload, or notes that another one follows: the handler of SIGHUP."""
+        """Start a reload, or note that another one follows. This is the handler of SIGHUP."""
         self._again = True
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -185,14 +186,14 @@ class Reloading:
                 worker.events.trouble("reload", error)
                 refused = f"unexpected {type(error).__name__}: {error}"
             if worker.draining:
-                return  # what is said now would take back that it stops
+                return  # a status sent now would revoke that the relay is stopping
             self._notifier.tell(f"REFUSED={refused}" if refused else "TAKEN=1")
             self._notifier.ready(self._where())
 
     async def _once(self) -> str:
-        """Takes the configuration up. Returns the reason of a refusal, or `""`."""
+        """Reload the configuration. Return the reason of a refusal, or ""."""
         try:
-            # With a thousand routes it takes 50 ms: in a thread the loop runs every millisecond.
+            # With a thousand routes this takes 50 ms; in a thread, the event loop can run every millisecond.
             settings = await OPERATORS.run(load, self._config)
         except ConfigError as error:
             return self._worker.refuse(str(error.problems[0]), problems=len(error.problems))
@@ -204,7 +205,9 @@ PACKET = 4096
 
 
 class _Lifecycle:
-    """From ready to stopped: what signals, and the end of a supervisor, do to a worker."""
+    """The life of a worker from ready to stopped: its reactions to signals and to the end of its
+    supervisor.
+    """
 
     def __init__(
         self,
@@ -228,7 +231,7 @@ class _Lifecycle:
         if self._channel is None:
             loop.add_signal_handler(signal.SIGINT, self._stop.set)
         else:
-            # A terminal interrupts the whole group; the supervisor decides what that means.
+            # A terminal interrupts the whole process group; the supervisor decides how to react.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             loop.add_reader(self._channel, self._hear, loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
@@ -249,7 +252,9 @@ class _Lifecycle:
             self._notifier.tell("EMPTY=1")
 
     async def _until_told(self) -> bool:
-        """Until there is a reason to stop; true when that is an empty spool of a worker that is no more."""
+        """Wait until there is a reason to stop. Return true if the reason is that the spool of a removed
+        worker is empty.
+        """
         told: asyncio.Future[object] = asyncio.ensure_future(self._stop.wait())
         waits: set[asyncio.Future[object]] = {told}
         if self._worker.identity.drains_spool:
@@ -261,8 +266,8 @@ class _Lifecycle:
         return emptied
 
     def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A failed log-in at another worker, or the end of the supervisor: finish what is in flight then, so
-        that its successor finds the spool free.
+        """Handle messages of the supervisor: a failed login at another worker, or the end of the supervisor.
+        In that case, finish what is in flight, so that its successor finds the spool free.
         """
         assert self._channel is not None
         try:
@@ -279,7 +284,9 @@ class _Lifecycle:
         self._stop.set()
 
     def _cut_short(self) -> None:
-        """A second signal: end like a crash, which loses nothing; what is in flight is tried again later."""
+        """Handle a second signal: end like a crash, which loses nothing; what is in flight is retried
+        later.
+        """
         self._worker.events.lifecycle("killed", why="a second signal while stopping")
         self._flush()
         os._exit(1)

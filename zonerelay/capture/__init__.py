@@ -1,4 +1,4 @@
-"""Captured mail: messages that are kept to be looked at instead of being sent.
+"""Captured mail: messages that are stored for inspection instead of being sent.
 
-The faces are `store` (the messages), `parts` (one message, taken apart) and `open_capture` of `store`.
+The interfaces are `store` (the messages, with `open_capture`) and `parts` (the parts of one message).
 """

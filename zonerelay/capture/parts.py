@@ -1,8 +1,8 @@
-"""Takes a captured message apart: its text, its HTML, its attachments, its links. Pure.
+"""Parses a captured message: its text, HTML, attachments and links. Pure.
 
-The message may be anything that a stranger or a bug has written, so nothing here raises: a header that cannot
-be decoded is shown as it is, and a message whose parts are too many, too deep or of too many lines is text
-alone. Numbers of parts are those of Mailpit: "1", "2", "2.1", and "0" of a message that has one part only.
+The message is untrusted and may be malformed, so nothing here raises: a header that cannot be decoded is
+shown unchanged, and a message with too many parts, too deep nesting or too many lines is treated as text.
+Parts have Mailpit's numbers: "1", "2", "2.1", and "0" for a message with only one part.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """The parts of a captured message. `raw` are the header fields in order, as they came; `headers` are the
+    """The parts of a captured message. `raw` are the header fields in order, unchanged; `headers` are the
     same, decoded.
     """
 
@@ -79,7 +79,7 @@ class Parts:
         return next((value for key, value in self.headers if key.lower() == name), "")
 
     def people(self, name: str) -> list[Person]:
-        """Return the addresses in all fields of that name. A decoded name may have commas in it."""
+        """Return the addresses in all fields of that name. Decoded names may contain commas."""
         values = [value for key, value in self.raw if key.lower() == name]
         found = [each for value in values for each in read_addresses(value).entries]
         return [(decoded(each.name), each.address) for each in found if each.address]
@@ -97,11 +97,11 @@ class Parts:
         return [each.strip() for each in self.header("x-tags").split(",") if each.strip()][:20]
 
     def plain(self) -> str:
-        """Return the text, or what a reader sees of the HTML."""
+        """Return the text, or the visible text of the HTML."""
         return self.text if self.text.strip() else visible(self.html)
 
     def words(self) -> str:
-        """Return everything that a search looks through, in lower case."""
+        """Return all searchable text, in lower case."""
         named = [value for key, value in self.headers if key.lower() in _SEARCHED]
         named += [each.file_name for each in (*self.attachments, *self.inline)]
         return " ".join(" ".join([*named, self.text, visible(self.html)]).split()).lower()[:MAX_WORDS]
@@ -115,8 +115,9 @@ class Parts:
         return next((each for each in (*self.attachments, *self.inline) if each.number == number), None)
 
     def html_to_show(self) -> str:
-        """Return the HTML with its own images in it. What it would fetch is for the frame's policy to refuse,
-        but for what browsers do about `<link>` before they ask a policy: name look-ups, connections.
+        """Return the HTML with its own images embedded. External resources are blocked by the frame's policy;
+        `<link>` elements are removed, because browsers follow them with DNS queries and connections before
+        they apply a policy.
         """
         import base64  # noqa: PLC0415 - for pages alone
 
@@ -127,7 +128,7 @@ class Parts:
                 room -= len(each.content)
                 encoded = base64.b64encode(each.content).decode()
                 shown[each.content_id] = f"data:{each.content_type};base64,{encoded}"
-        # An image that is referred to again and again would multiply.
+        # An image that is referenced many times would multiply the size.
         html = _CID.sub(lambda found: found[1] + shown.pop(found[2], f"cid:{found[2]}"), self.html)
         return _LINK.sub("", html)
 
@@ -164,7 +165,7 @@ def _as_text(octets: bytes) -> Parts:
 
 
 def _headers(message: Message) -> list[tuple[str, str]]:
-    # Not `items`, which has no text of octets beyond ASCII (RFC 6532).
+    # Not `items`, which cannot represent bytes beyond ASCII (RFC 6532).
     return [(name, str(value)) for name, value in message.raw_items()]
 
 
@@ -175,7 +176,7 @@ def decoded(value: object) -> str:
         return text
     try:
         return "".join(
-            # What is not encoded comes in the form that the standard library has made of it.
+            # Text that is not encoded has the form that the standard library gives it.
             each if isinstance(each, str) else text_of(each, charset) if charset else _unescaped(each)
             for each, charset in decode_header(text)
         )
@@ -214,8 +215,8 @@ def _put(parts: Parts, number: str, part: Message) -> None:
 
 
 def _parameter(part: Message, name: str, field_name: str = "Content-Type") -> str:
-    """Return a parameter, "" without one. The standard library's own functions for the charset and for the
-    name of a file decode by any codec that the message names (RFC 2231).
+    """Return a parameter, or "" if it is missing. The standard library's functions for charsets and file
+    names are not used, because they decode with any codec that the message names (RFC 2231).
     """
     value = part.get_param(name, "", field_name)
     if not isinstance(value, tuple):
@@ -225,7 +226,9 @@ def _parameter(part: Message, name: str, field_name: str = "Content-Type") -> st
 
 
 def _unescaped(octets: bytes) -> str:
-    """Undo what `decode_header` makes of the text between encoded words: it escapes what is not Latin-1."""
+    """Revert the escaping with which `decode_header` represents characters beyond Latin-1 between encoded
+    words.
+    """
     return octets.decode("raw-unicode-escape", "replace")
 
 

@@ -29,11 +29,11 @@ _FLAGS = {
 
 
 class SearchError(ValueError):
-    """The text is no search; the error says what to write."""
+    """The text is not a valid search; the error says what to write."""
 
 
 def condition(query: str, tz: str = "") -> tuple[str, list[object]]:
-    """Return the condition and its values. Raises SearchError."""
+    """Return the condition and its values. Raise SearchError if the query is not valid."""
     if len(query) > MAX_QUERY:
         raise SearchError(f"a search has at most {MAX_QUERY} characters")
     parts, values = ["1"], list[object]()

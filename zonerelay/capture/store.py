@@ -1,10 +1,10 @@
-"""Keeps captured mail in one SQLite database beside the spool, which all processes of a relay write.
+"""Stores captured mail in one SQLite database next to the spool; all processes of a relay write to it.
 
-`add` returns when the message is committed and synced, so that its 250 or its outcome may follow. It raises
-`CaptureFullError` while the file system has less free space than the bound of `[spool] min_free_space` would
-leave, and any other trouble of the file is a `CaptureError`: the sender tries again. The oldest messages go
-when all together are larger than `max_size`, and each goes when it is older than `keep`; a message goes whole
-or not at all. Everything here blocks and may be called from any thread.
+`add` returns when the message is committed and synced, so its 250 or its outcome may follow. It raises
+`CaptureFullError` while the file system has less free space than `[spool] min_free_space` requires; any other
+failure of the file is a `CaptureError`, and the sender retries. The oldest messages are deleted when all
+together exceed `max_size`, and each one when it is older than `keep`; messages are only deleted as a whole.
+All functions block and may be called from any thread.
 """
 
 from __future__ import annotations
@@ -66,19 +66,21 @@ LONGEST = 10.0
 
 
 class CaptureError(Exception):
-    """The message is not kept; the text is for the operator."""
+    """The message was not stored; the text is for the operator."""
 
 
 class CaptureFullError(CaptureError):
-    """There is no space now."""
+    """There is not enough free space now."""
 
 
 class CaptureTooLargeError(CaptureError):
-    """There will never be space for this message."""
+    """The message is too large to be ever stored."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list shows. People are pairs of name and address; `bcc` are recipients that no field names."""
+    """One row of the list of captured messages. People are pairs of name and address; `bcc` are recipients
+    that no header field names.
+    """
 
     id: str
     at: float
@@ -110,7 +112,7 @@ def capture_directory(settings: Settings) -> Path:
 
 
 def open_capture(settings: Settings, now: Callable[[], float]) -> Capture:
-    """Opens nothing yet: the file is made with its first use."""
+    """Return the store. The file is created or opened on first use."""
     return Capture(
         capture_directory(settings) / FILE,
         keep=settings.capture.keep,
@@ -121,7 +123,9 @@ def open_capture(settings: Settings, now: Callable[[], float]) -> Capture:
 
 
 class Capture:
-    """Captured mail. `guard` is the free space in bytes below which nothing is kept, 0 for no bound."""
+    """A store of captured mail. `guard` is the free space in bytes below which no message is stored; 0 means
+    no limit.
+    """
 
     def __init__(
         self, file: Path, *, keep: float, max_size: int, guard: int, now: Callable[[], float]
@@ -133,8 +137,8 @@ class Capture:
         self._database = SideDatabase(file, _open)
 
     def add(self, message_id: str, sender: str, recipients: Sequence[str], octets: bytes) -> None:
-        """Keeps the message. When there is one with this id, its recipients become more. Raises
-        CaptureError.
+        """Store the message. If one with this id exists, the recipients are added to it. Raise CaptureError
+        if that fails.
         """
         size = len(octets)
         if size + OVERHEAD > self._max_size:
@@ -187,18 +191,18 @@ class Capture:
         database.execute("DELETE FROM mail WHERE at < ?", (self._now() - self._keep,))
 
     def expire(self) -> None:
-        """Forgets what is older than `keep`. Raises CaptureError."""
+        """Delete messages that are older than `keep`. Raise CaptureError if that fails."""
         if self._file.exists():
             with self._writing() as database:
                 self._forget_old(database)
 
-    # --- what is there ----------------------------------------------------------------------------------
+    # --- reading and changing ---------------------------------------------------------------------------
 
     def find(
         self, query: str = "", *, start: int = 0, limit: int = 50, tz: str = ""
     ) -> tuple[list[Summary], int, int]:
-        """Return the newest first, how many match in all, and how many of these are unread. Raises
-        SearchError and CaptureError.
+        """Return the newest messages first, the number of all matches, and how many of them are unread. Raise
+        SearchError or CaptureError if that fails.
         """
         where, values = condition(query, tz)
         where, values = f"{where} AND at >= ?", [*values, self._now() - self._keep]
@@ -212,14 +216,14 @@ class Capture:
         return [_summary(row) for row in rows], matched, unread
 
     def totals(self) -> Totals:
-        """Return how much mail is kept and unread. Raises CaptureError."""
+        """Return the amounts of stored and unread mail. Raise CaptureError if that fails."""
         with self._reading() as database:
             messages, octets = database.execute("SELECT messages, octets FROM total").fetchone()
             unread = database.execute("SELECT count(*) FROM mail WHERE NOT is_read").fetchone()[0]
         return Totals(messages, unread, octets)
 
     def tags(self) -> list[str]:
-        """Return all tags in use. Raises CaptureError."""
+        """Return all tags in use. Raise CaptureError if that fails."""
         with self._reading() as database:
             found = database.execute(
                 "SELECT DISTINCT value FROM mail, json_each(tags) ORDER BY value LIMIT 1000"
@@ -229,10 +233,10 @@ class Capture:
     def read(
         self, message_id: str, *, mark: bool = True, query: str = "", tz: str = ""
     ) -> tuple[Summary, bytes] | None:
-        """Return the message, `LATEST` the newest that the query finds; `mark` it read. `None`: there is
-        none.
+        """Return the message, or `None` if it does not exist; `LATEST` is the newest one that the query
+        finds. With `mark`, mark it as read.
 
-        Raises SearchError and CaptureError.
+        Raise SearchError or CaptureError if that fails.
         """
         where, values = condition(query, tz) if message_id == LATEST else ("id = ?", [message_id])
         which = f"AND {where} ORDER BY number DESC LIMIT 1"
@@ -250,12 +254,12 @@ class Capture:
         return _summary(row[:-1]), row[-1]
 
     def tag(self, tags: Sequence[str], ids: Sequence[str]) -> None:
-        """Give these messages these tags and no others. Raises CaptureError."""
+        """Give these messages these tags and no others. Raise CaptureError if that fails."""
         self._change("UPDATE mail SET tags = ?", (_encode(list(dict.fromkeys(tags))),), ids, "", "")
 
     def rename_tag(self, old: str, new: str) -> int:
-        """Rename a tag, or remove it where `new` is empty. Return the number of messages. Raises
-        CaptureError.
+        """Rename a tag, or remove it if `new` is empty. Return the number of messages. Raise CaptureError if
+        that fails.
         """
         with self._writing() as database:
             rows = database.execute("SELECT number, tags FROM mail WHERE tags <> '[]'").fetchall()
@@ -269,11 +273,15 @@ class Capture:
         return len(changed)
 
     def mark(self, read: bool, *, ids: Sequence[str] | None = None, query: str = "", tz: str = "") -> None:
-        """Mark all that match, or those with the ids. Raises SearchError and CaptureError."""
+        """Mark all messages that match, or those with the ids. Raise SearchError or CaptureError if that
+        fails.
+        """
         self._change("UPDATE mail SET is_read = ?", (int(read),), ids, query, tz)
 
     def delete(self, *, ids: Sequence[str] | None = None, query: str = "", tz: str = "") -> int:
-        """Delete like `mark`, and return how many there were. Raises SearchError and CaptureError."""
+        """Delete messages chosen as by `mark`, and return their number. Raise SearchError or CaptureError if
+        that fails.
+        """
         return self._change("DELETE FROM mail", (), ids, query, tz)
 
     def _change(
@@ -297,7 +305,7 @@ class Capture:
         if not self._guard:
             return
         found = os.statvfs(self._file.parent)
-        if found.f_bavail * found.f_frsize < self._guard + 2 * size:  # once in the log, once in the file
+        if found.f_bavail * found.f_frsize < self._guard + 2 * size:  # once in SQLite's log, once in the file
             raise CaptureFullError("the disk of captured mail is nearly full (min_free_space)")
 
     @contextlib.contextmanager
@@ -328,13 +336,15 @@ class Capture:
 
 @contextlib.contextmanager
 def _in_time(database: sqlite3.Connection) -> Iterator[None]:
-    """End statements that run for longer than `LONGEST`: the next question waits for the connection."""
+    """Interrupt statements that run longer than `LONGEST`, because the next request waits for the
+    connection.
+    """
     until = time.monotonic() + LONGEST
 
     def is_late() -> bool:
         return time.monotonic() > until
 
-    database.set_progress_handler(is_late, 1000)  # instructions between two looks
+    database.set_progress_handler(is_late, 1000)  # instructions between two checks
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -368,9 +378,9 @@ def _make_tables(database: sqlite3.Connection) -> None:
     database.execute("PRAGMA auto_vacuum = FULL")
     database.execute("BEGIN IMMEDIATE")
     try:
-        if not database.execute("PRAGMA user_version").fetchone()[0]:  # another process may have made them
+        if not database.execute("PRAGMA user_version").fetchone()[0]:  # another process may have created them
             statement = ""
-            # One by one: a script would end the transaction first, and the lock with it.
+            # One by one: executescript would end the transaction first, and with it the lock.
             for line in _TABLES.splitlines(keepends=True):
                 statement += line
                 if sqlite3.complete_statement(statement):
@@ -402,7 +412,7 @@ def _encode(value: object) -> str:
 
 
 def _storable(text: str) -> str:
-    """Remove what SQLite does not store: halves of surrogate pairs, and NUL, which ends a text for some
+    """Remove characters that SQLite does not store: unpaired surrogates, and NUL, which ends a text for some
     functions.
     """
     return re.sub("[\ud800-\udfff\0]", "\ufffd", text)

@@ -1,7 +1,8 @@
-"""The troubles that a test asks the sandbox for by API: Mailpit's chaos, and behaviours for addresses.
+"""The failures that a test requests from the sandbox by API: Mailpit's chaos, and scripted replies for
+addresses.
 
-Chaos is about handing mail in: MAIL, RCPT or a log-in is refused with a code, at random. A behaviour is about
-delivery: the sink treats the address as the table of the sandbox says of its local parts ("defer-451").
+Chaos concerns submission: MAIL, RCPT or a login is refused at random, with a given code. A scripted reply
+concerns delivery: the sink treats the address like a local part of the sandbox's table ("defer-451").
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ MAX_BEHAVIOURS = 1000
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """A refusal at random. `probability` is in per cent."""
+    """A refusal at random. `probability` is a percentage."""
 
     error_code: Annotated[int, msgspec.Meta(ge=400, le=599)] = 451
     probability: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
 
 
 class Chaos(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """As Mailpit has it; what is left out is off."""
+    """Mailpit's chaos; triggers that are left out are off."""
 
     sender: Trigger = Trigger()
     recipient: Trigger = Trigger()
@@ -31,11 +32,13 @@ class Chaos(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class TroubleError(Exception):
-    """The sandbox cannot make this trouble; the text says why."""
+    """The sandbox cannot produce this failure; the text gives the reason."""
 
 
 class Troubles:
-    """The troubles that a test asked for. `is_known` says whether a behaviour of that name exists."""
+    """The failures that a test has requested. `is_known` returns whether a scripted reply of that name
+    exists.
+    """
 
     def __init__(self, is_known: Callable[[str], bool]) -> None:
         self._is_known = is_known
@@ -48,7 +51,7 @@ class Troubles:
         self.chaos = chaos
 
     def set_behaviours(self, wanted: Mapping[str, str]) -> None:
-        """Set these and no others. Raises TroubleError."""
+        """Set these scripted replies and no others. Raise TroubleError if one does not exist."""
         if len(wanted) > MAX_BEHAVIOURS:
             raise TroubleError(f"at most {MAX_BEHAVIOURS} addresses have a behaviour")
         for address, name in wanted.items():

@@ -1,6 +1,6 @@
-"""What became of mail: the events of each message in SQLite, beside the spool, for `zonerelay log`.
+"""The mail history: the events of each message in SQLite, next to the spool, for `zonerelay log`.
 
-`writer` takes the events of one worker, out of the way of mail; `reader` searches the files of all workers,
-and says which time they do not cover; `database` is the format of a file. SQLite is loaded with the first
-event, and with the first search.
+`writer` stores the events of one worker without delaying mail. `reader` searches the files of all workers,
+and reports the times that they do not cover. `database` defines the file format. SQLite is loaded with the
+first event, and with the first search.
 """

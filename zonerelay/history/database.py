@@ -1,12 +1,13 @@
-"""The file of one worker's history: its tables, its index, its age and size. Blocks; used in threads.
+"""The history file of one worker: its tables, its index, its age and size. Blocks; used in threads.
 
-Events lie in blocks of `BLOCK` at most, as JSON, because a row for each would cost more than everything else.
-The index has a number for each address, message id and Message-ID of a block, in parts of `PART` blocks: a
-part is small while it is written, so that a new entry costs the same however much is kept, and what is old
-goes in one piece. A number may stand for other values as well: the reader looks at the events themselves.
+Events are stored as JSON in blocks of at most `BLOCK`, because a row for each would cost more than everything
+else. The index has a number for each address, message id and Message-ID of a block, in parts of `PART`
+blocks: a part is small while it is written, so that a new entry costs the same however much is stored, and
+old entries are dropped a part at a time. A number may stand for several values, so the reader checks the
+events themselves.
 
-`run` has a row for each time that a relay wrote the file, with the key of its pseudonyms; `gap` says which
-time is not covered, and why. All functions raise sqlite3.Error.
+`run` has a row for each time that a relay wrote the file, with the key of its pseudonyms; `gap` lists times
+that are not covered, with the reason. All functions raise sqlite3.Error if the database fails.
 """
 
 from __future__ import annotations
@@ -68,17 +69,17 @@ decode = msgspec.json.Decoder(list[tuple[float, str, dict[str, Field]]]).decode
 
 
 class VersionError(sqlite3.DatabaseError):
-    """A later version of zonerelay has written the file."""
+    """The file was written by a later version of zonerelay."""
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Makes the file and its directory when there is none. Raises OSError, too."""
+    """Open the file, creating it and its directory if necessary. Raise OSError if that fails."""
     durable.make_directory(path.parent)
     database = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
     try:
-        # A commit is on disk when it returns: what is lost in a power cut is the last second.
+        # A commit is on disk when it returns: a power failure loses at most the last second.
         database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
-        # The same page is written to the log again and again, and once from there: every 16 MB.
+        # The same page is written to the log again and again, and copied from there once, every 16 MB.
         database.executescript("PRAGMA wal_autocheckpoint = 4000; PRAGMA journal_size_limit = 16000000")
         if not _version(database):
             database.executescript(_SCHEMA)
@@ -89,7 +90,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
-    """Open the file for reading; `immutable`: as the file itself is, without its log and other files."""
+    """Open the file for reading. With `immutable`, only the file itself is read, without SQLite's log."""
     mode = "mode=ro&immutable=1" if immutable else "mode=ro"
     database = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY)
     try:
@@ -108,12 +109,12 @@ def _version(database: sqlite3.Connection) -> int:
 
 
 def number_of(value: str) -> int:
-    """Return the number of a value in the index, which ignores case as pseudonyms do."""
+    """Return the index number of a value, ignoring case as pseudonyms do."""
     return crc32(value.lower().encode("utf-8", "surrogatepass"))
 
 
 def values_of(events: Sequence[Event]) -> set[str]:
-    """Return what these events are found by."""
+    """Return the values by which these events are found."""
     found: set[Field] = set()
     for _, _, fields in events:
         get = fields.get
@@ -126,7 +127,7 @@ def values_of(events: Sequence[Event]) -> set[str]:
 
 
 def insert(database: sqlite3.Connection, first: int, events: Sequence[Event]) -> int:
-    """Adds events as blocks with rows from `first` on; returns the next row. The caller commits."""
+    """Insert events as blocks with rows from `first` on, and return the next row. The caller commits."""
     blocks: list[Field] = []
     terms: list[int] = []
     row = first
@@ -135,7 +136,7 @@ def insert(database: sqlite3.Connection, first: int, events: Sequence[Event]) ->
         refused = sum([int(str(fields["count"])) for _, name, fields in some if name == MORE])
         try:
             text = _encode(some).decode()
-        except UnicodeEncodeError:  # half of a surrogate pair
+        except UnicodeEncodeError:  # unpaired surrogate
             text = json.dumps(some, ensure_ascii=False).encode("utf-8", "replace").decode()
         blocks += (row, some[0][0], some[-1][0], refused, text)
         for number in sorted(set(map(number_of, values_of(some)))):
@@ -159,14 +160,16 @@ def next_row(database: sqlite3.Connection) -> int:
 
 
 def span(database: sqlite3.Connection) -> tuple[int, int]:
-    """Return the first row, and the one behind the last."""
+    """Return the first row, and the row after the last."""
     ends = "SELECT coalesce((SELECT min(row) FROM block), 0), coalesce((SELECT max(row) FROM block), -1) + 1"
-    low, high = database.execute(ends).fetchone()  # min and max in one SELECT would read all
+    low, high = database.execute(ends).fetchone()  # min and max in one SELECT would read all rows
     return int(low), int(high)
 
 
 def first_row(database: sqlite3.Connection, since: float) -> int:
-    """Return a row before which no event is younger than `since`; times may go back by `SLACK`."""
+    """Return a row before which no event is later than `since`; event times may be out of order by
+    `SLACK`.
+    """
     low, high = span(database)
     if since <= SLACK:
         return low
@@ -182,7 +185,7 @@ def first_row(database: sqlite3.Connection, since: float) -> int:
 def rows_with(
     database: sqlite3.Connection, values: Iterable[str], since: float = 0.0, *, oldest_first: bool = False
 ) -> Iterator[int]:
-    """Blocks that may have one of these values, the newest first, from `since` on."""
+    """Yield the rows of blocks that may have one of these values, the newest first, from `since` on."""
     numbers = sorted({number_of(value) for value in values})
     first, last = first_row(database, since), span(database)[1] - 1
     query = (
@@ -196,8 +199,8 @@ def rows_with(
 
 
 def trim(database: sqlite3.Connection, before: float, most: int) -> bool:
-    """Removes blocks of one part that are older than `before`, or the oldest while the file holds more than
-    `most` bytes. True: there may be more to remove.
+    """Remove blocks of one part that are older than `before`, or the oldest ones while the file is larger
+    than `most` bytes. Return true if there may be more to remove.
     """
     first = database.execute("SELECT row, last FROM block ORDER BY row LIMIT 1").fetchone()
     if first is None:
@@ -220,7 +223,7 @@ def trim(database: sqlite3.Connection, before: float, most: int) -> bool:
 
 
 def used(database: sqlite3.Connection) -> int:
-    """Return the bytes of the file without those that are free for new rows."""
+    """Return the size of the file in bytes, without the space that is free for new rows."""
     pages, free, size = (
         int(database.execute(f"PRAGMA {name}").fetchone()[0])
         for name in ("page_count", "freelist_count", "page_size")
@@ -229,9 +232,9 @@ def used(database: sqlite3.Connection) -> int:
 
 
 def forget(database: sqlite3.Connection, values: Sequence[str], instead: str) -> int:
-    """Writes `instead` over these values wherever an event has them; returns how often that was.
+    """Replace these values by `instead` wherever an event has them, and return the number of replacements.
 
-    What was written over is zeros on disk, too, when the file's log has been taken into it.
+    The old values are overwritten with zeros on disk, too, once SQLite's log has been written to the file.
     """
     database.execute("PRAGMA secure_delete = ON")
     patterns = [json.dumps(value, ensure_ascii=False)[1:-1].lower() for value in values]

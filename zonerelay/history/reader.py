@@ -1,9 +1,9 @@
-"""Searches the histories of all workers of this machine, and says which time they do not cover.
+"""Searches the histories of all workers of this machine, and reports the times that they do not cover.
 
-Nothing here asks a running relay: the files are read as they are, and the last second may not be in them yet.
-A file that cannot be read is a gap with a reason, never an error; so is time for which a history was off,
-dropped events, or hashed addresses with another key. Addresses that are searched for are hashed as the
-history has them; where rows with addresses in clear are there too, they are found as well.
+The reader never queries a running relay: it reads the files, which may not have the last second yet. A file
+that cannot be read is a gap with a reason, never an error. So is a time for which the history was off, events
+that were dropped, and addresses that were hashed with another key. Search values are hashed as in the
+history; rows with plain addresses are found as well.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _LOOKS = 10_000
 
 
 class TooLongError(Exception):
-    """The reading has taken as long as it may."""
+    """The search has exceeded its time limit."""
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"):
-    """Time that the history of a worker does not cover; `None` is open. Unix seconds."""
+    """A time that the history of a worker does not cover, in Unix seconds; `None` means an open end."""
 
     worker: int
     began: float | None = None
@@ -60,7 +60,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="found"):
-    """What became of a message for one recipient, or one refusal. Addresses are as the history has them.
+    """The outcome of a message for one recipient, or one refusal. Addresses are as in the history.
 
     `at` is the time of the last event, in Unix seconds; `outcome` is one of `OUTCOMES`. `header_id` is the
     Message-ID field.
@@ -85,7 +85,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="fo
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One event as it is kept."""
+    """One event as it is stored."""
 
     at: float
     name: str
@@ -98,19 +98,19 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message that was accepted, and what became of it."""
+    """A message that was accepted, and its outcomes."""
 
     accepted: Record
     entries: list[Entry]
 
     @property
     def place(self) -> tuple[float, str]:
-        """Where it is in the order of time."""
+        """The position in the order of time."""
         return self.accepted.at, self.accepted.text("id")
 
 
 def _records(events: str) -> list[Record]:
-    """Return the events of a block; a result that several recipients share is one for each."""
+    """Return the events of a block; a result that several recipients share becomes one event for each."""
     found = []
     for at, name, fields in decode(events):
         if name in ATTEMPTS and (to := fields.pop("to", None)):
@@ -122,8 +122,8 @@ def _records(events: str) -> list[Record]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Everything given must match. `any` is an address, a Message-ID, a message id, a user or a client; texts
-    are parts, without regard to case; times are Unix seconds.
+    """A search. All given conditions must match. `any` is an address, a Message-ID, a message id, a user or a
+    client. Texts match parts of a field, ignoring case; times are Unix seconds.
     """
 
     any: Form | None = None
@@ -150,7 +150,7 @@ class Query:
         )
 
     def may_match(self, record: Record) -> bool:
-        """Return whether the message, or the refusal, of this record is worth a look."""
+        """Return whether the message, or the refusal, of this record may match."""
         text = record.text
         if form := self.any or self.recipient or self.sender:
             names = ("sender", "recipient", "mailbox", "message-id", "user", "client", "id", "about")
@@ -214,7 +214,7 @@ def _by_message(records: Iterable[Record]) -> Mapping[str, list[Record]]:
 
 @dataclass(slots=True)
 class Histories:
-    """The files in one directory; use it as a context. `now` is Unix time."""
+    """The history files in one directory; use it as a context manager. `now` is the Unix time."""
 
     directory: Path
     redactor: Redactor | None
@@ -237,7 +237,7 @@ class Histories:
                 continue
             try:
                 database = open_for_reading(path)
-                if self.longest is not None:  # not zero: SQLite ends the statement
+                if self.longest is not None:  # a value other than zero interrupts the statement
                     database.set_progress_handler(self._is_late, _LOOKS)
                 self.files.append(_File(worker, database))
             except sqlite3.Error as error:
@@ -254,7 +254,7 @@ class Histories:
         return [file.worker for file in self.files]
 
     def find(self, query: Query, limit: int) -> tuple[list[Entry], bool]:
-        """Returns the newest `limit` matches in order of time, and whether there are more."""
+        """Return the newest `limit` matches in order of time, and whether there are more."""
         seen: set[str] = set()
         found: list[Entry] = []
         for file in list(self.files):
@@ -271,7 +271,9 @@ class Histories:
         return found[-limit:], len(found) > limit
 
     def records(self, message_id: str, *, until_final: bool = False) -> list[Record]:
-        """Return what is known of a message, in order of time, or no more than decides its outcomes."""
+        """Return the events of a message in order of time, or, with `until_final`, only those that decide its
+        outcomes.
+        """
         began = int(message_id[:11], 16) / 1000 if is_message_id(message_id) else 0.0
         found: list[Record] = []
         for file in list(self.files):
@@ -334,7 +336,7 @@ class Histories:
                 self._is_broken(file.worker, error)
 
     def gaps(self, since: float, until: float) -> list[Gap]:
-        """Return the times in between that are not covered, and why."""
+        """Return the times in between that are not covered, with the reasons."""
         found = list(self.broken)
         for file in list(self.files):
             try:
@@ -345,8 +347,8 @@ class Histories:
         return found
 
     def refused_more(self, query: Query) -> int:
-        """Return how many refusals were counted instead of kept one by one, of the client if one is asked
-        for.
+        """Return how many refusals were only counted instead of stored, of one client if the query
+        names one.
         """
         count = 0
         for file in list(self.files):
@@ -416,7 +418,7 @@ class Histories:
             raise TooLongError
 
     def _is_broken(self, worker: int, error: sqlite3.Error) -> None:
-        self._in_time()  # SQLite's "interrupted" is no fault of the file
+        self._in_time()  # SQLite's "interrupted" does not mean a fault of the file
         for file in [each for each in self.files if each.worker == worker]:
             file.database.close()
             self.files.remove(file)
@@ -437,14 +439,14 @@ def _before(file: _File, terms: frozenset[str], last: float, since: float) -> It
 
 
 def _is_final(records: Sequence[Record]) -> bool:
-    """Return whether every recipient of a message has its last outcome."""
+    """Return whether every recipient of a message has a final outcome."""
     named = {each for record in records if record.name == "accepted" for each in record.text("to").split(" ")}
     done = {record.text("recipient") for record in records if record.name in _FINAL}
     return bool(named) and named <= done
 
 
 def _candidates(file: _File, query: Query, in_time: Callable[[], None]) -> Iterator[Record]:
-    """Yield records of which each is worth a look at its message, the newest first."""
+    """Yield records whose messages may match, the newest first."""
     rare = query.outcome in _RARE
     blocks: Iterable[list[Record]]
     if query.indexed:
@@ -463,7 +465,7 @@ def _candidates(file: _File, query: Query, in_time: Callable[[], None]) -> Itera
 
 
 def _all(database: sqlite3.Connection, query: Query) -> Iterator[list[Record]]:
-    """Read the newest first. SQLite leaves out what cannot match."""
+    """Read all blocks, the newest first. SQLite leaves out those that cannot match."""
     if query.outcome in _RARE:
         where, parts = " AND instr(events, ?)", [f'"{query.outcome}"']
     else:
@@ -493,7 +495,7 @@ def _refusal(record: Record) -> Entry:
 
 
 def entries_of(message_id: str, records: Sequence[Record]) -> list[Entry]:
-    """Return one for each recipient that is known."""
+    """Return one entry for each known recipient."""
     by_recipient: dict[str, Entry] = {}
     base = Entry(at=0.0, message_id=message_id, outcome="waiting")
     refusals = [_refusal(each) for each in records if each.name in _ALONE]
@@ -539,7 +541,7 @@ def _after(entry: Entry, record: Record) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One event of a message for people; `recipient` `""` concerns the whole message."""
+    """One event of a message for people. A `recipient` of "" means the whole message."""
 
     at: float
     event: str

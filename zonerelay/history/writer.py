@@ -1,11 +1,11 @@
-"""Takes the events of one worker into its history, out of the way of mail.
+"""Writes the events of one worker to its history, without delaying mail.
 
-`put` appends to a bounded queue in memory and never waits; a thread, which begins with the first event,
-writes what has gathered every `INTERVAL` seconds. While the file cannot be written (disk full or slow, not
-allowed, locked) events wait in the queue; when that is full, new ones are dropped and counted, the log and
-`zonerelay status` say why, and the history itself says later which time it lacks. A file that is no database
-any more is set aside, and a new one begun. So that the history never takes the space that mail needs, it is
-not written while the disk is near the bound of `[spool] min_free_space`.
+`put` appends to a bounded queue in memory and never waits; a thread, which starts with the first event,
+writes the queue every `INTERVAL` seconds. While the file cannot be written (disk full or slow, no permission,
+locked), events wait in the queue. When the queue is full, new events are dropped and counted, the log and
+`zonerelay status` show the reason, and the history later lists the missing time as a gap. A file that is no
+longer a database is set aside, and a new one is created. So that the history never takes the space that mail
+needs, it is not written while free space is near the limit of `[spool] min_free_space`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Dropped(Protocol):
 
 
 class History:
-    """The history of a worker; satisfies `events.HistorySink`. `file` is its database; `guard` is the free
-    space in bytes below which the relay takes no mail.
+    """The history of a worker; implements `events.HistorySink`. `file` is its database; `guard` is the free
+    space in bytes below which the relay accepts no mail.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class History:
         self._trim_at = 0.0
 
     def tell(self, broken: Callable[[str], None], restored: Callable[[int], None]) -> None:
-        """Set whom to notify of errors, in the writing thread."""
+        """Set the functions that are called about errors, in the writing thread."""
         self._broken, self._restored = broken, restored
 
     def problems(self) -> tuple[str, ...]:
@@ -117,7 +117,9 @@ class History:
         return found
 
     def put(self, event: str, fields: Mapping[str, Field]) -> None:
-        """Add a record, on the event loop. Never raises or waits. The fields are not changed any more."""
+        """Add a record, on the event loop. Never raises or waits. The caller must not change the fields
+        afterwards.
+        """
         now = self._now()
         if len(self._queue) >= MOST:
             self._note_lost((now, now, 1))
@@ -132,8 +134,8 @@ class History:
             self._wake.set()
 
     async def written(self) -> None:
-        """Return when the events so far are in the file, at once when it cannot be written, or after
-        `PATIENCE` seconds.
+        """Wait until the events so far are in the file. Return at once if it cannot be written, and after
+        `PATIENCE` seconds in any case.
         """
         if not self._queue or self.problem or self._stop.is_set():
             return
@@ -146,7 +148,7 @@ class History:
             await asyncio.wait_for(waiter, PATIENCE)
 
     def close(self) -> None:
-        """Blocks until the rest is written, for `AT_THE_END` seconds at most. Call in a thread."""
+        """Block until the rest is written, for at most `AT_THE_END` seconds. Call it in a thread."""
         self._stop.set()
         self._hurry.set()
         self._wake.set()
@@ -167,9 +169,9 @@ class History:
             asking, self._asking = self._asking, []
             self._write()
             for loop, waiter in asking:
-                with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
                     loop.call_soon_threadsafe(_answer, waiter)
-        if self._queue:  # what came while the last was written
+        if self._queue:  # events that came while the last ones were written
             self._write()
         if self._run:
             with contextlib.suppress(Exception):
@@ -265,7 +267,7 @@ class History:
             self._broken(problem)
 
     def _set_aside(self, error: Exception) -> None:
-        """Write the events that wait to a new file, which says since when."""
+        """Set the file aside and write the waiting events to a new one, which records since when."""
         with contextlib.suppress(Exception):
             self._database.close()
         aside = self._file.with_name(f"{self._file.name}.aside")
@@ -310,7 +312,7 @@ def off_mark(file: Path) -> Path:
 
 
 def note_off(file: Path) -> None:
-    """Note that the relay starts without a history, if there is a file of one."""
+    """Record that the relay starts without a history, if there is a history file."""
     mark = off_mark(file)
     with contextlib.suppress(OSError):
         if file.exists() and not mark.exists():

@@ -35,13 +35,15 @@ class Issued:
 
 
 def issue(names: list[Name], now: datetime.datetime, *, days: int) -> Issued:
-    """Make an ECDSA P-256 key: every client of TLS 1.2 takes it, at a tenth of RSA's cost."""
+    """Issue a certificate with an ECDSA P-256 key, which every TLS 1.2 client supports, at a tenth of RSA's
+    cost.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key()
     identifier = x509.SubjectKeyIdentifier.from_public_key(public)
     # A common name has 64 characters at most (RFC 5280 A.1); clients look at subjectAltName.
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, written(names[0])[:64])])
-    start = now - datetime.timedelta(hours=1)  # clocks of clients differ
+    start = now - datetime.timedelta(hours=1)  # the clocks of clients may differ
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -51,7 +53,8 @@ def issue(names: list[Name], now: datetime.datetime, *, days: int) -> Issued:
         .not_valid_before(start)
         .not_valid_after(start + datetime.timedelta(days=days))
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        # Not an authority: a client that trusts it trusts this server, and nothing that it might sign.
+        # Not an authority: a client that trusts this certificate trusts this server only, and no other
+        # certificates.
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(identifier, critical=False)

@@ -1,5 +1,5 @@
-"""Tells whether a file has changed, and lets processes change a directory one after the other; databases of
-SQLite beside the spool.
+"""Detects changed files, lets processes change a directory one after the other, and opens SQLite databases
+next to the spool.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ FileState = tuple[int, ...]
 
 
 def file_state(path: str | Path) -> FileState:
-    """Returns the state of the file at the end of all links. A file that is not there has one, too.
+    """Return the state of the file, following links. A missing file has a state, too.
 
-    Runs on the event loop: a stat takes microseconds on a small local file, a thread would cost a hundred.
+    Runs on the event loop: a stat takes microseconds on a small local file, and a thread would cost a
+    hundred.
     """
     try:
         found = os.stat(path)  # noqa: PTH116  (half the time of Path.stat)
     except OSError as error:
         return (error.errno or 0,)
-    # The change time sees a chmod, the inode a rename.
+    # The change time reveals a chmod, the inode a rename.
     return (found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev, found.st_size)
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode, by which a process tells a file that it has made or opened from a successor."""
+    """Return device and inode, by which a process tells a file that it has created or opened from its
+    successor.
+    """
     try:
         status = path.lstat()
     except OSError:
@@ -58,20 +61,22 @@ _SQLITE = {
 
 
 def in_words(error: Exception) -> str:
-    """Return what is wrong with a file, by an OSError or an error of SQLite."""
+    """Return what is wrong with a file, from an OSError or an SQLite error."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return _SQLITE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, str(error))
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether what SQLite reports does not pass by itself: the content of the file is wrong."""
+    """Return whether an SQLite error is permanent, because the content of the file is wrong."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (_CORRUPT, _NO_DATABASE)
 
 
 @contextlib.contextmanager
 def locked_directory(directory: Path) -> Iterator[int]:
-    """Waits for the lock, and gives the open directory. Makes it when there is none. Raises OSError."""
+    """Wait for the lock and yield a descriptor of the open directory, which is created if necessary. Raise
+    OSError if that fails.
+    """
     durable.make_directory(directory)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -82,8 +87,8 @@ def locked_directory(directory: Path) -> Iterator[int]:
 
 
 class SideDatabase:
-    """A database of SQLite beside the spool. It is opened when it is used, and again when its file has been
-    removed or replaced, for SQLite would go on with a file that nobody else sees. Blocks.
+    """An SQLite database next to the spool. It is opened on first use, and reopened when its file has been
+    removed or replaced, because SQLite would continue to use a file that nobody else sees. Blocks.
     """
 
     def __init__(
@@ -97,11 +102,11 @@ class SideDatabase:
 
     @property
     def is_gone(self) -> bool:
-        """The file that is open is not there any more."""
+        """Whether the open file no longer exists under its name."""
         return self._database is not None and identity(self.path) != self._identity
 
     def opened(self) -> sqlite3.Connection:
-        """Raises sqlite3.Error and OSError."""
+        """Return the open connection. Raise sqlite3.Error or OSError if the database cannot be opened."""
         if self.is_gone:
             self.close()
         if self._database is None:

@@ -1,20 +1,20 @@
-"""The garbage collector's schedule: when the interpreter looks for reference cycles, without long pauses of
-the loop.
+"""The schedule of the garbage collector: when reference cycles are searched for, without long pauses of the
+event loop.
 
-CPython looks at a whole generation at once, 0.1 to 0.5 µs for each object, and begins when many more objects
-were made than freed. A queue makes as many as it frees: the young generations grew before they were looked
-at, and that took 80 to 400 ms. So this module decides:
+CPython scans a whole generation at once, at 0.1 to 0.5 µs per object, and starts when many more objects were
+created than freed. A queue frees as many as it creates, so the young generations grew for a long time, and
+scanning them took 80 to 400 ms. Therefore this module decides:
 
-- The youngest generation is collected `STEP` seconds after the last time at the latest (`IDLE_STEP` when the
-  loop was idle), the middle one every `OLDER_STEPS` steps: few objects have been made since then. The
-  interpreter's own thresholds, which are low, catch code that makes many cycles at once (DNS answers).
-- Every `SETTLE_AFTER` seconds the rest is collected, and the objects that are left are settled (`gc.freeze`):
-  no collection looks at them again. So the longest pause is that for the objects that two seconds make and do
+- The youngest generation is collected at most `STEP` seconds after the last time (`IDLE_STEP` if the loop was
+  idle), and the middle one every `OLDER_STEPS` steps, because few objects have been created since then. The
+  interpreter's own thresholds, which are low, handle code that creates many cycles at once (DNS answers).
+- Every `SETTLE_AFTER` seconds the rest is collected, and the remaining objects are frozen (`gc.freeze`): no
+  collection scans them again. So the longest pause is the scan of the objects that two seconds create and do
   not free.
-- Settled objects can still become an unused cycle, which only a look at the whole memory finds (tens of
+- Frozen objects can still become an unused cycle, which only a scan of the whole memory finds (tens of
   milliseconds to some tenths of a second). It is due when memory has grown so much that cycles may hold it
-  (`GROWTH`, `GROWN`), and, when the loop is idle, after `IDLE_GROWTH` of it already. A relay whose memory
-  does not grow never looks at the whole.
+  (`GROWTH`, `GROWN`), or after `IDLE_GROWTH` of growth if the loop is idle. A relay whose memory does not
+  grow never scans all of it.
 
 Objects without cycles, such as messages and deliveries, are freed at once and are not affected.
 """
@@ -52,7 +52,7 @@ Messages make no cycles, and the default of 700 would look several times per mes
 
 
 class Collection(IntEnum):
-    """The first three are the interpreter's generations."""
+    """The kinds of collection. The first three are the interpreter's generations."""
 
     YOUNG = 0
     OLDER = 1
@@ -61,7 +61,9 @@ class Collection(IntEnum):
 
 
 class GcSchedule:
-    """The generation to collect in each step. Pure: `now` and `cpu` are readings of clocks in seconds."""
+    """Chooses the generation to collect in each step. Pure: `now` and `cpu` are readings of clocks in
+    seconds.
+    """
 
     def __init__(self, now: float, cpu: float, blocks: int) -> None:
         self.pause = STEP
@@ -72,7 +74,7 @@ class GcSchedule:
         self.looked_at_all(now, blocks)
 
     def looked_at_all(self, now: float, blocks: int) -> None:
-        """Notes that a look at the whole memory has left so many allocated blocks."""
+        """Record that a full scan has left so many allocated blocks."""
         self._whole_at = now
         self._limit = int(blocks * GROWTH) + GROWN
         self._idle_limit = int(blocks * IDLE_GROWTH) + IDLE_GROWN
@@ -95,7 +97,9 @@ class GcSchedule:
 
 
 class GcTimer:
-    """Collects by the schedule, on the loop that runs at `start`. One per process: there is one collector."""
+    """Collects by the schedule, on the event loop that runs at `start`. There is one per process, because the
+    collector is global.
+    """
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
@@ -103,7 +107,7 @@ class GcTimer:
         self._waits = False
 
     def start(self) -> None:
-        """Settles all present objects and starts the timer."""
+        """Freeze all present objects and start the timer."""
         gc.freeze()
         gc.set_threshold(*THRESHOLDS)
         self._schedule = GcSchedule(time.monotonic(), time.thread_time(), sys.getallocatedblocks())
@@ -111,8 +115,8 @@ class GcTimer:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Pause the collector while many objects are made that stay and have no cycles, such as those of a
-        configuration: to look at them would take tenths of a second, so they are settled without.
+        """Pause the collector while many permanent objects without cycles are created, such as those of a
+        configuration. Scanning them would take tenths of a second, so they are frozen without a scan.
         """
         self._waits = True
         try:
@@ -144,9 +148,7 @@ class GcTimer:
 
 
 def collect(look: Collection) -> None:
-    """Frees the cycles of a generation; after the two larger collections the objects that are left are
-    settled.
-    """
+    """Free the cycles of a generation; after the two larger collections, freeze the remaining objects."""
     if look is Collection.WHOLE:
         gc.unfreeze()
     gc.collect(min(look, Collection.SETTLE))

@@ -39,9 +39,9 @@ socket, the configuration that the supervisor was started with.
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a worker's process. `drains_spool`: the worker listens nowhere, empties its spool
-    and removes it in the end. `limits` is the socket of the supervisor's limits, `None` where this
-    process has its limits to itself.
+    """The identity of a worker's process. With `drains_spool`, the worker listens nowhere, empties its spool
+    and finally removes it. `limits` is the socket of the supervisor's limits, or `None` if this process has
+    its limits to itself.
     """
 
     index: int = 0
@@ -54,7 +54,9 @@ class Identity:
 def identity_of(
     index: int, *, drains_spool: bool, environment: Mapping[str, str]
 ) -> tuple[Identity, socket.socket | None]:
-    """Returns the identity that the environment gives, and the channel. Raises ValueError."""
+    """Return the identity that the environment describes, and the channel. Raise ValueError if it is not
+    valid.
+    """
     number = environment.get(CHANNEL)
     if number is None:
         return Identity(
@@ -93,8 +95,8 @@ class StartError(Exception):
 
 
 def prepare_home(settings: Settings) -> Path:
-    """Creates and returns the parent of the spool, which also holds the control socket and the key of the
-    log's pseudonyms. Raises StartError.
+    """Create the parent of the spool, which also has the control socket and the pseudonym key of the log, and
+    return it. Raise StartError if that fails.
     """
     home = settings.spool.path.parent
     try:
@@ -115,8 +117,8 @@ def prepare_home(settings: Settings) -> Path:
 
 
 def close_to_others() -> None:
-    """Let other users of the machine not read files that this process creates, whatever mode LevelDB gives to
-    them; the rights of a group are those of the umask that the process was started with.
+    """Prevent other users of the machine from reading files that this process creates, whatever mode LevelDB
+    sets. The permissions of the group follow the umask with which the process was started.
     """
     os.umask(os.umask(0o077) | stat.S_IRWXO)
 
@@ -124,13 +126,13 @@ def close_to_others() -> None:
 def raise_limits() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
-        # A connection is a descriptor, and so is every open table file of the spool.
+        # Each connection uses a descriptor, and so does every open table file of the spool.
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def put_off_reload() -> None:
-    """Let a SIGHUP wait until `allow_reload`: by itself it would end a process that is still starting.
-    Workers inherit this.
+    """Delay a SIGHUP until `allow_reload`: it would terminate a process that is still starting. Workers
+    inherit this.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
@@ -144,14 +146,14 @@ def tune_for_mail() -> None:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
-        return  # not glibc: nothing to tune, everything works
+        return  # not glibc: there is nothing to tune
     mallopt(M_MMAP_THRESHOLD, LARGE)
     mallopt(M_TRIM_THRESHOLD, 2 * LARGE)
     mallopt(M_ARENA_MAX, 2)
 
 
 def build_redactor(settings: Settings) -> Redactor:
-    """Return the redactor of the log. A person at a terminal reads addresses as they are."""
+    """Return the redactor of the log. A person at a terminal sees plain addresses."""
     hides = settings.log.redact and not sys.stderr.isatty()
     return _with_key(settings) if hides else Redactor(b"", enabled=False)
 
@@ -167,8 +169,8 @@ def _spare_key() -> bytes:
 
 
 def _with_key(settings: Settings) -> Redactor:
-    """Returns a redactor with the relay's key, or with one of this process where that cannot be used: mail
-    does not wait for the log, and addresses stay hidden. Its `problem` says so then.
+    """Return a redactor with the relay's key, or with a key of this process if that cannot be used: mail does
+    not wait for the log, and addresses stay hidden. Its `problem` describes this.
     """
     try:
         durable.make_directory(settings.spool.path.parent)
@@ -186,7 +188,7 @@ def redact_key_of(settings: Settings) -> Path:
 
 
 def history_redactor(settings: Settings, of_log: Redactor) -> Redactor:
-    """Returns that of the log where the history shows addresses as the log does."""
+    """Return the redactor of the history: that of the log, if both show addresses in the same form."""
     hashed = settings.history.addresses is HistoryAddresses.HASHED
     if hashed == of_log.enabled:
         return of_log
@@ -194,5 +196,5 @@ def history_redactor(settings: Settings, of_log: Redactor) -> Redactor:
 
 
 def hashing_redactor(settings: Settings, of_log: Redactor) -> Redactor:
-    """Returns one that makes pseudonyms, whether the log has them or not."""
+    """Return a redactor that makes pseudonyms, whether or not the log does."""
     return of_log if of_log.enabled else _with_key(settings)

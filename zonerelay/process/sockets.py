@@ -1,7 +1,7 @@
 """Listening sockets that another process has opened: the supervisor for its workers, or systemd (LISTEN_FDS).
 
-That process keeps them open, so clients that come while a worker, or the relay, restarts wait in the queue of
-the kernel and are not refused. A socket is found by the address that is written in the configuration.
+That process keeps the sockets open, so clients that connect while a worker or the relay restarts wait in the
+kernel's queue instead of being refused. A socket is found by its address in the configuration.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LAST_PATIENCE = 1.0
 
 
 class Notifier:
-    """Tells systemd what the relay is doing. Build it from `os.environ` in `worker.py`."""
+    """Notifies systemd of the relay's state. It is built from `os.environ` in `worker.py`."""
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class Notifier:
         self._send(f"READY=1\nSTATUS={status}")
 
     def reloading(self, monotonic: float) -> None:
-        """Notify systemd of the time: Type=notify-reload matches the answer to the signal by it."""
+        """Notify systemd of a reload with the time, by which Type=notify-reload matches the answer to the
+        signal.
+        """
         self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic * 1_000_000)}")
 
     def stopping(self) -> None:
@@ -72,12 +74,12 @@ class Notifier:
         self._watchdog = loop.call_later(self.watchdog_interval, self.start_watchdog, loop)
 
     def tell(self, text: str) -> None:
-        """Tells a supervisor alone a fact for which service managers have no word."""
+        """Send the supervisor a fact that the service manager protocol does not define."""
         if self._channel is not None:
             self._send(text)
 
     def last_metrics(self, families: object) -> None:
-        """Sends the last counts to a supervisor alone, so that they are not lost. Waits for room."""
+        """Send the last counts to the supervisor, so that they are not lost. Waits for buffer space."""
         if self._channel is None:
             return
         text = msgspec.json.encode(families).decode()
@@ -87,8 +89,7 @@ class Notifier:
 
     def _send(self, text: str) -> None:
         if self._channel is not None:
-            # Not taken: the supervisor is gone or hangs. The first is seen at the channel, the second is its
-            # own.
+            # The supervisor is gone or hangs. The channel reveals the first; the second is its own problem.
             with contextlib.suppress(OSError):
                 self._channel.send(text.encode())
             return
@@ -107,8 +108,8 @@ FIRST = 3  # SD_LISTEN_FDS_START
 
 
 class Inherited:
-    """Inherited sockets. `descriptors` are open, listening sockets by address, `spare` further ones, `others`
-    those of the other workers there. They are never closed here.
+    """Inherited sockets by address: `descriptors` are open, listening sockets, `spare` are additional ones,
+    and `others` are those of the other workers. They are never closed here.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Inherited:
 
     @classmethod
     def of_systemd(cls, environment: Mapping[str, str], pid: int) -> Inherited:
-        """Return the sockets of sd_listen_fds(3). Raises ValueError for what is not listening."""
+        """Return the sockets of sd_listen_fds(3). Raise ValueError if one is not listening."""
         count = environment.get("LISTEN_FDS", "")
         if environment.get("LISTEN_PID") != str(pid) or not count.isdigit():
             return cls()
@@ -152,7 +153,9 @@ class Inherited:
 
     @classmethod
     def of_supervisor(cls, given: Mapping[str, Sequence[Sequence[int]]]) -> Inherited:
-        """Takes, by address, the worker's own sockets, at least one, and those of the other workers."""
+        """Return sockets given by address: the worker's own, at least one each, and those of the other
+        workers.
+        """
         own = {text: group[0] for text, group in given.items()}
         return cls(
             {text: each[0] for text, each in own.items()},
@@ -161,17 +164,15 @@ class Inherited:
         )
 
     def take_spare(self, address: str) -> list[socket.socket]:
-        """Returns copies of the worker's further sockets for a listener's address."""
+        """Return copies of the worker's additional sockets for a listener's address."""
         return [socket.socket(fileno=os.dup(each)) for each in self._spare.get(address, ())]
 
     def take_others(self, address: str) -> list[socket.socket]:
-        """Returns copies of the other workers' sockets for a listener's address."""
+        """Return copies of the other workers' sockets for a listener's address."""
         return [socket.socket(fileno=os.dup(each)) for each in self._others.get(address, ())]
 
     def take(self, address: str) -> socket.socket | None:
-        """Return a socket of the caller's own for a listener's address, `None` where no socket was handed
-        over.
-        """
+        """Return a copy of the socket for a listener's address, or `None` if there is none."""
         descriptor = self._descriptors.get(address)
         if descriptor is None:
             wanted = parse_listen(address)
@@ -181,7 +182,7 @@ class Inherited:
         return None if descriptor is None else socket.socket(fileno=os.dup(descriptor))
 
     def unused(self, wanted: Iterable[str]) -> list[str]:
-        """Returns the addresses that no listener has, with the service manager's names of their sockets."""
+        """Return the addresses that no listener has, with the service manager's names of their sockets."""
         known = {parse_listen(text) for text in wanted if text}
         left = (text for text in self._descriptors if parse_listen(text) not in known)
         return [f"{text} ({name})" if (name := self._names.get(text)) else text for text in left]

@@ -1,4 +1,4 @@
-"""Tasks that an object owns, which end with their owner, and parts of a relay that are tried again.
+"""Tasks that an object owns and that end with it, and parts of a relay whose start is retried.
 
 Failure: the loop's exception handler reports an exception that no caller awaits.
 """
@@ -16,44 +16,45 @@ class Tasks:
     """The tasks of one owner, on one event loop."""
 
     def __init__(self) -> None:
-        self._running: set[asyncio.Task[Any]] = set()  # Any: any result
+        self._running: set[asyncio.Task[Any]] = set()  # Any: tasks may have any result
 
-    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:  # Any: what a coroutine sends
-        """Runs the work to its end. A caller that may be cancelled shields the task."""
+    # Any: the types that a coroutine sends do not matter here
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run the work to its end. A caller that may be cancelled shields the task."""
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
 
     async def wait(self) -> None:
-        """Waits until those that run now have ended. Raises nothing of theirs."""
+        """Wait until the tasks that run now have ended. Does not raise their exceptions."""
         if self._running:
             await asyncio.wait(self._running)
 
     async def drain(self) -> None:
-        """Waits until no task runs, those included that are started meanwhile."""
+        """Wait until no task runs, including tasks that are started in the meantime."""
         while self._running:
             ended = set(self._running)
             await asyncio.gather(*ended, return_exceptions=True)
-            # From Python 3.12 on the loop has no turn, and the callbacks with it, when all had ended already.
+            # From Python 3.12 on, the loop runs no iteration, and so no callbacks, if all tasks had ended
+            # already.
             self._running -= ended
 
     async def cancel(self) -> None:
-        """Cancels those that run now, and waits for their end."""
+        """Cancel the tasks that run now, and wait for their end."""
         await cancel_all(*self._running)
 
 
-async def cancel_all(*tasks: asyncio.Task[Any] | None) -> None:  # Any: any result
-    """Cancels the tasks and waits for their end. Raises nothing of theirs."""
+async def cancel_all(*tasks: asyncio.Task[Any] | None) -> None:  # Any: tasks may have any result
+    """Cancel the tasks and wait for their end. Does not raise their exceptions."""
     running = [task for task in tasks if task is not None]
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
 
 
-# What a relay opens beside mail: when it cannot be opened, mail moves all the same, and it is tried again.
-#
-# A program that has port 8025 at the moment of a restart once kept all mail from moving.
+# Parts that a relay opens in addition to the mail path: if one cannot be opened, mail is still delivered, and
+# the part is retried. Once, a program that used port 8025 at the moment of a restart stopped all mail.
 
 RETRY = 5.0
 """Seconds between two attempts."""
@@ -66,9 +67,9 @@ class Part(Protocol):
 
 
 class Retried:
-    """One part, which `close` closes. `what` names it in the problem, `where` in the log; `failure` is the
-    error that its `start` raises, with a text that says what to do; those in `final` end the relay's start.
-    `restored` is called when a later attempt succeeds.
+    """One part, which `close` closes. `what` names it in problem lines, `where` in the log. `failure` is the
+    error type that its `start` raises, with a text that says what to do; the error types in `final` end the
+    relay's start. `restored` is called when a later attempt succeeds.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Retried:
         return (f"{self._what}: {self._error} (mail moves; it is tried again every {RETRY:g} seconds)",)
 
     async def start(self) -> None:
-        """Try once, and go on trying until `close`. Raises what is `final`."""
+        """Start the part, and retry until `close`. Raise an error that is `final`."""
         if not await self._try(self._final):
             self._retrying = asyncio.get_running_loop().create_task(self._retry())
 
@@ -108,7 +109,7 @@ class Retried:
         except final:
             raise
         except self._failure as error:
-            if str(error) != self._error:  # each reason once
+            if str(error) != self._error:  # each reason is logged once
                 self._error = str(error)
                 self._trouble(self._where, error)
             return False

@@ -1,9 +1,9 @@
-"""The threads of the process: a pool with a name for each kind of work that would block the event loop.
+"""The threads of the process: a named pool for each kind of work that would block the event loop.
 
-The loop's default executor is not used (a test walks the tree for it). It is one small pool for everything:
-eight slow searches of an operator once filled it, and a log-in waited 90 s for the credentials file behind
-them. What mail waits for and what operators ask for are therefore never in the same pool. Threads start with
-the first call.
+The loop's default executor is not used (a test checks this for the whole tree), because it is one small pool
+for everything: eight slow searches of an operator once filled it, and a login waited 90 s for the credentials
+file behind them. Therefore work that mail waits for and work that operators request are never in the same
+pool. Threads start with the first call.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 
 class PoolBusyError(Exception):
-    """As many calls wait for a thread as may."""
+    """The maximum number of calls is waiting for a thread."""
 
 
 class Pool:
-    """A bounded number of threads, for every event loop of the process. `most` bounds the calls that run and
-    wait together; `None` is for work whose callers are bounded elsewhere.
+    """A bounded number of threads, for every event loop of the process. `most` limits the calls that run or
+    wait; `None` is for work whose callers are limited elsewhere.
     """
 
     def __init__(self, name: str, threads: int, *, most: int | None = None) -> None:
@@ -37,9 +37,10 @@ class Pool:
         self._calls = 0
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run the function in a thread. Raises PoolBusyError at once, and what the function raises.
+        """Run the function in a thread. Raise PoolBusyError at once if the pool is full, and any exception of
+        the function.
 
-        A caller that is cancelled leaves the function running; until its end it counts.
+        If the caller is cancelled, the function continues to run, and counts until it ends.
         """
         with self._lock:
             if self._most is not None and self._calls >= self._most:
@@ -59,7 +60,7 @@ class Pool:
             self._calls -= 1
 
 
-# What mail waits for.
+# Work that mail waits for.
 ACCESS = Pool("access", 2)
 """The files of users, which a log-in reads."""
 FILES = Pool("files", 4)
@@ -77,7 +78,7 @@ NAMES = Pool("names", 4)
 DROP = Pool("drop", 1)
 """The drop directory of sendmail(1)."""
 
-# What operators and programs ask for.
+# Work that operators and programs request.
 STATUS = Pool("status", 2)
 """What `status`, metrics and readiness show of disks."""
 OPERATORS = Pool("operators", 4)
@@ -93,6 +94,6 @@ REPORTS = Pool("reports", 1)
 
 
 async def addresses_of(host: str) -> Sequence[str]:
-    """Return the host's IP addresses, as the system's resolver has them. Raises OSError."""
+    """Return the host's IP addresses from the system's resolver. Raise OSError if there are none."""
     found = await NAMES.run(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(each[4][0]) for each in found))

@@ -1,12 +1,13 @@
-"""The HTTPS client: it fetches policies of domains and access tokens of smarthosts, and posts events.
+"""The HTTPS client: it fetches MTA-STS policies and access tokens, and posts events.
 
-The only user of aiohttp's client, which is imported with the first request: most relays make none. A request
-is one connection (a `Poster` keeps its own for the next one), no cookies, no proxy, no redirect (the 3xx is
-the answer), nothing decompressed; TLS with the system's authorities (OpenSSL's SSL_CERT_FILE and SSL_CERT_DIR
-are honoured) and the URL's host in the certificate. `timeout` bounds it all, `max_size` the body.
+It is the only user of aiohttp's client, which is imported with the first request, because most relays make
+none. Each request uses its own connection (a `Poster` reuses it). There are no cookies, no proxy, no
+redirects (the 3xx is the answer) and no decompression. TLS uses the system's authorities (OpenSSL's
+SSL_CERT_FILE and SSL_CERT_DIR are honoured) and requires the URL's host in the certificate. `timeout` limits
+the whole request, and `max_size` the body.
 
-Whatever fails is a WebError whose text is for logs: it names the host and the trouble, never the form, a
-path or a query, which may hold secrets.
+Every failure is a WebError whose text is for logs: it names the host and the error, never the form, a path or
+a query, which may contain secrets.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from aiohttp.abc import AbstractResolver
 
 MAX_HEADERS = 100
-MAX_HEADER = 8 * 1024  # octets of one header field, and of the status line
-SHOWN = 1024  # octets of an answer to a post
+MAX_HEADER = 8 * 1024  # bytes of one header field, and of the status line
+SHOWN = 1024  # bytes of an answer to a post
 USER_AGENT = "zonerelay"
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
@@ -38,13 +39,13 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 
 class WebError(Exception):
-    """No answer that can be used. The text says why, without secrets."""
+    """There is no usable answer. The text gives the reason, without secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response. `headers` with names in lower case; of equal ones the last. The repr is without `body`, a
-    secret.
+    """A response. The names in `headers` are in lower case; of equal ones, the last is kept. The repr omits
+    `body`, which may be secret.
     """
 
     status: int
@@ -68,7 +69,7 @@ async def fetch(
     ssl_context: ssl.SSLContext | None = None,
     resolve: Resolve | None = None,
 ) -> Response:
-    """GET. Raises WebError."""
+    """Send a GET request. Raise WebError if there is no usable answer."""
     return await request(
         "GET", url, form=None, timeout=timeout, max_size=max_size, ssl_context=ssl_context, resolve=resolve
     )
@@ -84,7 +85,9 @@ async def request(
     ssl_context: ssl.SSLContext | None = None,
     resolve: Resolve | None = None,
 ) -> Response:
-    """Makes one request; `form` is its body, url-encoded. Any status is a response. Raises WebError."""
+    """Send a request; `form` is its body, url-encoded. Any status is a response. Raise WebError if there is
+    no usable answer.
+    """
     host = urlsplit(url).hostname or ""
     try:
         async with asyncio.timeout(timeout):
@@ -97,20 +100,22 @@ async def request(
 
 
 def default_context() -> ssl.SSLContext:
-    """Returns a context that verifies servers by the system's authorities, as strictly with every Python.
+    """Return a context that verifies servers by the system's authorities, equally strictly with every Python
+    version.
 
     Reads files, so it blocks.
     """
     context = ssl.create_default_context()
-    # Python 3.13 sets both. A private authority's certificates that lack a key identifier (RFC 5280 4.2.1.1)
-    # would be refused with one Python and taken with another, and by other relays.
+    # Python 3.13 sets both flags. A private authority's certificates without a key identifier (RFC 5280,
+    # section 4.2.1.1) would then be refused with some Python versions and accepted with others, and by other
+    # relays.
     context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
     context.hostname_checks_common_name = False  # RFC 9525 2, RFC 8461 3.3
     return context
 
 
 class SystemTrust:
-    """A context by the system's authorities, made again when a package has replaced them."""
+    """A context with the system's authorities, which is created again when a package has replaced them."""
 
     def __init__(self, make: Callable[[], ssl.SSLContext] = default_context) -> None:
         self._make = make
@@ -120,7 +125,7 @@ class SystemTrust:
         return self._made is not None and self._made[0] == _authorities()
 
     def context(self) -> ssl.SSLContext:
-        """Reads files when it is not current, and blocks then."""
+        """Return the context. If it is not current, files are read, which blocks."""
         if self._made is None or not self.is_current():
             state = _authorities()
             self._made = state, self._make()
@@ -141,7 +146,8 @@ def _connector(context: ssl.SSLContext, resolve: Resolve | None, *, force_close:
 
     return aiohttp.TCPConnector(
         ssl=context,
-        resolver=_resolver(resolve or addresses_of),  # aiohttp's own one takes the loop's default executor
+        # aiohttp's default resolver uses the loop's default executor
+        resolver=_resolver(resolve or addresses_of),
         force_close=force_close,
         use_dns_cache=False,
     )
@@ -162,20 +168,20 @@ def _session(connector: TCPConnector) -> ClientSession:
     session = aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # the caller's bounds them
-        auto_decompress=False,  # a few octets could become gigabytes
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # the caller limits them
+        auto_decompress=False,  # a few bytes could expand to gigabytes
         headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
         max_line_size=MAX_HEADER,
         max_field_size=MAX_HEADER,
         max_headers=MAX_HEADERS,
     )
-    session._retry_connection = False  # what may be asked again is for the caller to know
+    session._retry_connection = False  # the caller decides whether the request is repeated
     return session
 
 
 @contextlib.contextmanager
 def _in_words(url: str) -> Iterator[None]:
-    """Makes a WebError of what aiohttp raises, but for TimeoutError."""
+    """Turn aiohttp's exceptions, except TimeoutError, into WebError."""
     import aiohttp  # noqa: PLC0415 - see above
 
     try:
@@ -191,7 +197,7 @@ def _headers(response: ClientResponse) -> dict[str, str]:
 
 
 class Poster:
-    """Posts to one URL, again and again; idle connections are kept for a while. `close` it."""
+    """Posts to one URL repeatedly; idle connections are kept for a while. Call `close` at the end."""
 
     def __init__(self, url: str, *, timeout: float, resolve: Resolve) -> None:
         self._url = url
@@ -201,12 +207,12 @@ class Poster:
         self._session: ClientSession | None = None
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> Response:
-        """Send a request. Any status is a response; of its body only the first bytes are read. Raises
-        WebError.
+        """Send a request. Any status is a response; only the first bytes of its body are read. Raise WebError
+        if there is no usable answer.
         """
         try:
             async with asyncio.timeout(self._timeout):
-                await self._resolve(self._host)  # of an address no other resolver would be asked
+                await self._resolve(self._host)  # no other resolver would be used for an address
                 if not TRUST.is_current():
                     await FILES.run(TRUST.context)
                 context = TRUST.context()
@@ -214,7 +220,7 @@ class Poster:
                     _connector(context, self._resolve, force_close=False)
                 )
                 with _in_words(self._url):
-                    # A connection that was verified with other authorities is not used for this one.
+                    # A connection that was verified with other authorities is not reused.
                     async with self._session.post(
                         self._url, data=body, headers=headers, allow_redirects=False, ssl=context
                     ) as response:
@@ -243,7 +249,7 @@ def _resolver(resolve: Resolve) -> AbstractResolver:
     from aiohttp.abc import AbstractResolver, ResolveResult  # noqa: PLC0415 - see above
 
     class Resolver(AbstractResolver):
-        """Connections go to what `resolve` says and nowhere else: it may have refused an address."""
+        """Resolves hosts only with the given function, which may refuse an address."""
 
         async def resolve(
             self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
@@ -261,7 +267,7 @@ def _resolver(resolve: Resolve) -> AbstractResolver:
             ]
 
         async def close(self) -> None:
-            """Closes no resource, because none is held."""
+            """Do nothing: there are no resources to close."""
 
     return Resolver()
 

@@ -1,4 +1,4 @@
-"""Relay and scriptable sink on loopback: try everything with no DNS and no risk."""
+"""A relay and a scriptable mail sink on loopback, for trying everything without DNS and without risk."""
 
 DIRECTORY = "zonerelay-sandbox-"
 """How the name of a sandbox's temporary directory begins; commands look for its control socket there."""

@@ -1,6 +1,7 @@
-"""The behaviours of the sink: the local part of a recipient chooses one, so an address asks for a failure.
+"""The scripted replies of the sink: the local part of a recipient chooses one, so an address can request a
+failure.
 
-The sandbox shows the table `ADDRESSES` to its user; the sink follows `behaviour_of`.
+The sandbox prints the table `ADDRESSES`; the sink follows `behaviour_of`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _FIXED = {"permerror": "550 5.1.1 no such mailbox", "temperror": "451 4.3.0 try 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """Replies are without CRLF; an empty one means the usual. `delay` is in seconds."""
+    """A scripted reply. Replies have no CRLF; an empty one stands for the usual reply. `delay` is in
+    seconds.
+    """
 
     rcpt: str = ""
     data: str = ""
@@ -65,13 +68,13 @@ _USUAL = Behaviour()
 
 
 def is_behaviour(name: str) -> bool:
-    """Return whether a local part asks for anything but the usual."""
+    """Return whether a local part requests a scripted reply."""
     return behaviour_of(name) != _USUAL
 
 
 def behaviour_of(recipient: str) -> Behaviour:
-    """Returns the behaviour for a recipient, or for a local part alone; a `+suffix` of the local part only
-    makes addresses different.
+    """Return the scripted reply for a recipient, or for a local part alone. A `+suffix` of the local part
+    only serves to make addresses different.
     """
     local = (recipient.rpartition("@")[0] or recipient).partition("+")[0].lower()
     if local in _FIXED:

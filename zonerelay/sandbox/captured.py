@@ -1,9 +1,10 @@
-"""The sandbox's receiver and its API's failures: aiosmtpd takes the mail of the relay, and captures it.
+"""The sandbox's receiver and the failures that its API requests: aiosmtpd accepts the relay's mail and stores
+it.
 
 The receiver answers 250 when a message is in the store of captured mail, or fails as the recipient's address
-asks (`behaviours`). It keeps a message in memory, so it belongs on loopback. `Chaos` is the policy of the
-sandbox's listener: it refuses MAIL, RCPT and log-ins as Mailpit's chaos does, so that the application under
-test sees it.
+requests (`behaviours`). It keeps a message in memory, so it must only listen on loopback. `Chaos` is the
+policy of the sandbox's listener: it refuses MAIL, RCPT and logins like Mailpit's chaos, so that the
+application under test sees the failures.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _TROUBLES = Troubles(is_behaviour)
 
 
 def build(settings: Settings, clock: Clock, *, token: str = "") -> tuple[Sandbox, CapturingSink]:
-    """`token` logs everyone in to the page."""
+    """Build the sandbox's API and its receiver. With `token`, every visitor is logged in to the page."""
     capture = open_capture(settings, clock.now)
     return Sandbox(capture, _TROUBLES, token), CapturingSink(capture, clock)
 
 
 class CapturingSink:
-    """Listens on loopback after `start`; also the handler of its connections."""
+    """The receiver. It listens on loopback after `start`, and handles its connections."""
 
     def __init__(self, capture: Capture, clock: Clock) -> None:
         self.port = 0
@@ -111,7 +112,7 @@ class _Conversation(SMTP):
     line_length_limit = 1024 * 1024
 
     def wanted(self) -> list[Behaviour]:
-        """Return the behaviours of the recipients."""
+        """Return the scripted replies of the recipients."""
         assert self.envelope is not None
         behaviours = _TROUBLES.behaviours
         return [behaviour_of(behaviours.get(each.lower(), each)) for each in self.envelope.rcpt_tos]

@@ -1,6 +1,7 @@
-"""Each message's journey in the terminal: mail events as one coloured line each, grouped by message id.
+"""Shows the trace of each message in the terminal: mail events as one coloured line each, grouped by message
+id.
 
-A `LogSink`, so it shows exactly what the log would say; nothing in the relay knows that it is watched.
+It is a `LogSink`, so it shows exactly what the log would contain; no part of the relay knows about it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _QUIET = frozenset({"starting", "ready", "stopping", "stopped"})
 
 
 class Journey:
-    """The output of the sandbox. `now` is Unix time, for the clock column and for "again in 5 s"."""
+    """The output of the sandbox. `now` returns the Unix time, for the clock column and for "again in 5 s"."""
 
     def __init__(self, console: Console, now: Callable[[], float]) -> None:
         self._console = console

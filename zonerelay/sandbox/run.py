@@ -1,12 +1,12 @@
-"""`zonerelay sandbox`: a relay and a mail sink, and every message's journey in the terminal.
+"""`zonerelay sandbox`: a relay, a mail sink, and the trace of every message in the terminal.
 
-Nothing leaves the machine: the only zone's next hop is the sink, whatever the recipient's domain. The
-spool is a temporary directory that goes when the sandbox ends. Retries come within seconds, so that
-a deferral, a delay warning and an expiry can be watched. STARTTLS has a certificate that is made at the
-start, and every log-in is accepted.
+No mail leaves the machine: the only zone's next hop is the sink, whatever the recipient's domain. The spool
+is a temporary directory that is removed when the sandbox ends. Retries come within seconds, so that a
+deferral, a delay warning and an expiry can be watched. STARTTLS uses a certificate that is issued at the
+start, and every login is accepted.
 
 The sandbox is for this machine: other machines reach it only with `--open`. Then all of them may send, read
-and delete, and the page asks for no token.
+and delete mail, and the page requires no token.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ ATTEMPTS = 3
 
 
 def main(arguments: Namespace) -> int:
-    """`arguments`: `listen`, `page` and `release_to` are addresses or None; `open`: all who reach them may
-    send and read.
+    """Run the sandbox. Of the `arguments`, `listen`, `page` and `release_to` are addresses or None; with
+    `open`, everyone who can connect may send and read.
     """
     console = Console(highlight=False)
     for attempt in range(1, ATTEMPTS + 1):
@@ -145,7 +145,7 @@ def _settings(directory: Path, arguments: Namespace) -> Settings:
 
 
 def _make_certificate(directory: Path) -> tuple[Path, Path]:
-    """Write a certificate for this machine, for as long as the sandbox runs."""
+    """Write a certificate for this machine that is valid while the sandbox runs."""
     names = [x509.DNSName(name) for name in dict.fromkeys(("localhost", socket.gethostname()))]
     issued = issue([*names, x509.IPAddress(ipaddress.ip_address(_LOOPBACK))], datetime.now(UTC), days=365)
     certificate, key = directory / "sandbox.crt", directory / "sandbox.key"
@@ -156,26 +156,30 @@ def _make_certificate(directory: Path) -> tuple[Path, Path]:
 
 
 def _shown(address: str) -> str:
-    """Return a host by which the address is reached: this machine's name if it listens on all."""
+    """Return a host under which the address can be reached: this machine's name if it listens on all
+    addresses.
+    """
     host = parse_listen(address).host
     return socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
 
 
 def _own_address(worker: Worker) -> str:
-    """Return where this process reaches the listener, which may listen on all addresses."""
+    """Return the address under which this process reaches the listener, which may listen on all addresses."""
     host, _, port = worker.addresses()[0].rpartition(":")
     return f"{_LOOPBACK if host in ('0.0.0.0', '[::]') else host}:{port}"
 
 
 def _token(directory: Path, now: float) -> str:
-    """Make a token for the page, as long as the sandbox runs: other users can reach loopback too."""
+    """Make a token for the page, valid while the sandbox runs, because other users of the machine can connect
+    to loopback too.
+    """
     text = make_token()
     add(identities_file(directory), token_of(text, "sandbox", "operate", created=now, expires=0.0, user=""))
     return text
 
 
 def _free(port: int) -> int:
-    """Return the usual port, or any when another relay has it."""
+    """Return the usual port, or any free port if another relay uses it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -200,7 +204,7 @@ def _introduce(console: Console, worker: Worker, page: str) -> None:
 
 
 def _pinned(console: Console, worker: Worker, sink: CapturingSink, page: str) -> Live:
-    """Return what a person needs, shown below the mail; in a file it comes at the end."""
+    """Return the hints for the user, shown below the mail; in a file they come at the end."""
     smtp = _own_address(worker)
     lines = (
         f"swaks --server {smtp} --from you@example.org --to someone@example.com",

@@ -1,6 +1,6 @@
-"""Messages with the state of their deliveries, on their way out of a spool and into one.
+"""Moves messages with the state of their deliveries out of a spool and into one.
 
-`export` writes a spool to files, `loader` stores what a source yields, `files` is the format of the files.
-`others` reads the queues of other systems. `migration` moves a queue from store to store, with a `journal`. A
-transfer works through the contract of every store.
+`export` writes a spool to files, `loader` stores the messages of a source, and `files` defines the file
+format. `others` reads the queues of other systems. `migration` moves a queue from store to store, with a
+`journal`. All transfers work through the contract of the stores.
 """

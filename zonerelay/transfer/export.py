@@ -1,6 +1,6 @@
-"""Reads what an operator means out of a store, message by message. Changes nothing in it.
+"""Reads selected mail out of a store, message by message, without changing the store.
 
-Memory: eight bytes per message, a hundred messages without their bodies, and pieces of one body.
+Memory: eight bytes per message, a hundred messages without their bodies, and chunks of one body.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _TOGETHER = 100
 
 @dataclass(slots=True)
 class Survey:
-    """The messages that are meant, and their sizes."""
+    """The selected messages and their sizes."""
 
     ids: array[int] = field(default_factory=lambda: array("Q"))
     octets: int = 0
 
 
 async def survey(store: QueueView, matcher: Matcher, now: float) -> Survey:
-    """Find the messages that match, and their sizes. Raises StoreError."""
+    """Find the messages that match, and their sizes. Raise StoreError if the store cannot be read."""
     found = set[int]()
     for queue in (None, *(each for each in await store.queues() if not each.is_mail)):
         async for delivery in store.scan(queue, wanted=matcher.recipient):
@@ -66,10 +66,10 @@ async def export(
     saw: Callable[[int, Unusable | None], None],
     change: Callable[[Message, Delivery], Delivery] = lambda _, delivery: delivery,
 ) -> None:
-    """`saw` hears how many deliveries of each message were written, or what is wrong with it. `change`
-    returns a delivery as it is to be written.
+    """Write the messages to a target. `saw` is called with the number of deliveries written of each message,
+    or with the reason why it could not be written. `change` returns a delivery as it is to be written.
 
-    Raises OSError.
+    Raise OSError if the target cannot be written.
     """
     for start in range(0, len(meant.ids), _TOGETHER):
         page = [_id(number) for number in meant.ids[start : start + _TOGETHER]]
@@ -83,7 +83,8 @@ async def export(
                     each for each in found if matcher.matches(each) and matcher.matches_state(each.state(now))
                 )
                 if deliveries:
-                    # The store leaves out what it cannot read, and says why when it is asked for one.
+                    # The store omits unreadable messages from a list, and reports the reason when a single
+                    # one is read.
                     message = messages.get(identity) or await store.read_message(identity)
                     await target.add(
                         _stored(store, message, tuple(change(message, each) for each in deliveries))

@@ -1,11 +1,11 @@
-"""The exchange format: a directory or an uncompressed tar of one `ID.eml` and one `ID.json` per message.
+"""The exchange format: a directory or an uncompressed tar with one `ID.eml` and one `ID.json` per message.
 
-`ID.eml` is the body as the spool has it, byte by byte. `ID.json` is a `Sheet`: the message and its open
+`ID.eml` is the body exactly as stored in the spool. `ID.json` is a `Sheet`: the message and its open
 deliveries (docs/store/spool-format.md, "Exported mail").
 
-Promises: nothing appears under the name that was asked for before all of it is durable, and nothing that is
-there is replaced. A target that is left early removes what it has written. What is read is checked as if a
-client had sent it, because people edit files: addresses, ids and texts that other servers will read.
+Promises: nothing appears under the requested name before all of it is durable, and nothing existing is
+replaced. A target that is abandoned removes what it has written. Input is checked as if a client had sent it,
+because people edit files: addresses, ids and texts that other servers will read.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _QUEUE = re.compile(r"(?:webhook/)?[A-Za-z0-9._-]+(?:;[a-z]+)?")
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of an exported message. `format` is read first: a newer one is refused in words.
-    `zonerelay` is the release that wrote it.
+    """The description of an exported message. `format` is read first, so that a newer format is refused with
+    a clear message. `zonerelay` is the release that wrote it.
     """
 
     format: int
@@ -49,7 +49,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _LooseSheet(Sheet, frozen=True, kw_only=True):
-    """As it is written, with the text of each delivery's queue."""
+    """A sheet as it is written, with the text of each delivery's queue."""
 
     deliveries: tuple[dict[str, object], ...]  # type: ignore[assignment]
 
@@ -65,7 +65,7 @@ def encode(stored: Stored) -> bytes:
 
 
 def decode(name: str, raw: bytes) -> Sheet:
-    """Return the sheet of the message `name`. Raises ValueError with a message."""
+    """Return the sheet of the message `name`. Raise ValueError with a message if it is not valid."""
     try:
         version = msgspec.json.decode(raw, type=_Format).format
         if version != FORMAT:
@@ -118,11 +118,11 @@ def _check(name: str, sheet: Sheet) -> None:
 
 
 class Target(Protocol):
-    """Where an export goes."""
+    """The destination of an export."""
 
     async def add(self, stored: Stored) -> None:
-        """Write a message, all of it or nothing. Raises OSError, ValueError for what is no JSON, and what
-        reading the body raises.
+        """Write a message, completely or not at all. Raise OSError if it cannot be written, ValueError if it
+        cannot be represented in JSON, and any error of reading the body.
         """
 
 
@@ -164,7 +164,7 @@ class _Tar:
 
 
 def refuse_target(path: Path) -> None:
-    """Raises TransferError when the target may not be written."""
+    """Raise TransferError if the target must not be written."""
     if not path.parent.is_dir():
         raise TransferError(f"there is no directory {path.parent}")
     if path.is_dir() and path.suffix != ".tar":
@@ -178,7 +178,7 @@ def refuse_target(path: Path) -> None:
 def writing(path: Path) -> Iterator[Target]:
     """Yield the target, which gets its name when the block ends without an exception.
 
-    Raises TransferError and OSError.
+    Raise TransferError if the target must not be written, and OSError if it cannot be.
     """
     refuse_target(path)
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -203,7 +203,9 @@ _Open = Callable[[str], IO[bytes]]
 
 @contextmanager
 def reading(path: Path) -> Iterator[Source]:
-    """Yield a directory or tar as a source. Raises TransferError, OSError."""
+    """Yield a directory or tar as a source. Raise TransferError if it is not one, and OSError if it cannot be
+    read.
+    """
     if not path.exists():
         raise TransferError(f"there is no {path}")
     if path.is_dir():

@@ -1,11 +1,12 @@
-"""The journal of a migration: which messages it has begun to move, and how far each of them has come.
+"""The journal of a migration: the messages that it has begun to move, and the phase of each.
 
-It is a SQLite file beside the source, with a row for each message that was ever moved, and is removed when
-the migration ends. So a message that was moved is never copied again, wherever the run before this one was
-killed, and also when a source that has lost its last writes shows it once more.
+It is a SQLite file next to the source, with a row for each message that was ever moved, and is removed when
+the migration ends. So a message that was moved is never copied again, wherever the previous run was killed,
+even if a source that has lost its last writes lists the message again.
 
-Promise: `plan`, `copied` and `removed` are durable when they return; `awake` becomes durable with the next of
-them, for waking twice changes nothing. One process at a time has the file. Failure: TransferError in words.
+Promise: `plan`, `copied` and `removed` are durable when they return. `awake` becomes durable with the next of
+them, because waking a message twice is harmless. Only one process at a time has the file open. Failures are
+TransferErrors with a message for the operator.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ CREATE INDEX IF NOT EXISTS unfinished ON message (spool, phase) WHERE phase < 4;
 
 
 class Phase(enum.IntEnum):
-    """PLANNED: perhaps held in the source, perhaps copied. COPIED: and perhaps removed from the source.
-    REMOVED: it has left the source for good, and perhaps its copy is awake. AWAKE: nothing is left to do.
+    """The phase of a move.
+
+    PLANNED: the message may be held in the source, and may have been copied. COPIED: it may also have been
+    removed from the source. REMOVED: it has left the source for good, and its copy may have been released.
+    AWAKE: the move is complete.
     """
 
     PLANNED = 1
@@ -45,8 +49,8 @@ class Phase(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One message: its id in the source, and the id of its copy. `digest`: what was copied, "" when it is not
-    known yet.
+    """The move of one message: its id in the source, and the id of its copy. `digest` is the hash of the
+    copied data, or "" if it is not known yet.
     """
 
     id: MessageId
@@ -55,11 +59,13 @@ class Move:
 
 
 class Journal:
-    """Opened for one run. Every method raises TransferError; `close` also OSError."""
+    """A journal, opened for one run. Every method raises TransferError if the file cannot be used; `close`
+    also raises OSError.
+    """
 
     def __init__(self, path: Path, source: str, target: str) -> None:
-        """Open the journal. `source` and `target` are the places of the two queues: a journal of other ones
-        is refused.
+        """Open the journal. `source` and `target` are the locations of the two queues: a journal of other
+        queues is refused.
         """
         self.path = path
         self.is_over = False
@@ -95,7 +101,9 @@ class Journal:
         run("BEGIN")
 
     def choose(self, spools: Sequence[int]) -> None:
-        """Choose the spools of the target for good: a copy is looked for where it was put."""
+        """Choose the spools of the target once and for all, because a copy is looked for in the spool where
+        it was stored.
+        """
         self.spools = tuple(spools)
         with self._translated():
             self._database.execute(
@@ -104,7 +112,7 @@ class Journal:
             self._commit()
 
     def is_finished(self, spool: int) -> bool:
-        """Return whether nothing that was begun is left to do."""
+        """Return whether all moves that were begun are complete."""
         found = "SELECT 1 FROM message WHERE spool = ? AND phase < ? LIMIT 1"
         with self._translated():
             return self._database.execute(found, (spool, Phase.AWAKE)).fetchone() is None
@@ -118,7 +126,7 @@ class Journal:
             return [Move(*row) for row in rows]
 
     def phases(self, spool: int, ids: Sequence[MessageId]) -> dict[MessageId, Phase]:
-        """Return the phases of those that the journal knows."""
+        """Return the phases of the messages that the journal knows."""
         marks = ", ".join("?" * len(ids))
         with self._translated():
             rows = self._database.execute(
@@ -136,7 +144,7 @@ class Journal:
         self._write("DELETE FROM message WHERE spool = ? AND id = ?", [(spool, each.id) for each in moves])
 
     def copied(self, spool: int, moves: Iterable[Move]) -> None:
-        """Note copies with their digests; a move without one is planned again."""
+        """Record copies with their digests; a move without a digest is planned again."""
         rows = [
             (each.digest, Phase.COPIED if each.digest else Phase.PLANNED, spool, each.id) for each in moves
         ]

@@ -1,14 +1,16 @@
-"""Stores what a source yields, through the contract of any store.
+"""Stores the messages of a source, through the contract of the stores.
 
 Promises:
 
-- A message is durable before it counts as imported, and is sent by no other way than the queue.
-- A delivery that the register knows is not stored again, nor is a message that is in the store already.
-- Nothing is stored that a listener would not have: line ends are CRLF (another system's are made so; mail of
-  our own format with others is refused), and a header has no control characters that hide fields.
-- An error of the store ends the import. What was stored until then is registered, and it may be run again.
+- A message is durable before it counts as imported, and it is only sent from the queue.
+- A delivery that the import log contains is not stored again, nor is a message that is in the store already.
+- Nothing is stored that a listener would refuse: line ends are CRLF (those of other systems are converted;
+  messages in our own format with others are refused), and a header has no control characters that hide
+  fields.
+- An error of the store ends the import. Messages stored before it are in the import log, and the import may
+  be run again.
 
-Memory: a source's bodies pass in pieces; `TOGETHER` messages are stored at a time.
+Memory: bodies are copied in chunks, and `TOGETHER` messages are stored at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _TOLERANCE = 3600.0
 
 @dataclass(slots=True)
 class Loaded:
-    """What an import has done. `already` counts deliveries that it had not to add."""
+    """The result of an import. `already` counts deliveries that had been imported before."""
 
     messages: int = 0
     deliveries: int = 0
@@ -49,7 +51,7 @@ class Loaded:
 
 
 class Loader:
-    """For one import into one store."""
+    """Loads messages, for one import into one store."""
 
     def __init__(
         self,
@@ -60,7 +62,9 @@ class Loader:
         now: float,
         saw: Callable[[Unusable | None], None],
     ) -> None:
-        """`saw` hears of each message, or of what is wrong with it."""
+        """Initialize a loader. `saw` is called for each message, with None or the reason why it cannot be
+        imported.
+        """
         self._store = store
         self._register = register
         self._zones = zones
@@ -69,7 +73,9 @@ class Loader:
         self.loaded = Loaded()
 
     async def load(self, source: Source) -> None:
-        """Raises StoreError, OSError, and what the source raises."""
+        """Store all messages of a source. Raise StoreError or OSError if the store or the import log fails,
+        and any error of the source.
+        """
         batch: list[Stored] = []
         async for item in source.read():
             if isinstance(item, Unusable):
@@ -130,11 +136,12 @@ class Loader:
         taken: set[MessageId],
         known: dict[MessageId, Message],
     ) -> MessageId | None:
-        """Return an id that is free; `None` when the message is in the store already.
+        """Return a free id, or `None` if the message is in the store already.
 
-        Mail of our own format keeps its id. Another one follows from the source and the time of acceptance,
-        so that old mail is sent before new, and that a killed import finds what it has stored. An id of the
-        future is another's clock: the ids of this relay would go on from there for good.
+        Messages in our own format keep their id. The id of others is derived from the source and the time of
+        acceptance, so that old mail is sent before new mail, and an import that was killed recognizes what it
+        has stored. An id from the future comes from a wrong clock; it is replaced, because this relay's ids
+        would continue from it for good.
         """
         is_part = len(fresh) < len(item.deliveries) or any(
             self._register.knows(item.key, each.address) for each in item.message.envelope.recipients
@@ -176,7 +183,7 @@ class Loader:
 
     async def _write_ours(self, writer: MessageWriter, item: Stored, deliveries: Sequence[Delivery]) -> None:
         message = item.message
-        # A webhook event is JSON, whose octets are signed as they are.
+        # A webhook event is JSON, whose exact bytes are signed.
         body = _Body(is_mail=deliveries[0].queue.kind is not Kind.WEBHOOK)
         async for piece in body.pieces(item.body()):
             await writer.write(piece)
@@ -232,8 +239,8 @@ class Loader:
 
 
 class _Body:
-    """A body with CRLF line ends, whatever it came with, and what was learned of it. One that is no mail
-    stays as it is.
+    """A body with CRLF line ends, whatever the input has, and the properties found in it. The body of a
+    webhook event is unchanged.
     """
 
     def __init__(self, *, is_mail: bool = True) -> None:

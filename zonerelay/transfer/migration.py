@@ -1,34 +1,34 @@
-"""Moves messages of one store into another, through the contract that all engines keep.
+"""Moves the messages of one store to another, through the contract of the stores.
 
-A message goes through these steps, each of which is durable before the next one begins:
+A message goes through these steps. Each is durable before the next one begins:
 
-1. The journal names the message (PLANNED).
-2. All its deliveries sleep in the source: they are held, with a mark before their `act` that says whether
-   they were held before. So no relay sends them from there any more, neither one that shares the source, nor
-   the old one when it is started again between two runs.
-3. It is copied, under its own id and held: the copy sleeps. The journal has the digest of it (COPIED).
-4. The copy is read back, by a store that was opened after it was written and knows it from nowhere else. Then
-   the message is removed from the source, and the journal says so (REMOVED).
-5. The copy wakes: it is held as before step 2, unless the order that held it is over, and the journal says
-   so (AWAKE).
+1. The journal records the message (PLANNED).
+2. All its deliveries are held in the source, with a mark before their `act` that tells whether they were held
+   before. From then on no relay sends them from there, neither one that shares the source nor the old one if
+   it is restarted between two runs.
+3. The message is copied, held and under its own id. The journal gets the digest of the copy (COPIED).
+4. The copy is read back by a store that was opened after it was written and so cannot have it cached. Then
+   the message is removed from the source, and the journal records this (REMOVED).
+5. The copy is held or not, as the message was before step 2; it is released if the hold rule that held it has
+   ended since. The journal records this (AWAKE).
 
-Wherever a run was killed, the next one repeats the step that the journal names: holding, copying, removing
-and waking come to the same when they are done a second time. What has the mark REMOVED, or has left the
-source while its copy was there, is never copied again. So no message is ever in both queues without being
-held in one of them, and none is in neither.
+Wherever a run was killed, the next one repeats the step that the journal names. Holding, copying, removing
+and releasing are idempotent. A message marked REMOVED, or one that has left the source while its copy
+existed, is never copied again. So no message is ever in both queues without being held in one of them, and
+none is in neither.
 
-A sleeping copy is held because every engine and every release knows that: no relay claims such a delivery,
-and the records on disk are the ones there have always been. The mark keeps an order that ends meanwhile, on
-either side, from releasing it. An operator who releases mail of either queue during a migration breaks the
-promise; the documentation says so.
+Copies are held because every engine and every release supports this state: no relay claims a held delivery,
+and the format of records on disk is unchanged. The mark prevents the end of a suspension, on either side,
+from releasing the copy. An operator who releases mail of either queue during a migration breaks the promise;
+the documentation warns of this.
 
-A message moves with all of its deliveries, or not now: one that another relay is attempting is left for a
-later pass, as it was. A message that cannot be read stays, too, and is named. An error of a store ends the
-run, and another run goes on. An id that another message of the target has already (two relays may hand out
-the same one) becomes another one, which follows from it.
+A message moves with all of its deliveries or not at all: one that another relay is attempting is left
+unchanged for a later pass. An unreadable message also stays, and is reported. An error of a store ends the
+run, and another run continues. If another message of the target already has the id (two relays may assign the
+same one), a new id is derived from it.
 
-Memory: a page of at most `PAGE` messages, and of `MAX_WEIGHT` bytes unless one message is larger; bodies
-pass in chunks.
+Memory: a page of at most `PAGE` messages, and of `MAX_WEIGHT` bytes unless one message is larger. Bodies are
+copied in chunks.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Moved:
-    """What a run has done. `zones` counts deliveries by zone and state, as they were read back from the
-    target. `already` counts messages that the source showed again after they had left it.
+    """The result of a run. `zones` counts deliveries by zone and state, as read back from the target.
+    `already` counts messages that the source listed again after they had been moved.
     """
 
     messages: int = 0
@@ -82,8 +82,8 @@ class Moved:
 
 
 class Migration:
-    """From one spool of the source. `patience` is how long, in seconds, it waits for what another relay has:
-    one that was killed keeps it until its lease ends.
+    """Migrates one spool of the source. `patience` is the time in seconds to wait for messages of another
+    relay: a killed relay keeps them until its lease expires.
     """
 
     def __init__(
@@ -98,8 +98,9 @@ class Migration:
         orders_over: Callable[[], Collection[str]],
         saw: Callable[[float, Unusable | None], None],
     ) -> None:
-        """`orders_over` returns the ids of orders that are over in the target. `saw` hears how many messages
-        are done with, half of one when it is copied, or what is wrong with one that stays.
+        """Initialize a migration. `orders_over` returns the ids of suspensions that have ended in the target.
+        `saw` is called with the number of messages that are done (half a message when it is copied), or with
+        the reason why one stays in the source.
         """
         self._source = source
         self._targets = targets
@@ -111,14 +112,14 @@ class Migration:
         self._moved = moved
 
     def _target(self, identity: MessageId) -> Store:
-        """Return the spool of the target that has the copy of a message of the source."""
+        """Return the spool of the target that has the copy of a message."""
         return self._targets[int(identity[:-2], 16) % len(self._targets)]
 
     # --- steps 1 to 3
 
     async def copy(self, ids: Sequence[MessageId]) -> None:
-        """Copy messages, also what was only planned. Messages that are busy are left as they are. Raises
-        StoreError, TransferError.
+        """Copy messages, including those that were only planned. Messages that are being attempted are left
+        unchanged. Raise StoreError or TransferError if a store or the journal fails.
         """
         while moves := self._journal.unfinished(self._spool, Phase.PLANNED, PAGE):
             await _all(self._discard_copy(each) for each in moves)
@@ -147,7 +148,7 @@ class Migration:
         try:
             await self._source.read_message(identity)
         except MessageNotFoundError:
-            self._saw(1, None)  # it has been sent meanwhile
+            self._saw(1, None)  # the message was sent in the meantime
         except StoreCorruptError as error:
             self._refuse(identity, str(error))
 
@@ -172,7 +173,7 @@ class Migration:
         return moves, {each.id: each for each in page}, states
 
     async def _free_ids(self, page: Sequence[Message]) -> dict[MessageId, MessageId | None]:
-        """Return the id of the copy of each; `None` when the message itself is there."""
+        """Return the id of the copy of each message, or `None` if the target has the message itself."""
         wanted: dict[MessageId, MessageId | None] = {each.id: each.id for each in page}
         for target in self._targets:
             mine = {each.id: each for each in page if self._target(each.id) is target}
@@ -204,7 +205,7 @@ class Migration:
         is_whole, held = await _changed(self._source, keys, _asleep)
         if is_whole:
             states = [[held[each.key] for each in some] for some in states]
-        else:  # some are gone, or are another relay's
+        else:  # some no longer exist, or belong to another relay
             states = await _all(self._source.deliveries_of(each.id) for each in moves)
         copied = await _all(
             self._copied(move, messages.get(move.id), some) for move, some in zip(moves, states, strict=True)
@@ -216,7 +217,7 @@ class Migration:
     async def _copied(
         self, move: Move, message: Message | None, deliveries: Sequence[Delivery]
     ) -> Move | None:
-        """Copy a message; `None`: it stays in the source, or is gone."""
+        """Copy a message. Return `None` if it stays in the source or no longer exists."""
         if not deliveries or not all(map(_sleeps, deliveries)):
             await self._let_go(move)  # another relay has one of them
             return None
@@ -243,7 +244,7 @@ class Migration:
         return replace(move, digest=digest.hexdigest())
 
     async def _let_go(self, move: Move) -> None:
-        """Leaves the message in the source as it was, without a copy."""
+        """Release the message in the source to its former state, without a copy."""
         await self._discard_copy(move)
         left = await self._source.deliveries_of(move.id)
         await self._source.update([each.key for each in left if _sleeps(each)], self._waking())
@@ -256,8 +257,9 @@ class Migration:
     # --- steps 4 and 5
 
     async def finish(self) -> None:
-        """Finishes what was copied before the target was opened, in this run or another. Raises StoreError,
-        also when a copy is not what was copied; TransferError.
+        """Finish the moves that were copied before the target was opened, in this run or another. Raise
+        StoreError if a store fails or a copy differs from its original, and TransferError if the journal
+        fails.
         """
         while moves := self._journal.unfinished(self._spool, Phase.REMOVED, PAGE):
             await self._wake(moves)
@@ -270,7 +272,7 @@ class Migration:
                 self._count(copy)
 
     async def _compared(self, move: Move) -> _Copy:
-        """Returns the copy. Raises StoreError when it is not what was copied."""
+        """Return the copy. Raise StoreError if it differs from what was copied."""
         target = self._target(move.id)
         try:
             message = await target.read_message(move.copy)
@@ -281,11 +283,11 @@ class Migration:
             if digest.hexdigest() == move.digest:
                 return _Copy(message.size, deliveries)
         except (StoreCorruptError, MessageNotFoundError):
-            pass  # as bad as any other difference
+            pass  # treated like any other difference
         raise await self._retracted(move)
 
     async def _retracted(self, move: Move) -> StoreError:
-        """Drop a wrong copy, so that another run copies the message again; return the error."""
+        """Drop a wrong copy, so that another run copies the message again. Return the error."""
         await self._discard_copy(move)
         self._journal.copied(self._spool, [replace(move, digest="")])
         return StoreError(
@@ -294,7 +296,9 @@ class Migration:
         )
 
     async def _remove(self, moves: Sequence[Move], copies: Sequence[_Copy]) -> None:
-        """Raises StoreError when one has changed since it was copied; it stays then."""
+        """Remove messages from the source. Raise StoreError if one has changed since it was copied; it is not
+        removed then.
+        """
         wanted = {
             each.key: each
             for move, copy in zip(moves, copies, strict=True)
@@ -306,11 +310,11 @@ class Migration:
         if changed := next((move for move in moves if move.id in other), None):
             raise await self._retracted(changed)
         is_whole, _ = await _changed(self._source, keys, _none)
-        if not is_whole:  # some are gone since before the run was killed, or are another relay's
+        if not is_whole:  # some had been removed before the run was killed, or belong to another relay
             await self._change(self._source, [each.id for each in moves], lambda _: True, _none)
 
     async def _wake(self, moves: Sequence[Move], copies: Sequence[_Copy] = ()) -> None:
-        """Release the copies. `copies`: as they are held, where that is known."""
+        """Release the copies. `copies` has their held state, if it is known."""
         awake = self._waking()
         for target in self._targets:
             mine = [move.copy for move in moves if self._target(move.id) is target]
@@ -332,8 +336,8 @@ class Migration:
         concerns: Callable[[Delivery], bool],
         change: Callable[[Delivery], Delivery | None],
     ) -> None:
-        """Changes the deliveries of these messages until none is left that it concerns. Raises StoreError
-        when one stays as it is.
+        """Change the deliveries of these messages until `concerns` applies to none of them. Raise StoreError
+        if a delivery remains unchanged.
         """
         deadline = asyncio.get_running_loop().time() + self._patience
         left = list(messages)
@@ -380,7 +384,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """As it was read back: the size of its body in bytes, and its deliveries, which are held."""
+    """A copy as it was read back: the size of its body in bytes, and its held deliveries."""
 
     size: int
     deliveries: Sequence[Delivery]
@@ -389,7 +393,9 @@ class _Copy:
 async def _changed(
     store: Store, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
 ) -> tuple[bool, dict[DeliveryKey, Delivery]]:
-    """Return whether each of them existed and was changed, and what was found, or has become of it."""
+    """Change deliveries. Return whether each of them existed and was changed, and the deliveries as they were
+    found or as they are now.
+    """
     found = await store.update(keys, change)
     return len(found) == len(keys), {key: change(old) or old for key, old in found.items()}
 
@@ -405,7 +411,7 @@ def _sleeps(delivery: Delivery) -> bool:
 
 
 def _none(_: Delivery) -> None:
-    """Removes it."""
+    """Remove the delivery."""
 
 
 def _by_weight(messages: Iterable[Message]) -> Iterator[list[Message]]:
@@ -427,8 +433,8 @@ def _ordered(deliveries: Iterable[Delivery]) -> list[Delivery]:
 
 def _digest(
     message: Message, deliveries: Sequence[Delivery], copy: MessageId
-) -> Any:  # Any: hashlib has no type
-    """Return the hash of what is to arrive, under the id of the copy; the body is added later."""
+) -> Any:  # Any: hashlib has no public type
+    """Return the hash of the expected copy, under its id; the body is added later."""
     known = replace(message, envelope=replace(message.envelope, id=copy))
     states = [(each.queue, replace(each, message_id=copy)) for each in _ordered(deliveries)]
     return hashlib.sha256(msgspec.json.encode((known, states)))
@@ -436,8 +442,8 @@ def _digest(
 
 async def _all(
     work: Iterable[Coroutine[Any, Any, T]],
-) -> list[T]:  # Any: what a coroutine sends is its business
-    """Waits for all of them, so that none goes on behind the first error, which it raises."""
+) -> list[T]:  # Any: the types that a coroutine sends do not matter here
+    """Wait for all coroutines, so that none continues after the first error, which is raised."""
     results = await asyncio.gather(*work, return_exceptions=True)
     found: list[T] = []
     for result in results:

@@ -1,11 +1,12 @@
-"""The register of imports: which deliveries of other spools and systems this relay has taken over.
+"""The import log: records which deliveries of other spools and systems this relay has imported.
 
-A second import of the same mail adds nothing by it, also when the mail has been delivered in between. It lies
-beside the spool, one line of 32 hexadecimal digits per delivery, and says nothing of addresses. It may be
-removed: mail that is still in the spool is recognised without it.
+A second import of the same mail therefore adds nothing, even if the mail has been delivered in between. The
+file is next to the spool, with one line of 32 hexadecimal digits per delivery and without addresses. It may
+be removed: mail that is still in the spool is recognized without it.
 
 Failure: lines are appended and synced after their messages are durable. An import that was killed between the
-two, and is run again before the relay starts, finds those messages in the spool. A torn last line is cut off.
+two, and is run again before the relay starts, finds those messages in the spool. An incomplete last line is
+cut off.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from zonerelay import durable
 from zonerelay.transfer.stored import TransferError
 
 FILE = "imported"
-_LENGTH = 33  # of a line
+_LENGTH = 33  # length of a line
 
 
 class Register:
-    """Opened for one import, which raises TransferError when it makes no sense. All methods raise OSError."""
+    """An import log, opened for one import. Opening it raises TransferError if it is not valid. All methods
+    raise OSError if the file cannot be used.
+    """
 
     def __init__(self, home: Path) -> None:
         self.path = home / FILE
-        durable.append(self.path, b"")  # its name is durable before anything is imported
+        durable.append(self.path, b"")  # the file's name is durable before anything is imported
         self._file = self.path.open("a+b")
         self._file.seek(0)
         told = self._file.read()
@@ -47,7 +50,9 @@ class Register:
         return _digest(key, recipient) in self._known
 
     def add(self, deliveries: Iterable[tuple[str, str]]) -> None:
-        """Add deliveries, each by the key of its message and its recipient. Durable when it returns."""
+        """Add deliveries, each by the key of its message and its recipient. They are durable when it
+        returns.
+        """
         fresh = {_digest(*each) for each in deliveries} - self._known
         if fresh:
             self._file.write(b"".join(digest.hex().encode("ascii") + b"\n" for digest in fresh))
@@ -60,7 +65,7 @@ class Register:
 
 
 def merge_registers(path: Path, target: Path) -> bool:
-    """Adds to the register `target` what only another one knows. Returns whether there was any."""
+    """Add the lines of another log that the log `target` does not have. Return whether there were any."""
     known = set(target.read_bytes().split()) if target.exists() else set()
     fresh = [line for line in path.read_bytes().split() if line not in known] if path.exists() else []
     if fresh:

@@ -1,4 +1,4 @@
-"""One message of a source with what is left of its deliveries: what every transfer is made of. No I/O."""
+"""One message of a source with its open deliveries: the unit of every transfer. No I/O."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class TransferError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A stored message. `key` names the message in its source for good: a second import recognises it by
-    that.
+    """A stored message. `key` identifies the message in its source permanently, so that a second import
+    recognizes it.
 
-    `body` starts from the first byte at each call. The message of another system (`is_ours` false) has no
-    size, headers and traits yet: they are taken from the body, whose line ends may be any.
+    `body` starts from the first byte at each call. A message of another system (`is_ours` false) has no size,
+    headers and properties yet: they are determined from the body, which may have any line ends.
     """
 
     key: str
@@ -37,7 +37,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """A message that cannot be taken over. It stays in its source."""
+    """A message that cannot be imported. It stays in its source."""
 
     name: str
     why: str
@@ -45,7 +45,7 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A source. `messages` and `octets` are what it holds at most, for the room and the progress bar."""
+    """A source. Its two sizes are upper limits, for the check of free space and the progress bar."""
 
     messages: int
     octets: int

@@ -1,19 +1,19 @@
-"""The events of one webhook on their way: claimed from the spool, posted, and taken out of it.
+"""Posts the events of one webhook: claims them from the spool, posts them, and removes them.
 
 Promises:
 
-- An event leaves the spool when the endpoint has taken it (2xx), or in the same write as an event webhook.gap
-  that counts it: when more than `max_queued` wait, or longer than `max_age`.
-- Events about one message are posted in order, one after the other. Those of different messages go over a few
-  connections at the same time.
-- Nothing here waits in the way of mail: it has its own zone in the store, and its own tasks.
+- An event leaves the spool when the endpoint has accepted it (2xx), or in the same write as a webhook.gap
+  event that counts it: when more than `max_queued` events wait, or it has waited longer than `max_age`.
+- Events about one message are posted in order, one after the other. Those of different messages are posted
+  over a few connections at the same time.
+- Nothing here delays mail: webhooks have their own zone in the store, and their own tasks.
 
-Policy: an event that is refused is tried again by the schedule of Standard Webhooks, and only the events
-about its message wait behind it. When the endpoint does not answer, or refuses one after the other, all
-wait, and one at a time is tried; its first success releases the others. 410 ends it, until a reload, a
-restart or `zonerelay webhook replay`.
+Policy: a refused event is retried by the schedule of Standard Webhooks, and only the events about its message
+wait for it. If the endpoint does not answer, or refuses several in a row, all events wait, and one at a time
+is tried; its first success releases the others. 410 stops the webhook until a reload, a restart or `zonerelay
+webhook replay`.
 
-Failure: after a crash everything that was not taken out is posted again, with the same ids.
+Failure: after a crash, all events that were not removed are posted again, with the same ids.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ GAP = "gap"
 
 
 class About(NamedTuple):
-    """The message that an event is about, its place among the events of that message, and how many events the
-    body holds. It is the recipient of the event's delivery, so a relay that starts knows the order without
-    reading a body.
+    """The message that an event is about, the event's position among those of that message, and the number of
+    events in the body. It is stored as the recipient of the event's delivery, so a starting relay knows the
+    order without reading bodies.
     """
 
     source: str
@@ -85,7 +85,9 @@ class About(NamedTuple):
 
     @classmethod
     def read(cls, recipient: Mailbox) -> About:
-        """Parse a recipient; one of a newer release, which is not understood, stands alone."""
+        """Parse a recipient. One that is not understood, such as that of a newer release, stands for
+        itself.
+        """
         source, _, rest = recipient.partition("@")[0].partition(".")
         step, _, count = rest.partition(".")
         return cls(source, int(step) if step.isdecimal() else 0, int(count) if count.isdecimal() else 1)
@@ -93,7 +95,9 @@ class About(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """What one body holds. `delivery` is `None` for what is not stored; `lost`: how many a gap counts."""
+    """One body to post. `delivery` is `None` for an event that is not stored; `lost` is the number of events
+    that a gap counts.
+    """
 
     about: About
     created: float
@@ -117,7 +121,7 @@ class Line:
 
 
 class WebhookCourier:
-    """The sender of a webhook in a worker. `start`, then `stop` once."""
+    """The sender of a webhook in a worker. Call `start` once, and then `stop`."""
 
     def __init__(
         self,
@@ -160,7 +164,7 @@ class WebhookCourier:
 
     @property
     def url(self) -> str:
-        """The address for people: what may be a secret in it is masked."""
+        """The URL for people, with possible secrets masked."""
         return masked(self.settings.url)
 
     @property
@@ -169,15 +173,15 @@ class WebhookCourier:
 
     @property
     def oldest(self) -> float | None:
-        """When the event that has waited longest was made (Unix time)."""
+        """The time at which the event that has waited longest was made (Unix time)."""
         return next((item.created for item in self._items), None)
 
     def start(self) -> None:
-        """Does nothing when it has started."""
+        """Start. Do nothing if it has already started."""
         self._task = self._task or asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop; what is left stays in the spool, for the next courier or the next start."""
+        """Stop; the remaining events stay in the spool, for the next courier or the next start."""
         tasks = [task for task in (self._task, *self._posts) if task is not None]
         for task in tasks:
             task.cancel()
@@ -191,27 +195,27 @@ class WebhookCourier:
         self._wake.set()
 
     def put(self, event_id: str, body: bytes) -> None:
-        """Tells an event that is not stored: a crash forgets it."""
+        """Post an event that is not stored; a crash loses it."""
         item = Item(About(event_id, 0, 1), self._clock.now(), events=[(event_id, body)])
         self._add(item)
         self._wake.set()
 
     def forget(self, keys: Collection[DeliveryKey]) -> None:
-        """Forget events that others have now; what is being posted ends by itself."""
+        """Forget events that other relays have taken over; posts that are under way end by themselves."""
         for item in [each for each in self._items if each.delivery and each.delivery.key in keys]:
             line = self._lines[item.about.source]
             if not (line.is_busy and line.items[0] is item):
                 self._remove(item, line)
 
     def retry(self) -> int:
-        """Tries everything now, also where the endpoint wanted no more; returns how much waits."""
+        """Retry all events now, even if the endpoint wanted no more, and return how many wait."""
         self.is_disabled = False
         self._is_down, self._failures, self._pause = False, 0, 0.0
         self._release()
         self._wake.set()
         return self.queued
 
-    # Taking events out of the store
+    # Removing events from the store
 
     async def _run(self) -> None:
         while True:
@@ -246,7 +250,7 @@ class WebhookCourier:
         if line is None:
             line = self._lines[item.about.source] = Line()
             self._ready.append(line)
-        # A claim may bring what is older later: other workers may have had it.
+        # A later claim may return older events, which other workers may have had.
         insort(
             line.items, item, lo=min(1 if line.is_busy else 0, len(line.items)), key=lambda each: each.place
         )
@@ -265,7 +269,7 @@ class WebhookCourier:
         self._lose(lambda item, _: item.created < before, "they waited longer than max_age")
 
     def _lose(self, is_over: Callable[[Item, int], bool], why: str) -> None:
-        """Gives up the oldest while `is_over`, in the write that tells of it."""
+        """Drop the oldest events while `is_over`, in the same write as the event that reports it."""
         lost: list[Item] = []
         queued = self.queued
         for item in self._items:
@@ -292,7 +296,7 @@ class WebhookCourier:
         self._write(changes, self.notify)
 
     def _earlier_gaps(self) -> list[Item]:
-        """Return those that were not reported yet, and whose number is known: the new one counts them."""
+        """Return the gaps that were not reported yet and whose number is known; the new gap includes them."""
         line = self._lines.get(GAP)
         found = [item for item in line.items if item.lost] if line is not None and not line.is_busy else []
         for item in found:
@@ -336,8 +340,8 @@ class WebhookCourier:
         self._wake.set()
 
     async def _post(self, line: Line) -> None:
-        """Posts what the line has, until something fails."""
-        wait = SCHEDULE[0]  # a store that cannot be read
+        """Post the events of the line until one fails."""
+        wait = SCHEDULE[0]  # the store cannot be read
         try:
             while line.items and not self.is_disabled:
                 try:
@@ -359,7 +363,7 @@ class WebhookCourier:
                 heapq.heappush(self._later, (self._clock.monotonic() + wait, next(self._serial), line))
 
     def _give_back(self, item: Item, line: Line) -> None:
-        """Gives the claim on an event back, because another relay may be posting it."""
+        """Release the claim on an event, because another relay may be posting it."""
         self._remove(item, line)
         assert item.delivery is not None
         self._store.release([item.delivery.key])
@@ -370,7 +374,7 @@ class WebhookCourier:
             try:
                 item.events = await self._read(item.delivery)
             except MessageNotFoundError:
-                return Answer(ok=True, text="")  # nothing is left to tell
+                return Answer(ok=True, text="")  # there is nothing left to report
             if item.about.source == GAP:
                 item.lost = 0
         for event_id, body in item.events[item.done :]:
@@ -410,11 +414,11 @@ class WebhookCourier:
         self._later.clear()
 
     def _failed(self, line: Line, answer: Answer) -> float:
-        """Returns the seconds after which the line is tried again, at the latest."""
+        """Return the seconds after which the line is retried at the latest."""
         self._events.metrics.webhooks.told.add((self.name, "failed"))
         line.attempts += 1
         now = self._clock.monotonic()
-        # Those that were on their way when the first failed are no further sign.
+        # Those that were under way when the first one failed are not a further sign.
         self._failures += now >= self._pause
         self.note(answer.text)
         if answer.gone:

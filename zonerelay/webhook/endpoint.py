@@ -1,13 +1,12 @@
-"""The endpoint of one webhook: an event goes out as one signed POST, and comes back as an `Answer`.
+"""The endpoint of one webhook: sends an event as one signed POST and returns an `Answer`.
 
-Only 2xx is success; 3xx is a failure, because events for one address do not go to another. Addresses that are
-not public are refused unless the configuration allows them, at each connection: a name may resolve
-differently the next time. Never raises but for CancelledError.
+Only 2xx is success; 3xx is a failure, because events for one address must not go to another. Addresses that
+are not public are refused unless the configuration allows them; this is checked at each connection, because a
+name may resolve differently the next time. It never raises, except CancelledError.
 
-Signatures of Standard Webhooks: HMAC-SHA256 with `whsec_` secrets, ed25519 with `whsk_` secrets. Pure.
-
-What is signed is the event's id, the time of the attempt in seconds, and the body, with dots between. No text
-or repr contains an byte of a key.
+Signatures follow Standard Webhooks: HMAC-SHA256 with `whsec_` secrets, ed25519 with `whsk_` secrets. The
+signed text is the event's id, the time of the attempt in seconds, and the body, separated by dots. No text or
+repr contains a byte of a key.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def _sign(key: str, signed: bytes) -> str:
     kind, _, encoded = key.partition("_")
     octets = base64.b64decode(encoded + "=" * (-len(encoded) % 4))
     if kind == "whsk":
-        # A relay that signs nothing with ed25519 does without the library.
+        # A relay that does not sign with ed25519 does not load the library.
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
 
         signature = Ed25519PrivateKey.from_private_bytes(octets).sign(signed)
@@ -50,8 +49,9 @@ _LONGEST_WAIT = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of an endpoint. `text` is for people. `down`: the endpoint would have refused any event;
-    otherwise it may be this one. `gone`: it wants no more. `wait`: the seconds that it asks for.
+    """The answer of an endpoint. `text` is for people. `down` means that the endpoint would have refused any
+    event; otherwise the reason may be this one. `gone` means that it wants no more events. `wait` is the
+    delay in seconds that it requests.
     """
 
     ok: bool
@@ -62,8 +62,9 @@ class Answer:
 
 
 class Endpoint:
-    """The endpoint of a webhook. `read_keys` is asked before each post for what signs, the newest first: a
-    secret may have been replaced. It blocks, and raises ValueError.
+    """The endpoint of a webhook. `read_keys` is called before each post and returns the signing keys, the
+    newest first, because a secret may have been replaced. It blocks, and raises ValueError if a key cannot be
+    read.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Endpoint:
         )
 
     def _wait(self, text: str) -> float:
-        """Parse Retry-After (RFC 9110 10.2.3): seconds, or a date."""
+        """Parse Retry-After (RFC 9110, section 10.2.3): seconds, or a date."""
         try:
             found = (
                 float(text)

@@ -1,11 +1,12 @@
-"""All webhooks of a worker: makes the events of outcomes, acceptances and the relay, has their couriers.
+"""All webhooks of a worker: creates the events of outcomes, acceptances and the relay, and owns their
+couriers.
 
-Promise: what `outcomes` and `accepted` return belongs into the write that holds what it tells, so a crash
-loses both or none. Events of the relay itself (`tell`) are kept in memory alone, because most tell of the
-present, and one that the spool cannot be written.
+Promise: the results of `outcomes` and `accepted` belong in the same write as what they report, so a crash
+loses both or neither. Events of the relay itself (`tell`) are kept only in memory, because most describe the
+present, and one reports that the spool cannot be written.
 
-A webhook that the configuration no longer names has no courier; its events leave the spool with a line in the
-log.
+A webhook that the configuration no longer names has no courier; its events are removed from the spool, with a
+log line.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ _CLEAR = Redactor(b"", enabled=False)
 
 
 class Webhooks:
-    """The webhooks of a worker. `start`, then `close` once. `hashed` makes pseudonyms; `records` reads the
-    history since a time, with the acceptances of what it tells, in a thread.
+    """The webhooks of a worker. Call `start`, then `close` once. `hashed` makes pseudonyms. `records` reads
+    the history since a time, with the acceptances of the messages concerned, in a thread.
     """
 
     def __init__(
@@ -78,8 +79,8 @@ class Webhooks:
         events.tell_webhooks = self.tell
 
     async def configure(self, settings: Sequence[WebhookSettings]) -> None:
-        """Go by these from now on. Events of one whose secret cannot be read wait for it. A reload has read
-        the secrets before.
+        """Apply these settings. Events of a webhook whose secret cannot be read wait for it. A reload has
+        read the secrets before.
         """
         keys: dict[str, Sequence[str]] = {}
         unread: dict[str, str] = {}
@@ -98,7 +99,7 @@ class Webhooks:
             told.attach(lambda: {each.name: each.queued for each in self._couriers.values()})
             told.told.declare((name, result) for name in wanted for result in ("delivered", "failed", "lost"))
         old, self._redactors = self._couriers, redactors
-        # New ones make events from now on, and claim what old ones have given back.
+        # New couriers create events from now on, and claim those that old ones have released.
         self._couriers = {}
         for name, each in wanted.items():
             same = name in old and (old[name].settings, old[name].keys) == (each, keys[name])
@@ -145,13 +146,15 @@ class Webhooks:
                 self._events.webhooks.lost(name, count, "no [[webhook]] has this name any more")
 
     async def close(self) -> None:
-        """Call while the store takes writes. Events are still made, and posted after the next start."""
+        """Close the couriers, while the store accepts writes. Events are still created, and posted after the
+        next start.
+        """
         await asyncio.gather(*(courier.stop() for courier in self._couriers.values()))
 
     # Events
 
     def notify(self) -> None:
-        """Note that what `outcomes` or `accepted` has returned is stored."""
+        """Report that the result of `outcomes` or `accepted` is stored."""
         for courier in self._couriers.values():
             courier.notify()
 
@@ -207,7 +210,7 @@ class Webhooks:
         return replace(submit, about=tuple(each[0].key for each in told))
 
     def accepted(self, message: Message) -> list[Submit]:
-        """Return the events of an acceptance, for the same write. A bug in here must not cost the mail."""
+        """Return the events of an acceptance, for the same write. A bug in here must not lose the mail."""
         try:
             at = message.envelope.created
             return [
@@ -222,7 +225,7 @@ class Webhooks:
 
     def _accepted(self, courier: WebhookCourier, message: Message) -> dict[str, object]:
         redact, recipients = self._redactors[courier.name], message.envelope.recipients
-        # Beyond `RECIPIENTS` only their number is told.
+        # Beyond `RECIPIENTS`, only the number of recipients is included.
         envelope = replace(message.envelope, recipients=recipients[:RECIPIENTS])
         fields = accepted_fields(replace(message, envelope=envelope), redact, {})
         del fields["message-id"]
@@ -275,10 +278,10 @@ class Webhooks:
         event = {"type": name, "timestamp": _iso(at), "data": {**data, "relay": self._hostname}}
         try:
             return _encode(event)
-        except UnicodeEncodeError:  # half of a surrogate pair
+        except UnicodeEncodeError:  # unpaired surrogate
             return json.dumps(event, separators=(",", ":")).encode()
 
-    # For operators
+    # Operators' requests
 
     def problems(self) -> tuple[str, ...]:
         return tuple(
@@ -296,15 +299,15 @@ class Webhooks:
         return self._couriers.get(name)
 
     async def test(self, courier: WebhookCourier) -> tuple[bool, str]:
-        """Posts an event webhook.test now; whether it was taken, and the answer."""
+        """Post a `webhook.test` event now. Return whether it was accepted, and the answer."""
         now = self._clock.now()
         body = self._body("webhook.test", now, {"webhook": courier.name})
         answer = await courier.endpoint.post(f"msg_{self._ids.next()}_0", body)
         return answer.ok, answer.text
 
     async def replay(self, courier: WebhookCourier, since: float | None) -> int:
-        """Tries now what waits; with `since` (Unix time), tells once more what the history has from then on.
-        Returns how many events wait.
+        """Retry the waiting events now. With `since` (Unix time), also report again the events in the history
+        from then on. Return how many events wait.
         """
         if since is not None:
             records = await REPORTS.run(self._records, since)
@@ -356,14 +359,16 @@ class Webhooks:
 
 
 def _labels(message: Message, redact: Redactor) -> dict[str, object]:
-    """Return that by which an application knows its message."""
+    """Return the fields by which an application recognizes its message."""
     header_id = message.header("message-id").strip().strip("<>")
     shown = {"message_id": _shown_id(header_id, redact)}
     return {**shown, "tags": message.tags, "metadata": message.metadata}
 
 
 def _shown_id(header_id: str, redact: Redactor) -> str:
-    """Return a Message-ID as its field has it, or its pseudonym; the history may have that one already."""
+    """Return a Message-ID as in its header field, or its pseudonym; the history may already contain the
+    pseudonym.
+    """
     if not header_id or header_id.startswith("u-"):
         return header_id
     shown = redact.message_id(header_id)[:LONGEST]
@@ -371,7 +376,7 @@ def _shown_id(header_id: str, redact: Redactor) -> str:
 
 
 def _hidden(redact: Redactor, key: str, value: str) -> str:
-    """Return the pseudonym of a value, because the history may have addresses in clear."""
+    """Return the pseudonym of a value, because the history may contain plain addresses."""
     if value == "<>" or value.startswith(("u-", "c-")):
         return value
     if key == "user":

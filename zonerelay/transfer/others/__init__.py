@@ -1,7 +1,7 @@
-"""The queues of other systems: each module reads one, and changes nothing in it.
+"""The queues of other systems. Each module reads the queue of one system and changes nothing in it.
 
-Policy: what a recipient of the other system has received is not imported; age, attempts, due times and DSN
-wishes are kept as far as the other system knows them; a source whose system runs is refused.
+Policy: recipients who have received the message are not imported. Age, attempts, due times and DSN options
+are kept as far as the other system stores them. A source whose system is running is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _READERS = {
 
 
 def reading(system: str, place: str, now: float) -> AbstractAsyncContextManager[Source]:
-    """Return the queue of another system. Entering raises TransferError and OSError."""
+    """Return the queue of another system. Entering it raises TransferError or OSError if it cannot be
+    read.
+    """
     module, reader = _READERS[system]
     try:
         found = getattr(importlib.import_module(f"{__name__}.{module}"), reader)

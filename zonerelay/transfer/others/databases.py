@@ -1,6 +1,6 @@
-"""Reads the databases of a Redis server that hold the queue of python-slimta or slimta-lua, for an import.
+"""Reads the databases of a Redis server with the queue of python-slimta or slimta-lua, for an import.
 
-Every failure is a TransferError, whose text is for the operator.
+Every failure is a TransferError with a message for the operator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PAGE = 1000
 
 
 class Databases:
-    """The databases. `first` is the number in the URL, `url` is for people."""
+    """A connection to the databases. `first` is the number in the URL; `url` is shown to people."""
 
     def __init__(self, wire: Wire, url: str) -> None:
         self._wire = wire
@@ -31,7 +31,7 @@ class Databases:
     @classmethod
     @contextlib.asynccontextmanager
     async def opened(cls, url: str) -> AsyncIterator[Self]:
-        """Connect to the databases. Raises TransferError."""
+        """Connect to the databases. Raise TransferError if that fails."""
         if not (urlsplit(url).path.strip("/") or "0").isdigit():
             raise TransferError(f"{_shown(url)}: write redis://HOST:PORT/DATABASE")
         try:
@@ -57,12 +57,12 @@ class Databases:
         return reply if isinstance(reply, int) else 0
 
     async def texts(self, *command: Argument) -> list[bytes | None]:
-        """Return a list of strings, those that are not there as `None`."""
+        """Return a list of strings, with `None` for those that do not exist."""
         reply = as_list(await self._ask(*command))
         return [each if isinstance(each, bytes) else None for each in reply]
 
     async def keys(self, prefix: bytes) -> AsyncIterator[bytes]:
-        """Yield those that begin with it."""
+        """Yield the keys that begin with a prefix."""
         pattern = re.sub(rb"([*?\[\\])", rb"\\\1", prefix)
         cursor: Argument = "0"
         seen = set[bytes]()
@@ -81,7 +81,7 @@ class Databases:
         return await self._ask("TYPE", key) == b"hash"
 
     async def clients(self, databases: Collection[int]) -> list[dict[str, str]]:
-        """Return those of the server that use one of the databases, this one left out."""
+        """Return the other clients of the server that use one of the databases."""
         told = await self._ask("CLIENT", "LIST")
         lines = told.decode("utf-8", "replace").splitlines() if isinstance(told, bytes) else []
         found = [dict(fact.partition("=")[::2] for fact in line.split()) for line in lines]
@@ -93,6 +93,6 @@ class Databases:
 
 
 def _shown(url: str) -> str:
-    """Return a URL without user and password, wherever they stand."""
+    """Return a URL without user and password, wherever they are."""
     scheme, mark, rest = url.partition("://")
     return masked(f"{scheme}{mark}{rest.rpartition('@')[2]}")

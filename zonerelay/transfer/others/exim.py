@@ -1,9 +1,9 @@
-"""Exim 4: its spool, `input/ID-H` with the envelope and the header, `ID-D` with the body.
+"""Exim 4: its spool, with the envelope and the header in `input/ID-H` and the body in `ID-D`.
 
 The source is the spool directory. Recipients in the tree of non-recipients and in the journal (`ID-J`, newer
 than the -H file) are finished. Exim keeps due times in a database of hosts, not with a message, so mail that
-is not frozen is due at once; frozen mail is held. Attempts and the last reply are those in its log of the
-message (`msglog/ID`), whose times are taken for local ones. Exim is refused while a process of it runs.
+is not frozen is due at once; frozen mail is held. Attempts and the last reply are read from its log of the
+message (`msglog/ID`), whose times are taken as local time. The import is refused while an Exim process runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PROGRAMS = (b"exim", b"exim4")
 
 @dataclass(slots=True)
 class Head:
-    """What a -H file says. `header` has LF line ends and no empty line behind it."""
+    """The content of a -H file. `header` has LF line ends and no empty line after it."""
 
     sender: str = ""
     created: float = 0.0
@@ -44,11 +44,11 @@ class Head:
 
 
 def parse_head(raw: bytes) -> Head:
-    """Parse a -H file. Raises ValueError with a message."""
+    """Parse a -H file. Raise ValueError with a message if it is not valid."""
     lines = _Lines(raw)
     head = Head()
-    lines.next()  # the file's own name
-    lines.next()  # the user who has submitted it
+    lines.next()  # the name of the file itself
+    lines.next()  # the user who submitted the message
     sender = lines.next()
     if not (sender.startswith("<") and sender.endswith(">")):
         raise ValueError("its third line is no sender")
@@ -86,8 +86,8 @@ class _Lines:
 
 
 def _tree(line: str, lines: _Lines) -> Iterator[str]:
-    """Yield a binary tree of addresses, root first; each line says whether it has a left and a
-    right branch.
+    """Yield a binary tree of addresses, root first. Each line tells whether it has a left and a right
+    branch.
     """
     if line == "XX":
         return
@@ -104,8 +104,8 @@ def _tree(line: str, lines: _Lines) -> Iterator[str]:
 
 
 def _recipient(line: str) -> Open:
-    """Parse `ADDRESS`, or with facts behind it that are read from the end, as an address may have blanks in
-    it: `ADDRESS ORCPT LENGTH,FLAGS ERRORS-TO LENGTH,PARENT#3`, and `#1` without the wishes.
+    """Parse `ADDRESS`, optionally followed by facts that are parsed from the end, because an address may
+    contain blanks: `ADDRESS ORCPT LENGTH,FLAGS ERRORS-TO LENGTH,PARENT#3`, or `#1` without the DSN options.
     """
     match = _RECIPIENT.fullmatch(line)
     if match is None:
@@ -130,7 +130,9 @@ def _without_text(front: str) -> tuple[str, str, int]:
 
 
 def _header(raw: bytes) -> bytes:
-    """Read fields: `LENGTH` in three digits or more, a flag, a blank, the text; `*` flags removed ones."""
+    """Read fields: `LENGTH` in three or more digits, a flag, a blank, the text. Fields with the flag `*` were
+    removed.
+    """
     kept = []
     at = 0
     while at < len(raw):
@@ -147,7 +149,7 @@ def _header(raw: bytes) -> bytes:
 
 
 def _name(address: str) -> str:
-    """Return an address as Exim names it: domain in lower case, without a mark in front."""
+    """Return an address in Exim's form: the domain in lower case, without a leading mark."""
     local, at, domain = address.lstrip(":\\").rpartition("@")
     return f"{local}{at}{domain.lower()}"
 
@@ -164,7 +166,9 @@ def parse_log(text: str) -> dict[str, list[tuple[float, str]]]:
 
 @contextlib.asynccontextmanager
 async def reading_exim(place: str, now: float) -> AsyncIterator[Source]:
-    """Open the queue of a stopped Exim. Raises TransferError, OSError."""
+    """Open the queue of a stopped Exim. Raise TransferError if it runs, and OSError if the queue cannot be
+    read.
+    """
     spool = Path(place)
     if not (spool / "input").is_dir():
         raise TransferError(f"{spool} has no directory input: name Exim's spool, /var/spool/exim4")
@@ -188,8 +192,8 @@ async def reading_exim(place: str, now: float) -> AsyncIterator[Source]:
 
 
 def _processes() -> Iterator[str]:
-    """Yield the process ids of any Exim on the machine: its name as an argument, with one of its own options
-    behind it.
+    """Yield the ids of Exim processes on this machine: those with its name as an argument, followed by one of
+    its options.
     """
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -200,7 +204,7 @@ def _processes() -> Iterator[str]:
 
 
 def _message(identity: str, path: Path, spool: Path) -> Foreign:
-    """Read a message. Raises ValueError and OSError."""
+    """Read a message. Raise ValueError if it is not valid, and OSError if it cannot be read."""
     with path.open("rb") as file:
         head = parse_head(file.read(_MAX_HEADER_FILE))
     journal = path.with_name(f"{identity}-J")

@@ -1,7 +1,8 @@
-"""Makes a stored message of what another system knows. No I/O.
+"""Converts a message of another system to a stored message. No I/O.
 
-Addresses pass the parsers of SMTP: another system may have taken what we would not send. A recipient whose
-address is none is named and left out; a wish that is none is dropped. Without a date mail is new.
+Addresses are checked by the SMTP parsers, because another system may have accepted addresses that we would
+not send to. An invalid recipient is reported and left out; an invalid DSN option is dropped. A message
+without a date is treated as new.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _REPLY = re.compile(r"\b(4\d\d)[ -](?:4\.(\d{1,3}\.\d{1,3})[ -])?\s*(.*)", re.DO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """A recipient that the other system has not finished. `due` is Unix seconds, 0 for at once."""
+    """A recipient for whom delivery is not complete. `due` is Unix seconds, 0 for at once."""
 
     address: str
     notify: Notify = Notify.UNSET
@@ -40,8 +41,8 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """A message of another system. `key` names the message for good, `created` is Unix seconds, 0 when it is
-    not known; `ret` and `envid` are as in RFC 3461. `weight`: bytes in memory.
+    """A message of another system. `key` identifies the message permanently. `created` is in Unix seconds, 0
+    if it is not known. `ret` and `envid` are as in RFC 3461. `weight` is its size in memory in bytes.
     """
 
     key: str
@@ -58,7 +59,7 @@ class Foreign:
 
 
 def adopted(foreign: Foreign, now: float) -> Iterator[Stored | Unusable]:
-    """Yield the message, and what cannot be taken of it."""
+    """Yield the message, and the recipients that cannot be imported."""
     try:
         sender = _mailbox(foreign.sender, reverse_path)
     except CommandError as error:
@@ -113,7 +114,7 @@ def adopted(foreign: Foreign, now: float) -> Iterator[Stored | Unusable]:
 def _mailbox(address: str, parse: Callable[[str], tuple[Mailbox, str]]) -> Mailbox:
     mailbox, rest = parse(f"<{address}>")
     if rest or not address.isprintable():
-        parse("")  # raises: the address ends before its end
+        parse("")  # raises if the text continues after the address
     return mailbox
 
 
@@ -130,16 +131,16 @@ def xtext(text: str) -> str:
 
 
 def orcpt_of(decoded: str) -> str:
-    """Return an ORCPT whose address is not in xtext; `""` for none."""
+    """Return an ORCPT with its address in xtext, or "" if there is none."""
     kind, semicolon, address = decoded.partition(";")
     return f"{kind};{xtext(address)}" if semicolon else ""
 
 
 def attempt_of(reason: str, at: float) -> Attempt | None:
-    """Return the last attempt, from the text that another system keeps of it; `None` without one.
+    """Return the last attempt, from the text that another system stores about it, or `None` without a text.
 
-    A reply is looked for in it. Without one, and for a permanent one, the text itself is a local reply: a
-    delivery that is still open was not refused for good.
+    The text is searched for an SMTP reply. If there is none, or a permanent one, the text itself becomes a
+    local reply, because a delivery that is still open was not refused permanently.
     """
     if not reason:
         return None

@@ -1,8 +1,8 @@
-"""Reads pickles of python-slimta without building anything that they name.
+"""Reads pickles of python-slimta without creating any object that they name.
 
-A pickle is a program. Names that python-slimta's pickles have stand for `Inert`, an object that keeps what it
-is given; any other name ends the reading, before anything is called. The reader is pickle's in Python: the
-one in C takes the memory that a hostile number asks for.
+A pickle is a program. The names in python-slimta's pickles are mapped to `Inert`, an object that only stores
+what it is given; any other name ends the reading before anything is called. The Python implementation of
+pickle is used, because the C implementation allocates as much memory as a hostile number requests.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _FIELD_NAME = re.compile(r"[!-9;-~]+")
 
 
 class PickleError(ValueError):
-    """The pickle is not one of python-slimta's; the text says why."""
+    """The pickle is not one of python-slimta's; the text gives the reason."""
 
 
 class Inert:
-    """Stands for an object. `state` are its attributes."""
+    """A stand-in for an object. `state` has its attributes."""
 
     def __new__(cls, *arguments: object) -> Inert:
         made = object.__new__(cls)
@@ -44,16 +44,18 @@ class Inert:
     state: dict[str, object]
 
     def __init__(self, *arguments: object) -> None:
-        """Takes what `__new__` has kept."""
+        """Ignore the arguments, which `__new__` has stored."""
 
     def __setstate__(self, state: object) -> None:
         self.state = state if isinstance(state, dict) else {}
 
     def append(self, item: object) -> None:
-        """Ignore an item: the nodes of a parse tree are lists, and the text says the same."""
+        """Ignore an item: the nodes of a parse tree are lists, and the message's text has the same
+        content.
+        """
 
     def extend(self, items: object) -> None:
-        """See `append`."""
+        """Ignore items; see `append`."""
 
 
 class _Reader(pickle._Unpickler):
@@ -66,20 +68,20 @@ class _Reader(pickle._Unpickler):
 
 
 def load(raw: bytes) -> object:
-    """Load numbers, texts, containers and `Inert` objects. Raises PickleError.
+    """Load numbers, texts, containers and `Inert` objects. Raise PickleError if there is anything else.
 
-    Texts of Python 2 are UTF-8, with the bytes that are not as surrogates.
+    Texts of Python 2 are decoded as UTF-8, with surrogates for invalid bytes.
     """
     try:
         return _Reader(io.BytesIO(raw), encoding="utf-8", errors="surrogateescape").load()
     except PickleError:
         raise
-    except Exception as error:  # a broken pickle may raise anything
+    except Exception as error:  # a broken pickle may raise any exception
         raise PickleError(f"it is no whole pickle: {type(error).__name__}") from error
 
 
 def octets(text: object) -> bytes:
-    """Raises PickleError when it is no text."""
+    """Return a text as bytes. Raise PickleError if it is not a text."""
     if isinstance(text, bytes):
         return text
     if isinstance(text, str):
@@ -88,7 +90,9 @@ def octets(text: object) -> bytes:
 
 
 def header(message: object) -> bytes:
-    """Return the header of an `email.message.Message`, with an empty line behind it. Raises PickleError."""
+    """Return the header of an `email.message.Message`, followed by an empty line. Raise PickleError if it is
+    not valid.
+    """
     fields = message.state.get("_headers") if isinstance(message, Inert) else None
     if not isinstance(fields, list):
         raise PickleError("it has no header")
@@ -98,7 +102,7 @@ def header(message: object) -> bytes:
             raise PickleError("it has a header field that is none")
         name, value = field
         if isinstance(value, Inert) and len(value.arguments) > 2:
-            value = value.arguments[2]  # how email pickles a field that a program has set
+            value = value.arguments[2]  # the form in which email pickles a field that a program has set
         shown = octets(name).decode("ascii", "replace")
         if not _FIELD_NAME.fullmatch(shown):
             raise PickleError(f"it has a header field named {shown!r}")

@@ -1,8 +1,10 @@
-"""Postfix: its queue by its own tools, `postqueue -j` for the reasons of deferrals, `postcat` for messages.
+"""Postfix: reads its queue with its own tools, `postqueue -j` for the reasons of deferrals and `postcat` for
+messages.
 
-The source is the directory of main.cf. Postfix is refused while its master runs, and cannot start during the
-import, which holds the lock of the master. Postfix keeps no number of attempts: a recipient with a reason has
-had one. Mail in maildrop was never looked at by Postfix's cleanup and is named, not taken.
+The source is the directory of main.cf. The import is refused while Postfix's master runs, and holds the lock
+of the master, so that Postfix cannot start during the import. Postfix does not store the number of attempts:
+a recipient with a reason is counted as attempted once. Mail in maildrop has not passed Postfix's cleanup; it
+is reported and not imported.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class _Delayed(msgspec.Struct, frozen=True):
 
 
 class _Listed(msgspec.Struct, frozen=True):
-    """A line of `postqueue -j`."""
+    """One line of `postqueue -j`."""
 
     queue_id: str
     recipients: tuple[_Delayed, ...] = ()
@@ -55,7 +57,7 @@ class _File:
 
 @dataclass(slots=True)
 class Records:
-    """What the records of an envelope say."""
+    """The content of an envelope's records."""
 
     sender: str = ""
     created: float = 0.0
@@ -64,7 +66,7 @@ class Records:
 
 
 def parse_records(text: str) -> Records:
-    """Return what `postcat -e` prints, with the times in UTC. Raises ValueError when there is no sender."""
+    """Parse the output of `postcat -e`, with times in UTC. Raise ValueError if there is no sender."""
     records = Records()
     wishes: dict[str, str] = {}
     known = False
@@ -96,7 +98,9 @@ def parse_records(text: str) -> Records:
 
 @contextlib.asynccontextmanager
 async def reading_postfix(place: str, now: float) -> AsyncIterator[Source]:
-    """Open the queue of a stopped Postfix. Raises TransferError, OSError."""
+    """Open the queue of a stopped Postfix. Raise TransferError if it runs, and OSError if the queue cannot be
+    read.
+    """
     tools = _Tools(Path(place))
     queue = Path((await tools.run("postconf", "-h", "queue_directory")).decode().strip())
     with _stopped(queue):
@@ -139,7 +143,7 @@ class _Tools:
         )
 
     async def run(self, program: str, *words: str) -> bytes:
-        """Raises TransferError when it fails."""
+        """Run a program and return its output. Raise TransferError if it fails."""
         process = await self.begin(program, *words)
         told, complaint = await process.communicate()
         if process.returncode:
@@ -149,12 +153,12 @@ class _Tools:
 
 @contextlib.contextmanager
 def _stopped(queue: Path) -> Iterator[None]:
-    """Holds the lock of Postfix's master."""
+    """Hold the lock of Postfix's master."""
     path = queue / "pid" / "master.pid"
     if not queue.is_dir():
         raise TransferError(f"there is no queue of Postfix in {queue}")
     if not path.exists():
-        yield  # it has never run here
+        yield  # Postfix has never run here
         return
     with path.open("rb") as file:
         try:
@@ -166,13 +170,13 @@ def _stopped(queue: Path) -> Iterator[None]:
 
 
 def _files(queue: Path) -> Iterator[_File]:
-    """Yield the files, oldest first, as far as they tell."""
+    """Yield the files, oldest first, as far as their times are known."""
     found = []
     for name in QUEUES:
         for path in (queue / name).rglob("*"):
             if path.is_file():
                 status = path.stat()
-                # Its time is that of the next attempt.
+                # The file's modification time is that of the next attempt.
                 due = status.st_mtime if name == "deferred" else 0.0
                 is_whole = bool(status.st_mode & 0o100)
                 found.append((status.st_ctime, _File(name, path, status.st_size, due, is_whole)))
@@ -195,7 +199,7 @@ async def _message(
     if file.queue == "maildrop":
         return [Unusable(identity, "it waits in maildrop, before cleanup: start Postfix for a moment")]
     if not file.is_whole:
-        return []  # its client was never told that it was accepted
+        return []  # its client was never notified that the message was accepted
     try:
         records = parse_records(
             (await tools.run("postcat", "-e", str(file.path))).decode("utf-8", "surrogateescape")
@@ -215,7 +219,7 @@ async def _message(
             raise ValueError(f"postcat: {complaint.decode('utf-8', 'replace').strip()}")
 
     foreign = Foreign(
-        # Postfix gives short ids again: the time belongs to the name.
+        # Postfix reuses short ids, so the time is part of the name.
         key=f"postfix {identity} {records.created:.0f}",
         sender=records.sender,
         recipients=[_deferred(each, file, reasons.get(each.address, "")) for each in records.recipients],

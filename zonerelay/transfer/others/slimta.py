@@ -1,12 +1,13 @@
-"""python-slimta: its Redis hashes and its disk layout, both of which hold pickled envelopes.
+"""python-slimta: reads its Redis hashes and its disk storage, both of which contain pickled envelopes.
 
-Sources are `redis://HOST:PORT/DB` (`?prefix=…` unless that is `slimta:`) and `DIR`, or `ENV_DIR:META_DIR`.
-Recipients that python-slimta has written down as delivered are left out. Its disk storage of version 5 fails
-to write them down: python-slimta itself would send to all recipients again, and so does this relay.
+Sources are `redis://HOST:PORT/DB` (with `?prefix=…` unless the prefix is `slimta:`) and `DIR` or
+`ENV_DIR:META_DIR`. Recipients that python-slimta has recorded as delivered are left out. Its disk storage of
+version 5 fails to record them: python-slimta itself would send to all recipients again, and so does this
+relay.
 
-The import is refused while python-slimta runs. It runs when a client of the Redis database waits for the
-list of new messages, which its storage does all the time, or when a process has pyaio loaded, which its disk
-storage needs.
+The import is refused while python-slimta runs. This is recognized by a client of the Redis database that
+waits for the list of new messages, which its storage always does, or by a process that has loaded pyaio,
+which its disk storage needs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LIBRARY = "pyaio"
 
 @contextlib.asynccontextmanager
 async def reading_slimta_redis(place: str, now: float) -> AsyncIterator[Source]:
-    """Open the Redis queue of a stopped python-slimta. Raises TransferError."""
+    """Open the Redis queue of a stopped python-slimta. Raise TransferError if it runs or cannot be read."""
     url, _, query = place.partition("?")
     prefix = urllib.parse.parse_qs(query).get("prefix", [PREFIX])[-1].encode()
     async with Databases.opened(url) as redis:
@@ -49,7 +50,7 @@ async def reading_slimta_redis(place: str, now: float) -> AsyncIterator[Source]:
             for key in keys:
                 identity = key[len(prefix) :].decode("ascii", "replace")
                 envelope, *meta = await redis.texts("HMGET", key, "envelope", *_META)
-                if envelope is not None:  # else it is another program's, or removed
+                if envelope is not None:  # otherwise it belongs to another program, or was removed
                     for item in _adopted(identity, envelope, dict(zip(_META, meta, strict=True)), now):
                         yield item
 
@@ -58,7 +59,9 @@ async def reading_slimta_redis(place: str, now: float) -> AsyncIterator[Source]:
 
 @contextlib.asynccontextmanager
 async def reading_slimta_disk(place: str, now: float) -> AsyncIterator[Source]:
-    """Open the disk queue of a stopped python-slimta. Raises TransferError, OSError."""
+    """Open the disk queue of a stopped python-slimta. Raise TransferError if it runs, and OSError if the
+    queue cannot be read.
+    """
     first, _, second = place.partition(":")
     envelopes, metas = Path(first), Path(second or first)
     for directory in (envelopes, metas):
@@ -89,7 +92,9 @@ def _users() -> Iterator[str]:
 
 
 def _meta(path: Path) -> Mapping[Any, object]:
-    """Read the record of an envelope. A power cut may have left none: the message is new then."""
+    """Read the metadata of an envelope. A power failure may have left none; the message is treated as new
+    then.
+    """
     try:
         meta = pickles.load(path.read_bytes())
     except FileNotFoundError:
@@ -121,7 +126,7 @@ def _adopted(
 
 
 def _foreign(identity: str, raw: bytes, attempts: int, due: float, delivered: object) -> Foreign:
-    """Read an envelope. Raises PickleError."""
+    """Read an envelope. Raise PickleError if it is not valid."""
     envelope = pickles.load(raw)
     if not isinstance(envelope, Inert):
         raise PickleError("it is no envelope")

@@ -1,9 +1,9 @@
-"""slimta-lua: its four Redis databases, as its documents and its `to_meta` functions describe them.
+"""slimta-lua: reads its four Redis databases, as described by its documents and its `to_meta` functions.
 
 The source is `redis://HOST:PORT/OFFSET`. Database OFFSET has the ids and the times of retries, the next one a
-hash per message with its envelope, the next its bytes, the last the locks of messages that are being
-delivered. It is refused while there is such a lock, or another client in one of the four, which belong to
-slimta-lua alone.
+hash per message with its envelope, the next one its bytes, and the last one the locks of messages that are
+being delivered. The import is refused while there is such a lock, or another client in one of the four
+databases, because only slimta-lua uses them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
 
 @contextlib.asynccontextmanager
 async def reading_slimta_lua(place: str, now: float) -> AsyncIterator[Source]:
-    """Open the queue of a stopped slimta-lua. Raises TransferError."""
+    """Open the queue of a stopped slimta-lua. Raise TransferError if it runs or cannot be read."""
     async with Databases.opened(place) as redis:
         ids, metas, contents, locks = (redis.first + number for number in range(4))
         for client in await redis.clients({ids, metas, contents, locks}):
@@ -49,7 +49,7 @@ async def reading_slimta_lua(place: str, now: float) -> AsyncIterator[Source]:
                 (octets,) = await redis.texts("MGET", name)
                 identity = name.decode("ascii", "replace")
                 if octets is None and not flat:
-                    continue  # an id that was claimed for a message that never came
+                    continue  # an id that was reserved for a message that was never stored
                 if octets is None or not flat:
                     yield Unusable(identity, "half of it is missing in the databases")
                     continue
@@ -80,7 +80,7 @@ def _foreign(identity: str, meta: Mapping[bytes | None, bytes | None], octets: b
     return Foreign(
         key=f"slimta-lua {identity}",
         sender=text(b"sender"),
-        # Each recipient ends in a NUL.
+        # Each recipient ends with a NUL.
         recipients=[
             Open(address=each, attempts=attempts, due=due) for each in text(b"recipients").split("\0") if each
         ],

@@ -1,12 +1,13 @@
-"""ZoneMTA of 2016: its queue in LevelDB, whose scheme of keys the relay's own is made after.
+"""ZoneMTA of 2016: reads its queue in LevelDB, whose key scheme is the model of the relay's own.
 
-The source is the database's directory. A recipient that is not finished has a key `ref ID ZONE RECIPIENT`,
-with its deferral; `message ID *` has the envelope and the header, the chunks of `message ID` have the body.
-The zones of ZoneMTA are not taken over: the routes of this relay choose.
+The source is the database's directory. A recipient that is not finished has a key `ref ID ZONE RECIPIENT`
+with its deferral. `message ID *` has the envelope and the header, and the chunks of `message ID` have the
+body. The zones of ZoneMTA are not imported: the routes of this relay choose zones.
 
-LevelDB writes to what it opens, so it opens a snapshot beside the source: tables are links, the rest copies.
-The lock of the source is held, so ZoneMTA is refused while it runs, and cannot start meanwhile. Its other
-engine, a fork of Basho's LevelDB, keeps tables in directories of their own, and is refused in words.
+Opening a LevelDB database writes to it, so a snapshot next to the source is opened: tables are hard links,
+the other files are copies. The lock of the source is held, so the import is refused while ZoneMTA runs, and
+ZoneMTA cannot start during the import. Its other engine, a fork of Basho's LevelDB, has tables in
+subdirectories and is refused with an error.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _TABLES = (".ldb", ".sst")
 
 
 class _Deferral(msgspec.Struct, frozen=True):
-    """Times are milliseconds."""
+    """A deferral. Times are in milliseconds."""
 
     count: int = 0
     last: float = 0
@@ -47,13 +48,13 @@ class _Reference(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """A header field, its bytes as the characters of ISO 8859-1."""
+    """A header field, with its bytes as ISO 8859-1 characters."""
 
     line: str
 
 
 class _Mail(msgspec.Struct, frozen=True):
-    """A message. `time` is milliseconds. `sender` is false for the null sender."""
+    """A message. `time` is in milliseconds. `sender` is false for the null sender."""
 
     sender: str | bool = msgspec.field(default="", name="from")
     headers: tuple[_Line, ...] = ()
@@ -70,7 +71,9 @@ class _Mark(msgspec.Struct, frozen=True):
 
 @contextlib.asynccontextmanager
 async def reading_zonemta(place: str, now: float) -> AsyncIterator[Source]:
-    """Open the queue of a stopped ZoneMTA. Raises TransferError, OSError."""
+    """Open the queue of a stopped ZoneMTA. Raise TransferError if it runs, and OSError if the queue cannot be
+    read.
+    """
     path = Path(place)
     if any(path.glob("sst_*")):
         raise TransferError(
@@ -132,7 +135,7 @@ def _snapshot(path: Path) -> Iterator[Path]:
 
 
 def _take(file: Path, copy: Path) -> None:
-    if file.suffix in _TABLES:  # never written again
+    if file.suffix in _TABLES:  # tables are never written again
         with contextlib.suppress(OSError):
             copy.hardlink_to(file)
             return
@@ -154,7 +157,7 @@ def _ids(database: plyvel.DB) -> list[bytes]:
 
 
 def _message(database: plyvel.DB, identity: bytes) -> Foreign:
-    """Raises ValueError and plyvel.Error."""
+    """Read a message. Raise ValueError if it is not valid, and plyvel.Error if the database fails."""
     name = b"message " + identity
     mark, meta = database.get(name + b" #"), database.get(name + b" *")
     if mark is None or meta is None:
