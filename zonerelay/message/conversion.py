@@ -59,7 +59,7 @@ class NotConvertibleError(Exception):
 
 
 def ascii_fields(block: bytes) -> bytes:
-    """Returns the header section in ASCII, its fields in their order. Raises NotConvertibleError."""
+    """Return the header section in ASCII, its fields in their order. Raise NotConvertibleError."""
     if block.isascii():
         return block
     written: list[bytes] = []
@@ -79,7 +79,7 @@ def ascii_fields(block: bytes) -> bytes:
 
 
 def folded(block: bytes) -> bytes:
-    """Folds the lines that are too long (RFC 5322 2.1.1) at blanks, so that readers find the same values, and
+    """Fold the lines that are too long (RFC 5322 2.1.1) at blanks, so that readers find the same values, and
     between two identifiers. A longer word stays as it is.
     """
     lines = block.split(b"\r\n")
@@ -124,7 +124,7 @@ def _ascii_field(name: bytes, value: bytes) -> bytes:
 
 
 def _words(text: str) -> str:
-    """Returns the text as encoded words, with a space between two of them."""
+    """Return the text as encoded words, with a space between two of them."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -137,7 +137,7 @@ def _words(text: str) -> str:
 
 
 def _text(_label: str, text: str) -> str:
-    """Encodes each run of words beyond ASCII. Readers drop the blank between two encoded words, so it is
+    """Encode each run of words beyond ASCII. Readers drop the blank between two encoded words, so it is
     written within one of them.
     """
     runs: list[str] = []
@@ -262,11 +262,11 @@ class _Walk:
         self._parts = 0
 
     def feed(self, piece: bytes) -> bytes:
-        """Takes the next piece. Raises NotConvertibleError."""
+        """Take the next piece. Raise NotConvertibleError."""
         data = self._rest + piece if self._rest else piece
         *lines, rest = data.split(CRLF)
         written = [self._whole_line(line) for line in lines]
-        # The cuts do not depend on the pieces: the octets must be the same each time.
+        # The cuts do not depend on the pieces: the bytes must be the same each time.
         while len(rest) >= _FRAGMENT + len(CRLF) and self._header is None:
             written.append(self._line(rest[:_FRAGMENT]))
             rest = rest[_FRAGMENT:]
@@ -276,14 +276,14 @@ class _Walk:
         return b"".join(written)
 
     def finish(self) -> bytes:
-        """Ends the message."""
+        """End the message."""
         written = self._line(self._rest) if self._rest else b""
         if self._header is not None:
             written += self._header_ended(b"")
         return written + self._ended(by_delimiter=False)
 
     def _whole_line(self, line: bytes) -> bytes:
-        """Takes a line without its CRLF."""
+        """Take a line without its CRLF."""
         written = b""
         while len(line) > _FRAGMENT and self._header is None:
             written += self._line(line[:_FRAGMENT])
@@ -291,7 +291,7 @@ class _Walk:
         return written + self._line(line + CRLF)
 
     def _line(self, line: bytes) -> bytes:
-        """Takes a line with its CRLF, or a part of a line without."""
+        """Take a line with its CRLF, or a part of a line without."""
         starts, self._at_line_start = self._at_line_start, line.endswith(CRLF)
         if starts and line.startswith(b"--") and self._delimiters:
             level = self._level(line)
@@ -307,7 +307,7 @@ class _Walk:
         return b""
 
     def _level(self, line: bytes) -> tuple[int, bool] | None:
-        """Returns which multipart the delimiter belongs to, and whether it ends it."""
+        """Return which multipart the delimiter belongs to, and whether it ends it."""
         plain = line.rstrip()
         for level in range(len(self._delimiters) - 1, -1, -1):
             delimiter = self._delimiters[level]
@@ -353,7 +353,7 @@ class _Walk:
         return self._leaf_part(block, has_fields) + empty_line
 
     def _outside(self) -> None:
-        """Begins the lines before the first part or behind the last one."""
+        """Begin the lines before the first part or behind the last one."""
         self._entity = None
 
     def _part(self, block: bytes, encoding: str, covered: bool) -> bytes:

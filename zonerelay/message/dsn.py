@@ -73,7 +73,7 @@ class Notice:
         return not all(address.isascii() for address in addresses)
 
     def last_words(self, report: RecipientReport) -> Said:
-        """Returns this outcome's reply, or, when the relay gave up, the peer's reply to the attempt
+        """Return this outcome's reply, or, when the relay gave up, the peer's reply to the attempt
         before.
         """
         outcome, last = report.outcome, report.delivery.last
@@ -122,7 +122,7 @@ _HINTS = {
 
 
 def for_people(notice: Notice) -> str:
-    """Returns plain text with CRLF line ends."""
+    """Return plain text with CRLF line ends."""
     lines = [f"This is the mail system of {notice.hostname}.", "", *wrap(_OPENINGS[notice.kind])]
     if notice.kind is DsnKind.DELAYED and notice.retry_until is not None:
         lines += wrap(f"Delivery will be tried until {_date(notice.retry_until)}.")
@@ -157,7 +157,7 @@ def _about(notice: Notice, report: RecipientReport) -> list[str]:
 
 
 def shown(mailbox: Mailbox) -> str:
-    """Returns the address in a form that is safe on another person's screen, although our parser has checked
+    """Return the address in a form that is safe on another person's screen, although our parser has checked
     it.
     """
     return one_line(mailbox, limit=512)
@@ -199,7 +199,7 @@ def compose(
     retry_until: float | None = None,
     whole_message: bytes = b"",
 ) -> bytes:
-    """Returns the notification about `message` to its sender. The caller limits the size of the returned
+    """Return the notification about `message` to its sender. The caller limits the size of the returned
     part.
 
     With `whole_message` the message comes back instead of its header; it must pass `can_return_whole`.
@@ -320,7 +320,7 @@ def _multipart(parts: Sequence[bytes], boundary: bytes) -> bytes:
 
 
 def _boundary(dsn_id: MessageId, parts: Sequence[bytes]) -> bytes:
-    """Returns a boundary that no part contains. Ids can be guessed, so the parts are searched for it."""
+    """Return a boundary that no part contains. Ids can be guessed, so the parts are searched for it."""
     number = 0
     while True:
         # "=_" cannot occur in quoted-printable (RFC 2045 6.7).
@@ -331,7 +331,7 @@ def _boundary(dsn_id: MessageId, parts: Sequence[bytes]) -> bytes:
 
 
 def _original_recipient(notice: Notice, orcpt: str) -> str:
-    """Decodes the address (RFC 3461 6.3 d). The type utf-8 appears only where it is allowed (RFC 6533 3)."""
+    """Decode the address (RFC 3461 6.3 d). The type utf-8 appears only where it is allowed (RFC 6533 3)."""
     kind, _, address = orcpt.partition(";")
     if kind.lower() != "utf-8":
         plain = _decoded(address)
@@ -349,7 +349,7 @@ def _embedded_character(match: re.Match[str]) -> str:
 
 
 def _decoded(xtext: str) -> str:
-    """Decodes `+XX` to one byte (RFC 3461 4). The result stays printable ASCII, because it is shown."""
+    """Decode `+XX` to one byte (RFC 3461 4). The result stays printable ASCII, because it is shown."""
     text = _XTEXT.sub(lambda match: chr(int(match[1], 16)), xtext)
     return one_line(text, limit=_MAX_XTEXT, ascii_only=True)
 

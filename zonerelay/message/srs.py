@@ -92,9 +92,9 @@ class Srs:
         self._local_parents = frozenset(domain[2:] for domain in own if domain.startswith("*."))
 
     def forward(self, sender: Mailbox, now: float) -> Mailbox:
-        """Returns the sender for the next host. The null sender and local domains stay unchanged.
+        """Return the sender for the next host. The null sender and local domains stay unchanged.
 
-        `now` is Unix time. Raises SrsError TOO_LONG.
+        `now` is Unix time. Raise SrsError TOO_LONG.
         """
         domain = domain_of(sender)
         if sender == NULL_SENDER or self._is_local(domain):
@@ -126,10 +126,10 @@ class Srs:
         return found is not None and not _is_new(found)
 
     def reverse(self, recipient: Mailbox, now: float) -> Mailbox | None:
-        """Returns the recipient of a report to this address; `None` when SRS here does not make such
+        """Return the recipient of a report to this address; `None` when SRS here does not make such
         addresses.
 
-        Raises SrsError.
+        Raise SrsError.
         """
         if domain_of(recipient) != self.domain:
             return None
@@ -170,7 +170,7 @@ class Srs:
         )
 
     def _check_old(self, found: re.Match[str], given: str, *parts: str, today: int) -> None:
-        """Raises SrsError OLD_FORM where the old form is not read, so that no guess gets an answer."""
+        """Raise SrsError OLD_FORM where the old form is not read, so that no guess gets an answer."""
         if not self._accept_legacy and not 0 <= today - self._upgraded <= self._max_days:
             raise SrsError(SrsFault.WRONG_HASH if _is_new(found) else SrsFault.OLD_FORM)
         if len(given) < OLD_HASH_LENGTH or not given.isascii():
@@ -187,12 +187,12 @@ class Srs:
 
 
 def _is_new(found: re.Match[str]) -> bool:
-    """Tells the forms apart by the first part: in SRS1 the day is in front of the hash."""
+    """Tell the forms apart by the first part: in SRS1 the day is in front of the hash."""
     return (_NEW_SRS0 if found.re is _SRS0 else _NEW_SRS1).fullmatch(found[1]) is not None
 
 
 def _hash(key: bytes, *parts: str | int) -> str:
-    """Hashes the parts with ASCII letters in lower case, since servers change the case, each with its length
+    """Hash the parts with ASCII letters in lower case, since servers change the case, each with its length
     in front.
     """
     octets = [str(part).encode().lower() for part in parts]
@@ -201,7 +201,7 @@ def _hash(key: bytes, *parts: str | int) -> str:
 
 
 def _old_hash(key: bytes, parts: Sequence[str]) -> str:
-    """Hashes the parts with ASCII letters in lower case, as libsrs2 does, whatever the characters around
+    """Hash the parts with ASCII letters in lower case, as libsrs2 does, whatever the characters around
     them.
     """
     mac = hmac.digest(key, "".join(parts).encode().lower(), "sha1")
@@ -213,7 +213,7 @@ def _stamp(day: int) -> str:
 
 
 def _day(stamp: str, today: int) -> int | None:
-    """Returns the last day with this stamp, tomorrow included; `None` when the stamp is none."""
+    """Return the last day with this stamp, tomorrow included; `None` when the stamp is none."""
     stamp = stamp.upper()
     if not _STAMP.fullmatch(stamp):
         return None

@@ -50,7 +50,7 @@ class ManualClock:
         return self._monotonic + self._suspended
 
     def suspend(self, seconds: float) -> None:
-        """Lets time pass while the machine sleeps: the monotonic clock stands still."""
+        """Let time pass while the machine sleeps: the monotonic clock stands still."""
         self._now += seconds
         self._suspended += seconds
 

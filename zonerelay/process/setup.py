@@ -84,7 +84,7 @@ REDACT_KEY = "redact.key"
 SWITCH_INTERVAL = 0.0005
 
 # glibc mallopt(3): by default an allocation of 128 KiB or more, as a full read from a socket is, comes from
-# mmap, and each use of it begins with page faults: twice the CPU per octet of a large message. Two arenas:
+# mmap, and each use of it begins with page faults: twice the CPU per byte of a large message. Two arenas:
 # only the event loop allocates much, and an arena per thread of the store is unused memory.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 LARGE = 4 * 1024 * 1024

@@ -35,8 +35,8 @@ class Content(Protocol):
     """The bytes of a file."""
 
     def pieces(self) -> Iterator[bytes]:
-        """Yields the bytes, from the beginning at each call. Every piece but the last holds whole lines of
-        base64, of 57 bytes. Raises Base64Error.
+        """Yield the bytes, from the beginning at each call. Every piece but the last holds whole lines of
+        base64, of 57 bytes. Raise Base64Error.
         """
 
 
@@ -73,7 +73,7 @@ def compose(draft: Draft) -> bytes:
 
 
 def compose_pieces(draft: Draft) -> Iterator[bytes]:
-    """Yields the message. Files come in pieces, so that large ones need little memory. Raises Base64Error."""
+    """Yield the message. Files come in pieces, so that large ones need little memory. Raise Base64Error."""
     yield _header(draft).encode() + b"MIME-Version: 1.0\r\n"
     yield from _Body(draft).whole()
 

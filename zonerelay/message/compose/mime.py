@@ -33,7 +33,7 @@ _MANY = 6
 
 
 def encoded(text: str) -> str:
-    """Returns the text as encoded words, folded."""
+    """Return the text as encoded words, folded."""
     words: list[bytes] = [b""]
     for character in text:
         octets = character.encode()
@@ -44,7 +44,7 @@ def encoded(text: str) -> str:
 
 
 def unstructured(name: str, text: str) -> str:
-    """Returns a field that readers decode to exactly `text`."""
+    """Return a field that readers decode to exactly `text`."""
     plain = text.isascii() and text.isprintable() and not _LIKE_A_WORD.search(text) and "  " not in text
     if plain and text == text.strip() and all(len(word) <= MAX_WORD for word in text.split(" ")):
         return field(name, text)
@@ -57,7 +57,7 @@ class FieldValueError(ValueError):
 
 def header(name: str, text: str) -> str:
     """Return a field. Encoded words are for texts that people read, and would break a structured field
-    (RFC 2047 5). Raises FieldValueError.
+    (RFC 2047 5). Raise FieldValueError.
     """
     if not _STRUCTURED.fullmatch(name.lower()):
         return unstructured(name, text)
@@ -85,7 +85,7 @@ def header(name: str, text: str) -> str:
 
 
 def phrase(text: str) -> str:
-    """Returns a display name."""
+    """Return a display name."""
     if not text.isascii() or _LIKE_A_WORD.search(text) or len(text) > MAX_WORD // 2:
         return encoded(text)
     if _PHRASE.fullmatch(text) and "  " not in text:
@@ -98,7 +98,7 @@ def _quoted(text: str) -> str:
 
 
 def parameter(name: str, value: str) -> str:
-    """Returns `; name=value` of a MIME field, in RFC 2231's form where the value is not plain ASCII."""
+    """Return `; name=value` of a MIME field, in RFC 2231's form where the value is not plain ASCII."""
     if _TOKEN.fullmatch(value):
         return f"; {name}={value}"
     if value.isascii() and len(value) < MAX_WORD // 4:
@@ -107,7 +107,7 @@ def parameter(name: str, value: str) -> str:
 
 
 def text_part(text: str, subtype: str) -> bytes:
-    """Returns header and body of a text part; its last line ends with CRLF."""
+    """Return header and body of a text part; its last line ends with CRLF."""
     data = text.replace("\r\n", "\n").replace("\r", "\n").encode()
     if not data.endswith(b"\n"):
         data += b"\n"
@@ -130,7 +130,7 @@ def base64_lines(data: bytes) -> bytes:
 
 
 def multipart(subtype: str, boundary: str, parts: Sequence[Iterable[bytes]]) -> Iterator[bytes]:
-    """Yields a multipart body, each part in pieces."""
+    """Yield a multipart body, each part in pieces."""
     opening = f"--{boundary}\r\n".encode()
     yield f'Content-Type: multipart/{subtype};\r\n boundary="{boundary}"\r\n\r\n'.encode()
     for at, part in enumerate(parts):
@@ -155,8 +155,8 @@ class Base64Text:
         self._name = name
 
     def pieces(self) -> Iterator[bytes]:
-        """Yields the bytes, from the beginning at each call. Every piece but the last holds whole lines.
-        Raises Base64Error.
+        """Yield the bytes, from the beginning at each call. Every piece but the last holds whole lines.
+        Raise Base64Error.
         """
         rest = b""
         for text in self._slices():

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from zonerelay.message.dkim.private_keys import PrivateKey
 from zonerelay.message.dkim.signature import RSA
 
-MAX_STRING = 255  # RFC 1035 3.3: octets of one character-string of a TXT record
+MAX_STRING = 255  # RFC 1035 3.3: bytes of one character-string of a TXT record
 
 
 class RecordStatus(enum.StrEnum):
@@ -44,12 +44,12 @@ def record_text(key: PrivateKey) -> str:
 
 
 def strings(record: str) -> list[str]:
-    """Splits a long TXT record as a zone file needs it. Readers join the strings without a space."""
+    """Split a long TXT record as a zone file needs it. Readers join the strings without a space."""
     return [record[at : at + MAX_STRING] for at in range(0, len(record), MAX_STRING)]
 
 
 def judge(texts: Sequence[str], key: PrivateKey) -> Finding:
-    """Compares the TXT records at the key's name with the key."""
+    """Compare the TXT records at the key's name with the key."""
     if not texts:
         return Finding(RecordStatus.MISSING, "there is no TXT record: publish it")
     if len(texts) > 1:
@@ -99,7 +99,7 @@ def _kind(key: PrivateKey) -> str:
 
 
 def _tags(record: str) -> dict[str, str] | None:
-    """Returns the tags (RFC 6376 3.2), `None` when the text is no tag list or repeats a tag."""
+    """Return the tags (RFC 6376 3.2), `None` when the text is no tag list or repeats a tag."""
     tags: dict[str, str] = {}
     for part in record.rstrip().removesuffix(";").split(";"):
         name, equals, value = part.partition("=")

@@ -73,14 +73,14 @@ class DkimKeys:
         self._known = {}
 
     def _load(self, pem: bytes) -> PrivateKey:
-        """Takes the key from those before, if it is there: to try a key costs as much as a signature."""
+        """Take the key from those before, if it is there: to try a key costs as much as a signature."""
         digest = hashlib.sha256(pem).digest()
         key = self._loaded.get(digest) or self._known.get(digest) or load_private_key(pem)
         self._loaded[digest] = key
         return key
 
     def for_author(self, domain: str, now: float) -> tuple[DkimKey, ...]:
-        """Returns the keys that sign for the domain, RSA before Ed25519; none when no entry is for it."""
+        """Return the keys that sign for the domain, RSA before Ed25519; none when no entry is for it."""
         try:
             name = self._ascii_domain(domain)
         except ValueError:
@@ -94,7 +94,7 @@ class DkimKeys:
         return ()
 
     def advice(self, now: float) -> Iterator[str]:
-        """Returns lines about keys that need an operator's attention, `dkim[0].key: …`."""
+        """Return lines about keys that need an operator's attention, `dkim[0].key: …`."""
         for entry in self.entries:
             if entry.key.algorithm == RSA and entry.key.bits < GOOD_RSA_BITS:
                 weak = f"RSA with {entry.key.bits} bits is weak: make a key of {GOOD_RSA_BITS}"
@@ -138,7 +138,7 @@ def _entry(each: DkimSettings, key: PrivateKey, option: str, ascii_domain: Ascii
 
 
 def _patterns(name: str) -> Iterator[str]:
-    """Yields the domain itself, then the wildcards above it, the nearest first."""
+    """Yield the domain itself, then the wildcards above it, the nearest first."""
     yield name
     dot = name.find(".")
     while dot >= 0:
@@ -167,7 +167,7 @@ def _chosen(entries: Sequence[DkimEntry], name: str, now: float) -> tuple[DkimKe
 
 
 def _ending(entries: Sequence[DkimEntry], now: float) -> Iterator[str]:
-    """Yields keys that end soon without a successor of their kind."""
+    """Yield keys that end soon without a successor of their kind."""
     for entry in entries:
         if entry.fits(now) and entry.not_after and entry.not_after <= now + ENDS_SOON:
             kin = [other for other in entries if _are_kin(entry, other)]

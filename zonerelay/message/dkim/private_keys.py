@@ -48,7 +48,7 @@ class PrivateKey:
 
 
 def new_private_key(algorithm: str) -> str:
-    """Returns a new key as PEM (PKCS #8), without a password."""
+    """Return a new key as PEM (PKCS #8), without a password."""
     key: RSAPrivateKey | Ed25519PrivateKey
     if algorithm == ED25519:
         key = Ed25519PrivateKey.generate()
@@ -58,7 +58,7 @@ def new_private_key(algorithm: str) -> str:
 
 
 def load_private_key(pem: bytes) -> PrivateKey:
-    """Reads a key. Raises ValueError, whose text begins with a verb and follows a file's name."""
+    """Read a key. Raise ValueError, whose text begins with a verb and follows a file's name."""
     try:
         # The library's own check takes longer than a hundred signatures; ours below finds a broken key too.
         key = load_pem_private_key(pem, password=None, unsafe_skip_rsa_key_validation=True)

@@ -41,7 +41,7 @@ _BLANK_LINES = 16 * 1024  # blank lines that are hashed at a time
 
 
 def single_spaces(data: bytes) -> bytes:
-    """Replaces every run of spaces and tabs by one space, in linear time."""
+    """Replace every run of spaces and tabs by one space, in linear time."""
     if b"\t" in data:
         data = data.replace(b"\t", b" ")
     if b"  " in data:
@@ -80,7 +80,7 @@ class RelaxedBody:
             self._tail = data[len(kept) :]
 
     def digest(self) -> str:
-        """Returns the SHA-256 in base64. More may be fed afterwards, and the digest be taken again."""
+        """Return the SHA-256 in base64. More may be fed afterwards, and the digest be taken again."""
         whole = self._hash.copy()
         if not self._is_empty:
             whole.update(_CRLF)  # the last line may lack its end
@@ -177,7 +177,7 @@ class UnsignedField:
 
 
 def sign(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
-    """Returns the fields to put in front of `header`, each with its CRLF.
+    """Return the fields to put in front of `header`, each with its CRLF.
 
     `header` is the header as it will be sent, without the empty line at its end; `body_hash` comes from
     `RelaxedBody`.
@@ -189,7 +189,7 @@ def sign(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) 
 def unsigned_fields(
     header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float
 ) -> list[UnsignedField]:
-    """Does what `sign` does, up to the signatures."""
+    """Do what `sign` does, up to the signatures."""
     names, canonical = _signed_fields(header)
     middle = b"\r\n t=%d; bh=%b;\r\n %b\r\n b=" % (now, body_hash.encode("ascii"), _names_tag(names))
     hashed = hashlib.sha256(canonical)
@@ -208,7 +208,7 @@ def _relaxed(header: bytes) -> bytes:
 
 
 def relaxed_fields(header: bytes, names: frozenset[bytes]) -> dict[bytes, list[bytes]]:
-    """Returns the values of these fields in the signed form, from top to bottom."""
+    """Return the values of these fields in the signed form, from top to bottom."""
     found: dict[bytes, list[bytes]] = {}
     for line in _relaxed(header).split(b"\r\n"):
         name, _, value = line.partition(b":")
@@ -219,7 +219,7 @@ def relaxed_fields(header: bytes, names: frozenset[bytes]) -> dict[bytes, list[b
 
 
 def _signed_fields(header: bytes) -> tuple[tuple[bytes, ...], bytes]:
-    """Returns the names for h=, and their fields in relaxed form, from the bottom up (RFC 6376 5.4.2)."""
+    """Return the names for h=, and their fields in relaxed form, from the bottom up (RFC 6376 5.4.2)."""
     found = relaxed_fields(header, _SIGNED)
     names: list[bytes] = []
     lines: list[bytes] = []
@@ -233,7 +233,7 @@ def _signed_fields(header: bytes) -> tuple[tuple[bytes, ...], bytes]:
 
 
 def _rsa_first(key: DkimKey) -> bool:
-    """Orders RSA first: some verifiers look at the first signature only, and not all know Ed25519."""
+    """Order RSA first: some verifiers look at the first signature only, and not all know Ed25519."""
     return key.algorithm != RSA
 
 
@@ -250,7 +250,7 @@ def _first_tags(algorithm: str, domain: str, selector: str) -> bytes:
 
 
 def _folded(begin: bytes, pieces: Sequence[bytes]) -> bytes:
-    """Returns lines of whole pieces."""
+    """Return lines of whole pieces."""
     lines = [begin]
     for piece in pieces:
         if len(lines[-1]) + len(piece) <= WIDTH:
@@ -264,7 +264,7 @@ def _folded(begin: bytes, pieces: Sequence[bytes]) -> bytes:
 #
 # The first address counts. The name before it may be in any encoding, or lack the end of a quote. A header
 # with two From fields has no author (RFC 5322 3.6), because readers disagree which one to show. A field
-# longer than `MAX_FROM` octets has no author either.
+# longer than `MAX_FROM` bytes has no author either.
 
 MAX_FROM = 16 * 1024
 
@@ -277,7 +277,7 @@ _LAST = re.compile(rf"@[ \t]*({_DOMAIN})[ \t]*(?:>[^@]*)?\Z")
 
 
 def author_domain(header: bytes) -> str:
-    """Returns the domain as it is written, perhaps in U-labels; `""` when none can be read."""
+    """Return the domain as it is written, perhaps in U-labels; `""` when none can be read."""
     values = relaxed_fields(header, _FROM).get(b"from", ())
     if len(values) != 1 or len(values[0]) > MAX_FROM:
         return ""

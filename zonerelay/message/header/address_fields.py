@@ -24,7 +24,7 @@ from zonerelay.model.address_list import JUNK, MAX_ADDRESS, ROUTE, SPEC, Span, t
 
 # Removes and replaces fields of a header section, and adds new ones on top. No I/O.
 #
-# Fields that stay keep every octet, so that signatures over them remain valid. A line that is neither a field
+# Fields that stay keep every byte, so that signatures over them remain valid. A line that is neither a field
 # nor a continuation ends the header, as in `headers`; nothing after it is touched. New values are put on one
 # line first, so that no value can become a field or end the header.
 
@@ -42,7 +42,7 @@ def edit_header(
     replace: Sequence[tuple[str, str]] = (),
     remove: Collection[str] = (),
 ) -> bytes:
-    """Edits complete lines of a header that begins with its `Header.lead`.
+    """Edit complete lines of a header that begins with its `Header.lead`.
 
     The order is: remove; replace, where a message has the field (the first of its name is replaced, the
     others go); add, in the order given. Names are compared without case; values are ASCII.
@@ -60,7 +60,7 @@ def edit_header(
 
 
 def change_fields(block: bytes, names: frozenset[bytes], change: Callable[[bytes], bytes]) -> bytes:
-    """Replaces each field of these names (in lower case) by what `change` returns, name and line end
+    """Replace each field of these names (in lower case) by what `change` returns, name and line end
     included.
     """
     found = _NO_HEADER.search(block)
@@ -74,7 +74,7 @@ def _new_field(name: str, value: str) -> bytes:
 
 
 def _edited(block: bytes, names: frozenset[bytes], instead: bytes = b"") -> bytes:
-    """Puts `instead` in the place of the first such field and removes the others.
+    """Put `instead` in the place of the first such field and removes the others.
 
     No work is done per line: a header may have tens of thousands.
     """
@@ -91,7 +91,7 @@ def _edited(block: bytes, names: frozenset[bytes], instead: bytes = b"") -> byte
 
 @lru_cache(maxsize=64)
 def _fields(names: frozenset[bytes]) -> re.Pattern[bytes]:
-    """Returns the pattern of fields with these names, with their continuations."""
+    """Return the pattern of fields with these names, with their continuations."""
     any_name = b"|".join(map(re.escape, names))
     return re.compile(rb"(?:\A|(?<=\r\n))(?:%b)%b%b" % (any_name, _COLON, _VALUE), re.IGNORECASE)
 
@@ -119,7 +119,7 @@ _ELEMENT = re.compile(rf"(?<![^,;:])(?:[wql.@]*+<{ROUTE}({SPEC})>|({SPEC}))(?![^
 
 
 def change_addresses(header: bytes, change: Change) -> bytes:
-    """Changes complete lines of a header section. Returns the same object when nothing is different."""
+    """Change complete lines of a header section. Return the same object when nothing is different."""
     octets, addresses = MAX_OCTETS, MAX_ADDRESSES
 
     def changed(field: bytes) -> bytes:
@@ -132,7 +132,7 @@ def change_addresses(header: bytes, change: Change) -> bytes:
 
 
 def change_field(field: bytes, change: Change) -> bytes:
-    """Changes a field, given from its name to its last line end."""
+    """Change a field, given from its name to its last line end."""
     if b"@" not in field:
         return field
     text = field.decode("utf-8", "surrogateescape")
@@ -153,7 +153,7 @@ def change_field(field: bytes, change: Change) -> bytes:
 
 
 def _tokens(text: str, start: int) -> tuple[str, list[Span]]:
-    """Returns the tokens from `start` on; none when the field is malformed."""
+    """Return the tokens from `start` on; none when the field is malformed."""
     letters, spans = tokenize(text[start:])
     if JUNK in letters:
         return "", []
@@ -161,13 +161,13 @@ def _tokens(text: str, start: int) -> tuple[str, list[Span]]:
 
 
 def _changes(text: str, local: list[Span], domain: list[Span], change: Change) -> list[tuple[int, int, str]]:
-    """Returns the replacements: the parts of an address that differ."""
+    """Return the replacements: the parts of an address that differ."""
     parts = (local, domain)
     if domain[-1][1] - local[0][0] > MAX_ADDRESS:
         return []
     given = ["".join([text[begin:end] for begin, end in part]).replace("\r\n", "") for part in parts]
     address = "@".join(given)
-    if not address.isascii() and not address.isprintable():  # octets that are not UTF-8
+    if not address.isascii() and not address.isprintable():  # bytes that are not UTF-8
         return []
     wanted = change(address).rpartition("@")
     return [

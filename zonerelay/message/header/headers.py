@@ -33,7 +33,7 @@ from zonerelay.model.envelope import Envelope
 # The result has no control characters and no line longer than RFC 5322 2.1.1 allows, for any input.
 
 WIDTH = 76
-# A longer run without a space is broken: RFC 5322 2.1.1 allows 998 octets, and UTF-8 has up to 4 a character.
+# A longer run without a space is broken: RFC 5322 2.1.1 allows 998 bytes, and UTF-8 has up to 4 a character.
 MAX_WORD = 900
 MAX_WORD_UTF8 = 240
 
@@ -41,7 +41,7 @@ _ENCODED_EOL = re.compile(rb"\r\n|\r|\n")
 
 
 def one_line(text: str, *, limit: int, ascii_only: bool = False) -> str:
-    """Replaces white space and line ends by single spaces, unprintable characters by `?`; at most `limit`
+    """Replace white space and line ends by single spaces, unprintable characters by `?`; at most `limit`
     characters.
     """
     text = " ".join(text[: 4 * limit].split())
@@ -51,7 +51,7 @@ def one_line(text: str, *, limit: int, ascii_only: bool = False) -> str:
 
 
 def wrap(text: str, width: int = WIDTH) -> list[str]:
-    """Returns lines of whole words, at least one line. A word too long for any line is broken."""
+    """Return lines of whole words, at least one line. A word too long for any line is broken."""
     lines: list[str] = []
     line = ""
     for word in _breakable(text):
@@ -64,18 +64,18 @@ def wrap(text: str, width: int = WIDTH) -> list[str]:
 
 
 def field(name: str, value: str) -> str:
-    """Returns `Name: value`, folded (RFC 5322 2.2.3), with its final CRLF."""
+    """Return `Name: value`, folded (RFC 5322 2.2.3), with its final CRLF."""
     return "\r\n ".join(wrap(f"{name}: {value}")) + "\r\n"
 
 
 def crlf(data: bytes) -> bytes:
-    """Makes every line end CRLF and ends the last line."""
+    """Make every line end CRLF and ends the last line."""
     data = _ENCODED_EOL.sub(b"\r\n", data)
     return data if data.endswith(b"\r\n") else data + b"\r\n"
 
 
 def seven_bit(data: bytes) -> tuple[str, bytes]:
-    """Returns the encoding and the lines with CRLF: unchanged, or quoted-printable when 7BIT cannot carry
+    """Return the encoding and the lines with CRLF: unchanged, or quoted-printable when 7BIT cannot carry
     them.
     """
     if data.isascii() and b"\0" not in data and all(len(line) <= 998 for line in data.split(b"\r\n")):
@@ -115,7 +115,7 @@ _FIELD = re.compile(r"^([!-9;-~]++) *+: *+(.*+)\n", re.MULTILINE)
 _AUTHOR = re.compile(r"^from *:(.*)", re.MULTILINE | re.IGNORECASE)
 # The start of a complete line that is neither field, continuation nor empty.
 _STRAY_LINE = re.compile(rb"\r\n(?![ \t\r]|[!-9;-~]++(?:[ \t]|\r\n[ \t])*:)(?=[^\r]*\r)")
-# Octets that could move a cursor or forge a log line are replaced: no blank and no part of a name (an octet
+# Bytes that could move a cursor or forge a log line are replaced: no blank and no part of a name (a byte
 # that UTF-8 never has becomes U+FFFD). Tabs are blanks; LF stays to split at.
 _VISIBLE = bytes(
     0x20 if b == 0x09 else b if b == 0x0A or (b >= 0x20 and b != 0x7F) else 0xFF for b in range(256)
@@ -166,7 +166,7 @@ class HeaderScanner:
         self.size = 0
 
     def feed(self, piece: bytes) -> None:
-        """Takes the next piece. Raises HeaderTooLargeError."""
+        """Take the next piece. Raise HeaderTooLargeError."""
         if self.held:
             searched = max(len(self.held) - len(_END) + 1, 0)
             if isinstance(self.held, bytes):
@@ -190,7 +190,7 @@ class HeaderScanner:
             self._remove_controls()
 
     def finish(self) -> Header:
-        """Ends the message. Without an end of the header all of it is header, because a message may have no
+        """End the message. Without an end of the header all of it is header, because a message may have no
         body.
         """
         if self.header is None:
@@ -205,7 +205,7 @@ class HeaderScanner:
         return self.header
 
     def _found(self, end: int) -> None:
-        """Sets the header of this size, unless it contains a line that is no field."""
+        """Set the header of this size, unless it contains a line that is no field."""
         header, is_whole = _parsed(bytes(self.held[:end]))
         stray = None if is_whole else _STRAY_LINE.search(self.held, 0, end)
         if stray is not None:
@@ -214,7 +214,7 @@ class HeaderScanner:
             self.size, self.header = end, header
 
     def _break_off(self, end: int) -> None:
-        """Ends the header here, before a line that is no field."""
+        """End the header here, before a line that is no field."""
         held = bytes(self.held)
         line = held[end : held.find(EMPTY_LINE, end)]
         header = parse_header(held[:end])
@@ -225,7 +225,7 @@ class HeaderScanner:
         self.size, self.header = end, header
 
     def _remove_controls(self) -> None:
-        """Removes control characters and looks again, because the rest may be a shorter or a longer
+        """Remove control characters and looks again, because the rest may be a shorter or a longer
         header.
         """
         held = bytes(self.held)
@@ -240,7 +240,7 @@ class HeaderScanner:
         self.feed(head + held[end:])
 
     def _end(self, searched: int) -> int:
-        """Returns the length of the header with the CRLF of its last field; -1 while it is unknown."""
+        """Return the length of the header with the CRLF of its last field; -1 while it is unknown."""
         if not self._begins_well:
             if _FIRST_LINE.match(self.held):
                 self._begins_well = True
@@ -250,7 +250,7 @@ class HeaderScanner:
         return end + 2 if end >= 0 else -1
 
     def _stray_line(self) -> int:
-        """Looks for a body that began without an empty line, because no header ends within the limit."""
+        """Look for a body that began without an empty line, because no header ends within the limit."""
         stray = _STRAY_LINE.search(self.held, 0, self._max_size)
         if stray is None:
             raise HeaderTooLargeError
@@ -262,12 +262,12 @@ def _without_controls(name: re.Match[bytes]) -> bytes:
 
 
 def parse_header(block: bytes) -> Header:
-    """Parses a block that begins with a field (or an mbox line) and ends with the CRLF of its last one."""
+    """Parse a block that begins with a field (or an mbox line) and ends with the CRLF of its last one."""
     return _parsed(block)[0]
 
 
 def _parsed(block: bytes) -> tuple[Header, bool]:
-    """Returns the header, and whether every line of the block is part of a field."""
+    """Return the header, and whether every line of the block is part of a field."""
     lead = b""
     controls = b"\0" in block
     if not _FIELD_START.match(block):
@@ -290,12 +290,12 @@ def _parsed(block: bytes) -> tuple[Header, bool]:
 
 
 def all_fields(block: bytes) -> Fields:
-    """Returns the fields of a header section, whatever its size."""
+    """Return the fields of a header section, whatever its size."""
     return tuple(_FIELD.findall(_unfolded(block, _VISIBLE)))
 
 
 def authors(header: Header, held: bytes) -> list[str]:
-    """Returns the value of every From field that any reader could find in `held`, for checks of all authors.
+    """Return the value of every From field that any reader could find in `held`, for checks of all authors.
 
     These may be more than those in `header`: other readers keep more than MAX_METADATA, and know other blanks
     and line ends.
@@ -356,7 +356,7 @@ _MONTHS = ("", "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "O
 
 
 def trace_fields(envelope: Envelope, header: Header, *, hostname: str, hide_client: bool = False) -> bytes:
-    """Returns everything that goes before the message as it came, `header.lead` included."""
+    """Return everything that goes before the message as it came, `header.lead` included."""
     date = rfc5322_date(envelope.created)
     fields = received(envelope, date, hostname=hostname, hide_client=hide_client)
     if "date" not in header.names:
@@ -392,7 +392,7 @@ def received(envelope: Envelope, date: str, *, hostname: str, hide_client: bool 
 
 
 def rfc5322_date(timestamp: float) -> str:
-    """Returns `Mon, 20 Nov 2023 17:53:01 +0000`, in any locale."""
+    """Return `Mon, 20 Nov 2023 17:53:01 +0000`, in any locale."""
     return _date(int(timestamp))
 
 
@@ -404,7 +404,7 @@ def _date(timestamp: int) -> str:
 
 @lru_cache(maxsize=256)
 def _from_client(helo: str, address: str, utf8: bool) -> str:
-    """Returns the Extended-Domain with TCP-info of RFC 5321 4.4. A client on a Unix socket has no address."""
+    """Return the Extended-Domain with TCP-info of RFC 5321 4.4. A client on a Unix socket has no address."""
     name = (_NOT_IN_UTF8_NAME if utf8 else _NOT_IN_NAME).sub("?", helo[:_MAX_HELO])
     if not address:
         return f"{name} (local)"

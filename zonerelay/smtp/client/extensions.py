@@ -56,7 +56,7 @@ class Capabilities:
 
 
 def parse_ehlo(text: str) -> Capabilities:
-    """Parses the reply's text, lines separated by `\\n`; the first line is the greeting, not a keyword."""
+    """Parse the reply's text, lines separated by `\\n`; the first line is the greeting, not a keyword."""
     offered: dict[str, list[str]] = {}
     """The words behind each keyword; those of a keyword on several lines are one list."""
     for line in text.upper().split("\n")[1:]:
@@ -78,7 +78,7 @@ def parse_ehlo(text: str) -> Capabilities:
 
 
 def _mechanisms(offered: dict[str, list[str]]) -> frozenset[str]:
-    """Returns the mechanisms of RFC 4954 3, and of "AUTH=PLAIN LOGIN", the form of older servers."""
+    """Return the mechanisms of RFC 4954 3, and of "AUTH=PLAIN LOGIN", the form of older servers."""
     found = set(offered.get("AUTH", ()))
     for keyword, words in offered.items():
         if keyword.startswith("AUTH="):
@@ -110,12 +110,12 @@ def _limits(parameters: str) -> PeerLimits:
 
 
 def limits_line(rcpt_max: int) -> str:
-    """Returns `LIMITS RCPTMAX=1000`."""
+    """Return `LIMITS RCPTMAX=1000`."""
     return f"LIMITS RCPTMAX={min(rcpt_max, MAX_LIMIT)}"
 
 
 def future_release_line(max_hold_seconds: float, now: float) -> str:
-    """Returns `FUTURERELEASE 604800 2030-01-31T09:00:00Z` (RFC 4865 3): the longest interval and the latest
+    """Return `FUTURERELEASE 604800 2030-01-31T09:00:00Z` (RFC 4865 3): the longest interval and the latest
     time.
 
     It is for submission only: RFC 4865 4.2 does not want it offered to other servers. `now` is Unix time.

@@ -27,7 +27,7 @@ MAX_SKIPPED = 100
 MAX_SHOWN = 80
 # Unread input, twice the longest reply. Only a peer that sends without a command reaches it.
 MAX_BACKLOG = 2 * MAX_REPLY
-# Remembered replies are bounded in number and octets, because the peer chooses their text.
+# Remembered replies are bounded in number and bytes, because the peer chooses their text.
 MAX_REMEMBERED = 1024
 MAX_REMEMBERED_LINE = 128
 
@@ -79,7 +79,7 @@ class ReplyParser:
             self._flooded = True
 
     def next_reply(self) -> Reply | None:
-        """Returns the next complete reply, or `None` when more bytes are needed. Raises PeerError."""
+        """Return the next complete reply, or `None` when more bytes are needed. Raise PeerError."""
         buffer, at = self._buffer, self._at
         while (end := buffer.find(b"\n", at)) >= 0:
             end += 1
@@ -124,7 +124,7 @@ class ReplyParser:
 
 @functools.lru_cache(MAX_REMEMBERED)
 def _whole_reply(line: bytes) -> Reply | None:
-    """Returns the reply that this line alone makes; `None` for any other line, valid or not."""
+    """Return the reply that this line alone makes; `None` for any other line, valid or not."""
     match = _LINE.match(line.rstrip(b"\r\n"))
     if match is None or match[2] == b"-":
         return None
@@ -132,7 +132,7 @@ def _whole_reply(line: bytes) -> Reply | None:
 
 
 def make_reply(code: int, lines: list[str]) -> Reply:
-    """Makes a peer's reply from its printable lines; the enhanced code moves from the text to `detail`.
+    """Make a peer's reply from its printable lines; the enhanced code moves from the text to `detail`.
 
     A code whose class contradicts the reply code is no enhanced code (RFC 2034 4) and stays text.
     """
@@ -148,7 +148,7 @@ def make_reply(code: int, lines: list[str]) -> Reply:
 
 
 def printable(raw: bytes | str) -> str:
-    """Returns text that is safe to show and log, without control, format (bidi) and surrogate characters."""
+    """Return text that is safe to show and log, without control, format (bidi) and surrogate characters."""
     text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)

@@ -40,7 +40,7 @@ _FORBIDDEN: tuple[Callable[[str], bool], ...] = (
 
 
 def prepared(text: str) -> str:
-    """Returns the prepared text. Raises ValueError with a message that continues "the password …"."""
+    """Return the prepared text. Raise ValueError with a message that continues "the password …"."""
     if not text.isascii():
         spaced = "".join(" " if stringprep.in_table_c12(c) else c for c in text)
         text = unicodedata.ucd_3_2_0.normalize(
@@ -53,7 +53,7 @@ def prepared(text: str) -> str:
 
 
 def _check_direction(text: str) -> None:
-    """Checks that right-to-left text begins and ends with such letters, and has none of the others (RFC 3454
+    """Check that right-to-left text begins and ends with such letters, and has none of the others (RFC 3454
     6).
     """
     if text.isascii() or not any(map(stringprep.in_table_d1, text)):
@@ -110,15 +110,15 @@ class Mechanism:
     """The server's words about a refusal inside the exchange, for the operator."""
 
     def respond(self, challenge: bytes) -> bytes:
-        """Refuse a further challenge. Raises SaslError."""
+        """Refuse a further challenge. Raise SaslError."""
         raise SaslError("the server asks again after everything was said")
 
     def accepted(self) -> None:
-        """Checks the exchange after a 235. Raises SaslError when the server should have said more before."""
+        """Check the exchange after a 235. Raise SaslError when the server should have said more before."""
 
 
 def choose_mechanism(wanted: str, offered: Collection[str]) -> str | None:
-    """Returns the mechanism to use, `None` without one. `wanted`: a name, or ANY_PASSWORD for the strongest
+    """Return the mechanism to use, `None` without one. `wanted`: a name, or ANY_PASSWORD for the strongest
     with a password.
     """
     candidates = PASSWORD_MECHANISMS if wanted == ANY_PASSWORD else (wanted,)
@@ -126,7 +126,7 @@ def choose_mechanism(wanted: str, offered: Collection[str]) -> str | None:
 
 
 def make_mechanism(name: str, identity: SaslIdentity, nonce: str) -> Mechanism:
-    """Makes a mechanism. `nonce`: unpredictable printable ASCII without commas, for SCRAM. Raises
+    """Make a mechanism. `nonce`: unpredictable printable ASCII without commas, for SCRAM. Raises
     SaslError.
     """
     match name:
@@ -157,7 +157,7 @@ class SaslConversation:
         self._giving_up: SaslError | None = None
 
     def begin(self) -> bytes:
-        """Returns the AUTH command, without CRLF, like all lines here."""
+        """Return the AUTH command, without CRLF, like all lines here."""
         name = self.mechanism.name.encode()
         first = self.mechanism.first
         if first is None:
@@ -170,7 +170,7 @@ class SaslConversation:
         return b"AUTH " + name
 
     def receive(self, code: int, text: str) -> bytes:
-        """Returns the next line, which may be empty; without meaning when `done`. Raises SaslError, and is
+        """Return the next line, which may be empty; without meaning when `done`. Raise SaslError, and is
         done then.
         """
         if code != 334:
@@ -330,7 +330,7 @@ def is_slow(mechanism: Mechanism) -> bool:
 
 
 def without_secrets(text: str, identity: SaslIdentity) -> str:
-    """Removes secrets from a server's text, should it repeat what it was sent, in whole or in part."""
+    """Remove secrets from a server's text, should it repeat what it was sent, in whole or in part."""
     spellings = _spellings(identity)
     for secret in (*spellings, identity.secret):
         if len(secret) >= _LEAST_SECRET:
@@ -347,7 +347,7 @@ def _spellings(identity: SaslIdentity) -> list[str]:
 
 
 def _error_in(challenge: bytes) -> str:
-    """Returns `{"status":"401","schemes":"bearer","scope":"…"}` in words that fit on a line."""
+    """Return `{"status":"401","schemes":"bearer","scope":"…"}` in words that fit on a line."""
     try:
         found = json.loads(challenge)
     except (ValueError, RecursionError):  # invalid UTF-8 and deeply nested lists included

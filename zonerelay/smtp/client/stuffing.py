@@ -18,9 +18,9 @@ import re
 
 from zonerelay.smtp.server.line_ends import CRLF, NUL, crlf_only
 
-# Prepares a stored body for BDAT chunks (RFC 3030): the octets unchanged, with strict line ends.
+# Prepares a stored body for BDAT chunks (RFC 3030): the bytes unchanged, with strict line ends.
 #
-# No dot is stuffed, because no octet is framing: BDAT is immune to the smuggling that the end of DATA
+# No dot is stuffed, because no byte is framing: BDAT is immune to the smuggling that the end of DATA
 # invites. For the same reason dots behind NULs get no space as in `DotStuffer`: the peer gets such a line
 # unchanged, and answers for it when it sends the message on with DATA.
 #
@@ -51,7 +51,7 @@ class ChunkLines:
         return piece
 
     def finish(self) -> bytes:
-        """Returns the end of the last line, if it had none."""
+        """Return the end of the last line, if it had none."""
         if self._held_cr:
             return b" \r\n"
         return b"" if self._ended else CRLF
@@ -59,7 +59,7 @@ class ChunkLines:
     def _strict(self, piece: bytes, line_ends: io.IncrementalNewlineDecoder) -> bytes:
         if self._held_cr:
             piece = b"\r" + piece
-        # A CR at the end is kept back until the next octet tells whether it is bare.
+        # A CR at the end is kept back until the next byte tells whether it is bare.
         self._held_cr = piece.endswith(b"\r")
         if self._held_cr:
             piece = piece[:-1]
@@ -71,7 +71,7 @@ class ChunkLines:
 
 
 def as_chunk(body: bytes, *, plain: bool) -> bytes:
-    """Returns a whole body as one chunk."""
+    """Return a whole body as one chunk."""
     if plain and body.endswith(b"\n"):
         return body
     lines = ChunkLines(plain=plain)
@@ -108,7 +108,7 @@ class DotStuffer(ChunkLines):
         return b"." + stuffed if starts_line and chunk.startswith(b".") else stuffed
 
     def finish(self) -> bytes:
-        """Returns the end of the message: the end of the last line if it had none, then the lone dot."""
+        """Return the end of the message: the end of the last line if it had none, then the lone dot."""
         return super().finish() + END
 
     def _shielded(self, chunk: bytes, starts_line: bool) -> bytes:
@@ -119,7 +119,7 @@ class DotStuffer(ChunkLines):
 
 
 def stuffed(body: bytes, *, plain: bool) -> bytes:
-    """Returns a whole body with its end. `plain`: the body needs nothing else."""
+    """Return a whole body with its end. `plain`: the body needs nothing else."""
     if plain:
         return body + (b"\r\n" + END if body and not body.endswith(b"\n") else END)
     stuffer = DotStuffer()

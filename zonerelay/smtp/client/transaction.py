@@ -77,13 +77,13 @@ _NOTIFY = tuple(_words(Notify(value)) for value in range(16))
 
 
 def mail_parameters(envelope: Envelope) -> str:
-    """Returns RET and ENVID, each with a space in front."""
+    """Return RET and ENVID, each with a space in front."""
     ret = f" RET={envelope.ret}" if envelope.ret else ""
     return f"{ret} ENVID={envelope.envid}" if envelope.envid else ret
 
 
 def rcpt_parameters(delivery: Delivery, *, smtputf8: bool) -> str:
-    """Returns NOTIFY and ORCPT, each with a space in front. `smtputf8`: MAIL has that parameter."""
+    """Return NOTIFY and ORCPT, each with a space in front. `smtputf8`: MAIL has that parameter."""
     notify = f" NOTIFY={_NOTIFY[delivery.notify]}" if delivery.notify else ""
     orcpt = delivery.orcpt
     if not orcpt and notify:
@@ -94,7 +94,7 @@ def rcpt_parameters(delivery: Delivery, *, smtputf8: bool) -> str:
 
 
 def original_recipient(recipient: Mailbox) -> str:
-    """Returns an ORCPT value for an address, `""` when it would be too long for one."""
+    """Return an ORCPT value for an address, `""` when it would be too long for one."""
     if recipient.isascii():
         value = "rfc822;" + _NOT_XTEXT.sub(_xtext, recipient)
     else:
@@ -116,7 +116,7 @@ _NEXT_RCPT = ">\r\nRCPT TO:<"
 
 
 def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capabilities) -> bytes:
-    """Returns MAIL, the RCPTs and DATA, a line each. Raises ValueError for a line break in an address.
+    """Return MAIL, the RCPTs and DATA, a line each. Raise ValueError for a line break in an address.
 
     Mailboxes and DSN parameters were parsed when they arrived. Line breaks are checked once more, because one
     would be a command of a stranger's choice.
@@ -171,7 +171,7 @@ def needs_smtputf8(message: Message) -> bool:
 
 
 def _with_wishes(deliveries: Sequence[Delivery], *, smtputf8: bool) -> str:
-    """Returns every recipient with its DSN parameters, where there are any."""
+    """Return every recipient with its DSN parameters, where there are any."""
     rcpts = [f"{each.recipient}>{rcpt_parameters(each, smtputf8=smtputf8)}" for each in deliveries]
     return "\r\nRCPT TO:<".join(rcpts)
 
@@ -218,7 +218,7 @@ class Peer:
 
 
 def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
-    """Returns the refusal that the peer has announced with SIZE (RFC 1870 6.1), `None` when the
+    """Return the refusal that the peer has announced with SIZE (RFC 1870 6.1), `None` when the
     message fits.
     """
     if capabilities.size is None or message.size <= capabilities.size:
@@ -271,27 +271,27 @@ class Transaction:
         self._mail_refused = False
 
     def begin(self) -> bytes:
-        """Returns what to write first."""
+        """Return what to write first."""
         return self._script if self._pipelining else self._commands[0]
 
     def receive(self, reply: Reply) -> bytes:
-        """Takes the reply to the oldest unanswered command. Returns what to write next, maybe nothing."""
+        """Take the reply to the oldest unanswered command. Return what to write next, maybe nothing."""
         if reply.code == 421:
             return self._session_ends(reply)
         return self._on_reply[self.phase](self, reply)
 
     def body_sent(self) -> None:
-        """Notes that the final dot has been written: from here on only the peer's reply can tell."""
+        """Note that the final dot has been written: from here on only the peer's reply can tell."""
         self.phase = Phase.FINAL_DOT
 
     def lost(self, reply: Reply) -> None:
-        """Ends a transaction whose connection failed. `reply` is ours; recipients without an answer are
+        """End a transaction whose connection failed. `reply` is ours; recipients without an answer are
         deferred.
         """
         self._end(reply, local=True)
 
     def surplus(self, reply: Reply | None) -> None:
-        """Ends the transaction because the peer has sent `reply`, or a part of one, which no command asked
+        """End the transaction because the peer has sent `reply`, or a part of one, which no command asked
         for.
 
         421 is no surplus, because a server may say it at any time (RFC 5321 3.8).
@@ -305,7 +305,7 @@ class Transaction:
             self._session_ends(reply)
 
     def abandon(self, reply: Reply) -> None:
-        """Ends the transaction in the middle of the body after trouble of our own: the message must not be
+        """End the transaction in the middle of the body after trouble of our own: the message must not be
         completed.
         """
         self.closing = True
@@ -357,7 +357,7 @@ class Transaction:
         return True
 
     def _envelope_answered(self) -> bytes:
-        """Returns what to write after the reply to the last RCPT."""
+        """Return what to write after the reply to the last RCPT."""
         if not (self._accepted or self._pipelining):
             return self._reset()
         self.phase = Phase.DATA
@@ -385,7 +385,7 @@ class Transaction:
         return self._finish() if self._mail_refused else self._reset()
 
     def _on_early_reply(self, reply: Reply) -> bytes:
-        """Takes a reply before the final dot. The peer's position in the body is unknown, so the connection
+        """Take a reply before the final dot. The peer's position in the body is unknown, so the connection
         is not reused.
         """
         if reply.code < 400:
@@ -448,7 +448,7 @@ class Transaction:
         return b""
 
     def _out_of_step(self, text: str) -> None:
-        """Ends a transaction whose replies may belong to other commands than those they were taken for.
+        """End a transaction whose replies may belong to other commands than those they were taken for.
 
         A refusal of one recipient may be meant for another one, so that none of them is final.
         """
@@ -518,25 +518,25 @@ _LATER = Reply(452, TOO_MANY_RECIPIENTS, "too many recipients for one transactio
 # The client's half of one mail transaction with BDAT (RFC 3030), for a body of one piece. No I/O.
 #
 # It differs from `Transaction` in how the content goes. Nothing of it is sent before the last RCPT is
-# answered: a server that refuses a chunk and does not consume its octets would run the lines of the body as
+# answered: a server that refuses a chunk and does not consume its bytes would run the lines of the body as
 # commands.
 #
 # - First MAIL and the RCPTs, in one write with PIPELINING. If no recipient is accepted, RSET follows.
-# - On a connection that has not taken a BDAT yet the first octet goes alone, as a chunk of its own (`BDAT
-#   1`). So no body is sent to a server that offers CHUNKING without knowing BDAT. One octet that is no line
+# - On a connection that has not taken a BDAT yet the first byte goes alone, as a chunk of its own (`BDAT
+#   1`). So no body is sent to a server that offers CHUNKING without knowing BDAT. One byte that is no line
 #   end is no command.
 # - Then the rest is one chunk, the last. A body with several chunks in flight would go on behind a refused
 #   one, so larger bodies go with DATA.
 #
 # Policies:
 #
-# - A message is in doubt when the connection is lost after its last octet was written and before the reply,
+# - A message is in doubt when the connection is lost after its last byte was written and before the reply,
 #   as after the final dot. 421 is a reply, to any command.
-# - Servers consume the octets of a chunk that they refuse (RFC 3030 2), but some do not. So the connection
+# - Servers consume the bytes of a chunk that they refuse (RFC 3030 2), but some do not. So the connection
 #   ends at once when the last chunk is refused, and the host gets DATA from then on, which keeps the
 #   connection after a refusal.
-# - When the first octet gets 500 to 504, the server does not know BDAT. After RSET the accepted recipients
-#   are to be asked `again`, with DATA. Such a server may have kept the octet for the beginning of the next
+# - When the first byte gets 500 to 504, the server does not know BDAT. After RSET the accepted recipients
+#   are to be asked `again`, with DATA. Such a server may have kept the byte for the beginning of the next
 #   command; a RSET that it did not understand is sent again.
 
 

@@ -21,7 +21,7 @@ from zonerelay.smtp.server.sasl import MAX_AUTH_LINE
 # never becomes a command of its own. After that fault the stream has no trustworthy line structure left and
 # the caller closes.
 #
-# Memory: at most `limit` octets plus what one `feed` brought; an overlong line is dropped as it arrives and
+# Memory: at most `limit` bytes plus what one `feed` brought; an overlong line is dropped as it arrives and
 # reported once, when its CRLF does.
 
 CR = 0x0D
@@ -59,7 +59,7 @@ class LineReader:
 
         Nearly every packet is one. Otherwise `None`, and nothing was taken.
         """
-        # While an overlong line is dropped, its last octet waits.
+        # While an overlong line is dropped, its last byte waits.
         if self.waiting or len(data) > self._limit or not data.endswith(_CRLF):
             return None
         return data[:-2] if data.find(b"\n") == len(data) - 1 else None
@@ -98,7 +98,7 @@ class LineReader:
     def _drop_overlong(self) -> None:
         if self.waiting > self._limit or self._dropping:
             self._dropping = True
-            # The last octet may be the CR of the line end to come.
+            # The last byte may be the CR of the line end to come.
             self._buffer = self._buffer[-1:]
             self._position = 0
             self.waiting = 1

@@ -42,7 +42,7 @@ class LineEnds:
         self.has_bare = False
         self.dotted = False
         self.has_long = False
-        self._length = 0  # of the line that the next octets belong to
+        self._length = 0  # of the line that the next bytes belong to
 
     @property
     def is_plain(self) -> bool:
@@ -77,7 +77,7 @@ class LineEnds:
 # boundary appears where the sender's server saw none (line_ends.py). Both are counted; the caller may refuse.
 #
 # Speed: whole pieces go through C searches; no step is taken per line. Most pieces hold no dot behind a
-# line end and CRLFs only, and two passes find that out. Memory: at most four octets are held between pieces.
+# line end and CRLFs only, and two passes find that out. Memory: at most four bytes are held between pieces.
 
 END_OF_DATA = b"\r\n.\r\n"
 
@@ -109,7 +109,7 @@ class BodyReader(LineEnds):
             # the body behind it.
             self._held, self._virtual = b"", 0
         wire = self._held + data
-        # From the end: rfind skips ahead where find looks at every octet.
+        # From the end: rfind skips ahead where find looks at every byte.
         last = wire.rfind(_DOTTED)
         if last < 0:
             body = self._clean(self._hold_back(wire))
@@ -153,7 +153,7 @@ class BodyReader(LineEnds):
 
 # The body of a message as it travels in BDAT: chunks of announced size (RFC 3030 2). Sans-IO.
 #
-# Nothing in the octets is framing: `<CR><LF>.<CR><LF>` is two lines of text, and a dot at the beginning of
+# Nothing in the bytes is framing: `<CR><LF>.<CR><LF>` is two lines of text, and a dot at the beginning of
 # a line is not stuffing. Line ends are treated as in DATA (line_ends.py) with the same counters: BINARYMIME
 # is not offered, so a body is text whose lines end with CRLF (RFC 3030 2), and a bare CR or LF is as
 # dangerous here as there: the next hop is mostly reached with DATA. A chunk may end anywhere, between CR
@@ -162,9 +162,9 @@ class BodyReader(LineEnds):
 # A size that cannot be read loses the framing for good: what follows might be a body, which must not run as
 # commands, so the caller closes after answering (`parse_bdat` raises CommandError).
 #
-# Memory: one octet is held between pieces, a CR that may be half a line end.
+# Memory: one byte is held between pieces, a CR that may be half a line end.
 
-MAX_SIZE_DIGITS = 20  # as SIZE (RFC 1870 3); more octets than any size limit lets in
+MAX_SIZE_DIGITS = 20  # as SIZE (RFC 1870 3); more bytes than any size limit lets in
 
 _ARGUMENT = re.compile(rf"([0-9]{{1,{MAX_SIZE_DIGITS}}})(?: +(LAST))?", re.ASCII | re.IGNORECASE)
 

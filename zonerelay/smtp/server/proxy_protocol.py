@@ -61,13 +61,13 @@ def port(text: str) -> int:
     return number
 
 
-MAX_LINE = 107  # octets with CRLF, version 1
-MAX_HEADER = 2048  # octets, version 2: addresses need 232, a balancer's notes on TLS a few hundred
+MAX_LINE = 107  # bytes with CRLF, version 1
+MAX_HEADER = 2048  # bytes, version 2: addresses need 232, a balancer's notes on TLS a few hundred
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 _BEGINNING = b"PROXY "
 _VERBS = frozenset((b"EHLO", b"HELO", b"MAIL", b"RCPT", b"DATA", b"RSET", b"NOOP", b"QUIT", b"AUTH"))
-_FIXED = 16  # octets of version 2 up to the addresses
+_FIXED = 16  # bytes of version 2 up to the addresses
 
 _LOCAL, _PROXY = 0x0, 0x1
 _UNSPEC, _INET, _INET6, _UNIX = 0x0, 0x1, 0x2, 0x3
@@ -107,7 +107,7 @@ class ProxyReader:
         self.rest = b""
 
     def feed(self, data: bytes) -> ProxyHeader | None:
-        """Return the header once it is complete. Raises ProxyFault."""
+        """Return the header once it is complete. Raise ProxyFault."""
         buffer = self._buffer = self._buffer + data
         if _agree(buffer, _BEGINNING):
             return self._read_line(buffer)
@@ -118,7 +118,7 @@ class ProxyReader:
     def _read_line(self, buffer: bytes) -> ProxyHeader | None:
         end = buffer.find(b"\r\n", 0, MAX_LINE)
         line = buffer[:MAX_LINE] if end < 0 else buffer[:end]
-        # The last octet may be the CR of a line end that is still on its way.
+        # The last byte may be the CR of a line end that is still on its way.
         if b"\n" in line or b"\r" in (line if end >= 0 else line[:-1]):
             raise ProxyFault("PROXY header: a bare CR or LF in the line")
         if end < 0:
@@ -247,7 +247,7 @@ class XClient:
 
 @lru_cache(maxsize=1024)
 def parse_xclient(argument: str) -> XClient:
-    """Parse `NAME=value ADDR=value …`. Raises CommandError."""
+    """Parse `NAME=value ADDR=value …`. Raise CommandError."""
     values: dict[str, str] = {}
     for word in argument.split():
         name, _, value = word.partition("=")

@@ -147,7 +147,7 @@ class SmarthostEvents:
     _redact: Redactor
 
     def declare(self, zones: Iterable[str]) -> None:
-        """Shows the zones that log in, with 0."""
+        """Show the zones that log in, with 0."""
         self._metrics.logins.declare((queue_of(zone).label, result) for zone in zones for result in RESULTS)
 
     def answered(self, zone: str, result: str) -> None:
@@ -713,7 +713,7 @@ def attempt_fields(  # noqa: PLR0917 - a call for every recipient; a partial's k
     seconds: float | None,
     redact: Redactor,
 ) -> dict[str, Field]:
-    """Returns what a log line, the history and a webhook say of an attempt; `zone` is the delivery's, `reply`
+    """Return what a log line, the history and a webhook say of an attempt; `zone` is the delivery's, `reply`
     the outcome's.
     """
     recipient = delivery.recipient
@@ -741,7 +741,7 @@ def attempt_fields(  # noqa: PLR0917 - a call for every recipient; a partial's k
 
 
 def accepted_fields(message: Message, redact: Redactor, bare: dict[str, int]) -> dict[str, Field]:
-    """Returns what a log line, the history and a webhook say of an acceptance."""
+    """Return what a log line, the history and a webhook say of an acceptance."""
     envelope = message.envelope
     origin = envelope.origin
     fields: dict[str, Field] = {

@@ -57,7 +57,7 @@ class Stream(Generic[T]):
         self._some.set()
 
     async def take(self) -> tuple[list[T], int]:
-        """Waits for items. Returns them, and how many are missing behind them; nothing after `close`."""
+        """Wait for items. Return them, and how many are missing behind them; nothing after `close`."""
         self._told = False
         while not self._items and not self.why:
             self._some.clear()
@@ -209,8 +209,8 @@ class Record:
         self._session = session
         self._side = side
         self._clock = clock
-        self._rest = 0  # octets of a chunk that are still to come
-        self._body = 0  # octets of a message, while it is sent
+        self._rest = 0  # bytes of a chunk that are still to come
+        self._body = 0  # bytes of a message, while it is sent
         self._data = False  # the last command was DATA
         self._in_body = False
         self._secret = False  # the exchange of AUTH goes on

@@ -242,7 +242,7 @@ class LogWriter:
         return bool(poll.poll(wait * 1000))
 
     def _next_piece(self) -> bytes:
-        """Returns whole lines up to the size of one write; a longer line goes in parts."""
+        """Return whole lines up to the size of one write; a longer line goes in parts."""
         lines = self._lines
         if self._never_blocks:
             piece = b"".join(lines)
@@ -378,7 +378,7 @@ def configure(
     stream: IO[bytes] | None = None,
     worker: int | None = None,
 ) -> LogWriter:
-    """Builds the sink and sends Python's logging through it; a second call replaces the first sink.
+    """Build the sink and sends Python's logging through it; a second call replaces the first sink.
 
     `format` is "json" or "text".
     """

@@ -118,7 +118,7 @@ class Redactor:
         return text if len(text) <= limit else _cut_outside_pseudonyms(text, limit)
 
     def about(self, text: str, mailbox: Mailbox) -> str:
-        """Redacts a peer's text about a mailbox: also the mailbox's name alone, and then its domain alone."""
+        """Redact a peer's text about a mailbox: also the mailbox's name alone, and then its domain alone."""
         local, _, domain = mailbox.rpartition("@")
         if self.enabled and _stands_alone(local.lower(), text.lower()):
             name, _, there = self.mailbox(mailbox).partition("@")
@@ -127,7 +127,7 @@ class Redactor:
         return self.text(text)
 
     def always(self) -> Redactor:
-        """Returns an enabled redactor with the same pseudonyms: for texts that are stored elsewhere."""
+        """Return an enabled redactor with the same pseudonyms: for texts that are stored elsewhere."""
         if self.enabled:
             return self
         other = Redactor(b"", enabled=True)
@@ -220,7 +220,7 @@ def _stands_alone(word: str, text: str) -> bool:
 
 
 def _replace_word(text: str, word: str, by: str) -> str:
-    """Replaces a word where it stands alone, in any case; addresses, which have a form, stay."""
+    """Replace a word where it stands alone, in any case; addresses, which have a form, stay."""
     pattern = rf"(?<![\w@.%+-]){re.escape(word)}(?![\w@%+-]|\.\w)"
     return re.sub(pattern, by, text, flags=re.IGNORECASE)
 
@@ -330,7 +330,7 @@ def form_of(
 ) -> Form:
     """Return the forms of an address, a client, a user, a Message-ID or a message id,
     or of a domain as `@example.com`. `redactor` is `None` without a key; `clear`: addresses are kept as they
-    are in that `place`. Raises SearchError.
+    are in that `place`. Raise SearchError.
     """
     with contextlib.suppress(ValueError):
         text = str(ipaddress.ip_address(text))

@@ -154,7 +154,7 @@ class MetricTotals:
                 self._former[family.name] = family if kept is None else _merged([kept, family], shared=False)
 
     def _leave(self, worker: int, before: Iterable[Family], *, unless_in: Iterable[Family]) -> None:
-        """Keeps an earlier life's figures of its queue until a later life has counted it."""
+        """Keep an earlier life's figures of its queue until a later life has counted it."""
         said = {family.name for family in unless_in if family.samples}
         left = tuple(family for family in before if family.name not in said)
         if left:
@@ -167,7 +167,7 @@ class MetricTotals:
         self._lives.pop(worker, None)  # another one's lives are counted anew
 
     def families(self, others: tuple[Family, ...] = (), *, shared: bool = False) -> tuple[Family, ...]:
-        """Returns the relay's families. `shared`: all workers count one queue. `others` stay as they are."""
+        """Return the relay's families. `shared`: all workers count one queue. `others` stay as they are."""
         found: dict[str, list[Family]] = {}
         present = (*self._latest.values(), *self._left.values())
         for family in (*self._former.values(), *(each for part in present for each in part), *others):
@@ -290,7 +290,7 @@ class LoopLag:
 
 
 def interval_after(cpu: float, lag: float) -> float:
-    """Returns the seconds until the next look, after so much CPU time and so late a timer."""
+    """Return the seconds until the next look, after so much CPU time and so late a timer."""
     return IDLE_INTERVAL if cpu < IDLE and lag < INTERVAL else INTERVAL
 
 

@@ -495,7 +495,7 @@ class Metrics:
     # ---- what other parts keep: attach each once --------------------------------------------
 
     def attach(self, collector: Collector) -> None:
-        """Registers a collector. Every scrape reads it, so it must answer from memory."""
+        """Register a collector. Every scrape reads it, so it must answer from memory."""
         self._registry.register(collector)
 
     def _gauge(self, name: str, help_text: str, read: Callable[[], Readings], *labels: str) -> None:
@@ -634,7 +634,7 @@ class Metrics:
         )
 
     def families(self) -> tuple[Family, ...]:
-        """Returns the metrics as plain values, for a supervisor that adds them up."""
+        """Return the metrics as plain values, for a supervisor that adds them up."""
         return collect(self._registry)
 
     def exposition(self) -> bytes:
