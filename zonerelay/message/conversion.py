@@ -1,9 +1,9 @@
-"""Writes a message so that SMTP carries it, piece by piece, whatever its size: with lines that are not too
-long, and in seven bits where that is wanted.
+"""Converts a message of any size, chunk by chunk, to a form that SMTP can transmit: with lines that are not
+too long, and in seven bits if required.
 
-A `Survey` reads the message once and finds out which parts have lines that are too long or, for seven bits,
-bytes beyond ASCII; its `Plan` tells an `Encoder` what to encode. Both walk over the parts by their
-boundaries (RFC 2046 5.1), into messages within messages.
+The message is read once to find the parts that have lines which are too long or, for seven bits, bytes beyond
+ASCII. The resulting `Plan` tells an `Encoder` what to encode. Both passes follow the boundaries of the parts
+(RFC 2046 5.1), into messages within messages.
 
 - Texts become quoted-printable, other parts base64. A part that needs nothing keeps every byte.
 - Header sections of every part and inner message are folded, and written in ASCII for seven bits (`fields`).

@@ -347,7 +347,7 @@ def _spellings(identity: SaslIdentity) -> list[str]:
 
 
 def _error_in(challenge: bytes) -> str:
-    """Return `{"status":"401","schemes":"bearer","scope":"…"}` in words that fit on a line."""
+    """Return `{"status":"401","schemes":"bearer","scope":"…"}` as text that fits on a line."""
     try:
         found = json.loads(challenge)
     except (ValueError, RecursionError):  # invalid UTF-8 and deeply nested lists included

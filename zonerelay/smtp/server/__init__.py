@@ -1,4 +1,4 @@
 """The server's side of SMTP as functions of bytes and text: commands, paths, parameters, SASL, dots, BDAT.
 
-Nothing here does I/O. Parsers raise `paths.CommandError`, whose `reply` is what the client is told.
+Nothing here does I/O. Parsers raise `paths.CommandError`, whose `reply` is sent to the client.
 """

@@ -1,16 +1,15 @@
-"""The relay's vocabulary of mail events: each function logs one line and moves its counters.
+"""The relay's mail events: each function logs one line and increments its counters.
 
-No other module writes a log line about mail. What is about one message or one client goes into the history,
-too, in its own form of addresses. Fields, not sentences; addresses go through the redactor (rule 7),
-remote text through `redact.text`, and nothing here ever becomes a metric
-label except zone names, outcomes and reasons from our own fixed lists. Never raises.
+No other module logs lines about mail. Events about one message or one client are also written to the history,
+with its own form of addresses. Events have fields, not sentences. Addresses pass the redactor, and remote
+text passes `redact.text`. Only zone names, outcomes and reasons from our own fixed lists become metric
+labels. Never raises.
 
-The log lines of four subsystems, with their counters: shared limits, MTA-STS, name servers, smarthosts.
-
-Domains are shown as destinations are, and text from remote hosts is redacted. A failed fetch of an MTA-STS
-policy is a warning even while an older policy is active, because an operator has to act before that
-expires (RFC 8461 10.2). A refused log-in at a smarthost is an error, because the mail of a whole zone waits
-until an operator corrects it.
+Four subsystems have classes of their own: shared limits, MTA-STS, name servers and smarthosts. Domains are
+shown as destinations are, and text from remote hosts is redacted. A failed fetch of an MTA-STS policy is a
+warning even while an older policy is active, because an operator has to act before that expires (RFC 8461,
+section 10.2). A refused login at a smarthost is an error, because the mail of a whole zone waits until an
+operator corrects it.
 """
 
 from __future__ import annotations
@@ -59,7 +58,9 @@ class LimitEvents:
     _metrics: LimitMetrics
 
     def read(self, figures: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
-        """Attach the reader of places held, connections open and places wanted, by zone."""
+        """Attach the function that reads the numbers of slots held, connections open and slots wanted, by
+        zone.
+        """
         self._metrics.attach(figures)
 
     def waited(self, seconds: float) -> None:
@@ -84,7 +85,9 @@ class StsEvents:
     _redact: Redactor
 
     def looked_up(self, result: str) -> None:
-        """Count a look-up: `enforce`, `testing` or `none` by the active policy; `absent`, `failed`."""
+        """Count a lookup: `enforce`, `testing` or `none` by the mode of the active policy; `absent` or
+        `failed`.
+        """
         self._counters.look_ups.add((result,))
 
     def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None:
@@ -98,7 +101,7 @@ class StsEvents:
         self._emit("info", "mta-sts-policy", fields)
 
     def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None:
-        """Report that a policy cannot be fetched; until then, the one before it is used."""
+        """Report that a policy cannot be fetched; the cached one is used until `kept_until`."""
         self._counters.fetches.add(("failed",))
         fields: dict[str, Field] = {"domain": domain, "problem": self._redact.text(problem)}
         if kept_until is not None:
@@ -106,13 +109,13 @@ class StsEvents:
         self._emit("warning", "mta-sts-failed", fields)
 
     def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
-        """Report MX hosts that the policy does not name: left out in mode enforce."""
+        """Report MX hosts that the policy does not name; they are not used in mode enforce."""
         self._counters.mismatches.add((mode,))
         fields: dict[str, Field] = {"domain": domain, "mode": mode, "hosts": " ".join(hosts[:MAX_HOSTS])}
         self._emit("warning", "mta-sts-mismatch", fields)
 
     def files(self, problem: str) -> None:
-        """Report a policy on disk that cannot be read, or one that cannot be kept there."""
+        """Report a policy on disk that cannot be read, or one that cannot be stored there."""
         self._emit("warning", "mta-sts-files", {"problem": self._redact.text(problem)})
 
 
@@ -124,11 +127,11 @@ class NameServerEvents:
     _metrics: NameServerMetrics
 
     def asked(self, result: str) -> None:
-        """Count a question; `result` is one of `DNS_RESULTS`."""
+        """Count a DNS query; `result` is one of `DNS_RESULTS`."""
         self._metrics.look_ups.add((result,))
 
     def lost(self, servers: str, reason: str) -> None:
-        """Report that mail waits for a look-up."""
+        """Report that mail waits for a DNS lookup."""
         self._metrics.lost.value += 1
         self._metrics.reachable.value = 0
         self._emit("error", "name-servers-lost", {"servers": servers, "reason": reason})
@@ -147,15 +150,17 @@ class SmarthostEvents:
     _redact: Redactor
 
     def declare(self, zones: Iterable[str]) -> None:
-        """Show the zones that log in, with 0."""
+        """Show the counters of the zones that log in from the start, with 0."""
         self._metrics.logins.declare((queue_of(zone).label, result) for zone in zones for result in RESULTS)
 
     def answered(self, zone: str, result: str) -> None:
-        """Count a login: `ok`, `refused` or `failed` (for now); `broken`: it could not even be tried."""
+        """Count a login: `ok`, `refused`, `failed` (temporarily), or `broken` (it could not even be
+        tried).
+        """
         self._metrics.logins.add((queue_of(zone).label, result))
 
     def refused(self, zone: str, credential: str, host: str, reply: str) -> None:
-        """Report a refused login. It is not tried for a while; all mail that needs the credential waits."""
+        """Report a refused login. It is not retried for a while; all mail that needs the credential waits."""
         text = self._redact.text(reply)
         self._emit(
             "error", "login-refused", {"zone": zone, "credential": credential, "host": host, "reply": text}
@@ -170,7 +175,7 @@ class SmarthostEvents:
         self._emit("info", "login-restored", {"zone": zone, "credential": credential, "host": host})
 
     def token_trouble(self, credential: str, problem: str) -> None:
-        """Report a failed renewal while the token is valid, or a refresh token that was not stored."""
+        """Report a failed renewal while the token is still valid, or a refresh token that was not stored."""
         text = self._redact.text(problem)
         self._emit("warning", "token-trouble", {"credential": credential, "problem": text})
 
@@ -194,7 +199,9 @@ class WebhookEvents:
         self._emit("error", "webhook-disabled", {"webhook": webhook})
 
     def lost(self, webhook: str, count: int, why: str) -> None:
-        """Report lost events; an event webhook.gap says so, unless the webhook is gone."""
+        """Report lost events. A webhook.gap event reports them to the endpoint, unless the webhook was
+        removed.
+        """
         self.metrics.told.add((webhook, "lost"), count)
         self._emit("error", "webhook-gap", {"webhook": webhook, "lost": count, "why": why})
 
@@ -204,13 +211,15 @@ Told = tuple[float, str, str, dict[str, Field]]
 
 
 class LogSink(Protocol):
-    """Takes finished events; `telemetry.logs` has the real one."""
+    """Receives finished events; `telemetry.logs` has the implementation."""
 
     def emit(self, level: str, event: str, fields: dict[str, Field]) -> None: ...
 
 
 class HistorySink(Protocol):
-    """Takes what became of mail; `history` has the real one. `redactor` makes the addresses in it."""
+    """Receives the events of mail; `history` has the implementation. `redactor` converts the
+    addresses in it.
+    """
 
     redactor: Redactor
 
@@ -218,7 +227,9 @@ class HistorySink(Protocol):
 
 
 class Events:
-    """The events of one worker. Level info is the life of a message, warning asks for an operator."""
+    """The events of one worker. Level info covers the life of a message; a warning requires an operator's
+    attention.
+    """
 
     def __init__(
         self,
@@ -245,7 +256,7 @@ class Events:
         """Is told of the relay's own events."""
 
     def _tell(self, level: str, event: str, fields: Callable[[Redactor], dict[str, Field]]) -> None:
-        """Log a line, and write the same to the history."""
+        """Log a line, and write the event to the history."""
         shown = fields(self._redact)
         self._emit(level, event, shown)
         if self._history is not None:
@@ -253,7 +264,7 @@ class Events:
             self._history.put(event, shown if own is self._redact else fields(own))
 
     def follow(self, stream: Stream[Told]) -> None:
-        """Tell every event of mail there, too. Without a follower it costs nothing."""
+        """Send every event of mail to a stream, too. Without a follower this costs nothing."""
         self._followers = [*self._followers, stream]
         self._emit = self._emit_and_tell
 
@@ -281,7 +292,7 @@ class Events:
             fields = dict(shown) if own is self._redact else accepted_fields(message, own, bare)
             origin = envelope.origin
             fields |= {"listener": origin.listener, "tls": origin.tls, "helo": own.text(origin.helo)}
-            if len(message.trace) > 1:  # the first note is the listener
+            if len(message.trace) > 1:  # the first note names the listener
                 fields["route"] = own.text(", ".join(message.trace[1:]))
             if tags := message.tags:
                 fields["tags"] = " ".join(tags)
@@ -302,8 +313,8 @@ class Events:
         mailbox: Mailbox | None = None,
         detail: str = "",
     ) -> None:
-        """Log a refused command or connection. `reason` is one of a fixed list (a metric label);
-        `detail` is what the operator may know and the client may not.
+        """Log a refused command or connection. `reason` is one of a fixed list (a metric label); `detail` is
+        for the operator and not sent to the client.
         """
         self.metrics.refused.add((reason,))
         client = origin.client_address
@@ -341,7 +352,9 @@ class Events:
         self._tell("info", "refused-more", fields)
 
     def login(self, result: str, client: str, *, user: str = "") -> None:
-        """Log the answer to AUTH: `ok`, `wrong`, `locked` or `broken`. `user` is a known one or `""`."""
+        """Log the answer to AUTH: `ok`, `wrong`, `locked` or `broken`. `user` is the name of an existing user
+        or "".
+        """
         self.metrics.logins.add((result,))
         if result != "ok" and not self._refusals.shows(client, f"login-{result}"):
             return
@@ -354,7 +367,7 @@ class Events:
 
         if result == "ok":
             self._emit("info", "logged-in", fields(self._redact))
-        elif result != "broken":  # what is broken has an event of its own, once and not per client
+        elif result != "broken":  # a broken credentials file has an event of its own, once and not per client
             self._tell("warning", "login-failed", fields)
 
     def credentials_read(self, users: int) -> None:
@@ -372,11 +385,13 @@ class Events:
         self._emit("warning", "quota-near", {"user": shown, "quota": limit, "used": used, "most": most})
 
     def shown_user(self, user: str) -> str:
-        """Return a user's name as the label of a metric, which never is an address."""
+        """Return a user's name as the label of a metric, which never contains an address."""
         return self._redact.always().user(user)
 
     def reply_lost(self, message_id: MessageId, origin: Origin) -> None:
-        """Log that the client left before our 250; the message is durable, and may come a second time."""
+        """Log that the client disconnected before our 250; the message is durable, and may be submitted
+        again.
+        """
         self._tell(
             "warning",
             "reply-lost",
@@ -384,7 +399,9 @@ class Events:
         )
 
     def repeated(self, message_id: MessageId, envelope: Envelope) -> None:
-        """Log that a message with an idempotency key came again: its client gets the first answer."""
+        """Log that a message with an idempotency key was submitted again; its client gets the first
+        answer.
+        """
         client = envelope.origin.client_address
         self._tell("info", "repeated", lambda redact: {"id": message_id, "client": redact.client(client)})
 
@@ -395,10 +412,11 @@ class Events:
         destination: str,
         seconds: float | None = None,
     ) -> None:
-        """Log the results of one attempt: `delivered`, `deferred`, `bounced` or `expired`, each with when
-        the next attempt is due after a deferral (Unix time). `seconds` is how long the attempt took.
+        """Log the results of one attempt: `delivered`, `deferred`, `bounced` or `expired`, each with the Unix
+        time of the next attempt after a deferral. `seconds` is the duration of the attempt.
 
-        The log has a line for each recipient, the history one event for those whose results are the same.
+        The log has a line for each recipient; the history has one event for all recipients with the same
+        result.
         """
         now, redact = self._clock.now(), self._redact
         own = None if self._history is None else self._history.redactor
@@ -406,7 +424,7 @@ class Events:
         for delivery, outcome, next_attempt in attempts:
             verdict = str(outcome.verdict)
             created = delivery.created
-            # An operator may send mail before the release that its sender asked for.
+            # An operator may send mail before the release time that its sender requested.
             age = now - created if now > created else 0.0
             zone = delivery.zone
             self.metrics.settled(delivery.queue.label, verdict, age, in_doubt=outcome.in_doubt)
@@ -429,7 +447,9 @@ class Events:
             self._history.put(alike.verdict, alike.fields())
 
     def dropped(self, keys: Sequence[DeliveryKey]) -> None:
-        """Record deliveries that an operator removed: `operated` is a line for all, the history has each."""
+        """Record deliveries that an operator removed. `operated` logs one line for all; the history has an
+        event for each.
+        """
         if self._history is not None:
             mailbox = self._history.redactor.mailbox
             for key in keys:
@@ -447,7 +467,7 @@ class Events:
         self._tell("info", "dsn", lambda _: fields)
 
     def no_dsn(self, about: MessageId, reason: str) -> None:
-        """Log that no report is due; `reason` is one of NO_DSN_REASONS."""
+        """Log that no report is sent; `reason` is one of NO_DSN_REASONS."""
         self.metrics.no_dsn.add((reason,))
         self._tell("info", "no-dsn", lambda _: {"about": about, "reason": reason})
 
@@ -468,7 +488,9 @@ class Events:
         self.tell_webhooks("destination.resumed", fields)
 
     def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
-        """Report that a destination refuses one of our addresses; until then another is used, if possible."""
+        """Report that a destination refuses one of our addresses; until then another one is used, if
+        possible.
+        """
         self.metrics.source_refusals.add((source,))
         self._emit(
             "warning",
@@ -483,11 +505,11 @@ class Events:
         )
 
     def source_refused_again(self, source: str) -> None:
-        """Count a further refusal by a destination that refuses the source already."""
+        """Count a further refusal by a destination that already refuses the source."""
         self.metrics.source_refusals.add((source,))
 
     def source_absent(self, source: str, address: str, problem: str) -> None:
-        """Report an address of ours that this machine does not have now."""
+        """Report one of our addresses that this machine does not have now."""
         self._emit("error", "source-absent", {"source": source, "address": address, "problem": problem})
 
     def source_back(self, source: str, address: str) -> None:
@@ -496,7 +518,7 @@ class Events:
     def operated(
         self, verb: str, count: int, *, detail: str = "", act: str = "", who: str = "", reason: str = ""
     ) -> None:
-        """Log an operator's change of the queue: the act with this id, in this worker's part of it."""
+        """Log an operator's change of the queue with its id, as far as this worker made it."""
 
         def fields(redact: Redactor) -> dict[str, Field]:
             found: dict[str, Field] = {"verb": verb, "count": count, "detail": redact.text(detail)}
@@ -513,7 +535,7 @@ class Events:
     def order(
         self, event: str, order: str, *, effect: str, about: str, who: str, reason: str, until: float | None
     ) -> None:
-        """Log that an operator's order was given, changed or ended, or has expired."""
+        """Log that an operator's suspension or hold rule was created, changed or ended, or has expired."""
 
         def fields(redact: Redactor) -> dict[str, Field]:
             found: dict[str, Field] = {
@@ -528,7 +550,7 @@ class Events:
         self._tell("warning", event, fields)
 
     def held(self, key: DeliveryKey, order: str) -> None:
-        """Log a delivery that an order held when it would have been attempted."""
+        """Log a delivery that a hold rule held when it would have been attempted."""
 
         def fields(redact: Redactor) -> dict[str, Field]:
             recipient = redact.mailbox(key.recipient)
@@ -546,8 +568,8 @@ class Events:
         self._emit("warning", "transcript-begun", fields)
 
     def outbound_tls(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
-        """Count a connection that was to be encrypted: it is (`ok`), is not used (`failed`) or goes on in
-        clear text (`fallback`), with `why` when that is news about the host.
+        """Count a connection for which TLS was attempted: `ok`, `failed` (not used) or `fallback` (clear
+        text), with `why` if that is news about the host.
         """
         self.metrics.outbound_tls(zone, level, result)
         if why:
@@ -555,7 +577,9 @@ class Events:
             self._emit("info", "tls-fallback", fields)
 
     def reply_without_code(self, host: str, address: str, line: str) -> None:
-        """Report a host with lines without a code in its replies, which are skipped; daily for an address."""
+        """Report a host whose replies have lines without a code, which are skipped; once a day per
+        address.
+        """
         fields: dict[str, Field] = {"host": host, "peer": address, "line": self._redact.text(line)}
         self._emit("info", "reply-without-code", fields)
 
@@ -568,11 +592,11 @@ class Events:
         self._emit("error", "drop-refused", {"file": name, "owner": owner, "why": self._redact.text(why)})
 
     def drop_delayed(self, name: str, owner: int, why: str) -> None:
-        """Report a message of sendmail(1) that cannot be accepted now; it is tried again."""
+        """Report a message of sendmail(1) that cannot be accepted now; it is retried."""
         self._emit("warning", "drop-delayed", {"file": name, "owner": owner, "why": self._redact.text(why)})
 
     def store_health(self, reason: str | None) -> None:
-        """Report why the store accepts no mail; `None`: it accepts mail again."""
+        """Report why the store accepts no mail, or with `None` that it accepts mail again."""
         if reason is None:
             self._emit("info", "store-recovered", {})
             self.tell_webhooks("spool.recovered", {})
@@ -581,7 +605,7 @@ class Events:
             self.tell_webhooks("spool.unhealthy", {"reason": reason})
 
     def store_damaged(self, detail: str) -> None:
-        """Report something that the store cannot read, for the first time since the start."""
+        """Report a record that the store cannot read, for the first time since the start."""
         self.metrics.damage.value += 1
         self._emit("error", "store-damaged", {"detail": self._redact.text(detail)})
 
@@ -627,7 +651,7 @@ class Events:
         self._emit("info", "history-restored", {"dropped": dropped})
 
     def close(self) -> None:
-        """Tell what was to be told together with more."""
+        """Log the events that were delayed to be combined."""
         self._refusals.tell()
 
     def lifecycle(self, event: str, **fields: Field) -> None:
@@ -651,15 +675,15 @@ class Events:
         self._emit("error", "dkim-missing", {"zone": zone, "reason": self._redact.text(why)})
 
     def sent_unchanged(self, message_id: MessageId, zone: str, reason: str) -> None:
-        """Log that the zone's changes could not be made in this message; `reason` is from our own list."""
+        """Log that the zone's changes could not be applied to this message; `reason` is from our own list."""
         self._emit("warning", "sent-unchanged", {"id": message_id, "zone": zone, "reason": reason})
 
     def row_refused(self, row: int, problem: str) -> None:
-        """Log a row of the outbox that can never be sent: it has failed without an attempt."""
+        """Log a row of the outbox that can never be sent and has failed without an attempt."""
         self._emit("warning", "row-refused", {"row": row, "problem": self._redact.text(problem)})
 
     def trouble(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
-        """Report something that should not happen. The mail is safe; the text is for the operator."""
+        """Report an unexpected error. The mail is safe; the text is for the operator."""
         self.metrics.trouble.add((where,))
         text = self._redact.text(f"{type(error).__name__}: {error}")
         fields: dict[str, Field] = {"where": where, "error": text, "at": _raised_at(error)}
@@ -669,7 +693,7 @@ class Events:
 
 
 class _Alike:
-    """Results of one attempt that differ in their recipients only."""
+    """Results of one attempt that differ only in their recipients."""
 
     __slots__ = ("_common", "_fields", "_recipients", "verdict")
 
@@ -698,7 +722,7 @@ class _Alike:
 
 def _without_recipient(fields: dict[str, Field]) -> list[Field]:
     values = list(fields.values())
-    del values[1]  # as `attempt_fields` has it
+    del values[1]  # in the same order as `attempt_fields`
     return values
 
 
@@ -713,8 +737,8 @@ def attempt_fields(  # noqa: PLR0917 - a call for every recipient; a partial's k
     seconds: float | None,
     redact: Redactor,
 ) -> dict[str, Field]:
-    """Return what a log line, the history and a webhook say of an attempt; `zone` is the delivery's, `reply`
-    the outcome's.
+    """Return the fields of an attempt for the log, the history and webhooks. `zone` is the delivery's,
+    `reply` the outcome's.
     """
     recipient = delivery.recipient
     found: dict[str, Field] = {
@@ -741,7 +765,7 @@ def attempt_fields(  # noqa: PLR0917 - a call for every recipient; a partial's k
 
 
 def accepted_fields(message: Message, redact: Redactor, bare: dict[str, int]) -> dict[str, Field]:
-    """Return what a log line, the history and a webhook say of an acceptance."""
+    """Return the fields of an acceptance for the log, the history and webhooks."""
     envelope = message.envelope
     origin = envelope.origin
     fields: dict[str, Field] = {
@@ -760,7 +784,7 @@ def accepted_fields(message: Message, redact: Redactor, bare: dict[str, int]) ->
 
 
 def _raised_at(error: BaseException) -> str:
-    """Return file, line and function that raised: what turns a report from an operator into a fix."""
+    """Return the file, line and function that raised, which a bug report needs."""
     trace = error.__traceback__
     if trace is None:
         return ""
@@ -771,7 +795,7 @@ def _raised_at(error: BaseException) -> str:
 
 
 def http_request(fields: Mapping[str, str], redact: Redactor) -> tuple[str, str, dict[str, Field]]:
-    """Log the line of `Events.requested`, which a supervisor writes too."""
+    """Return the log line of `Events.requested`, which a supervisor writes too."""
     found: dict[str, Field] = {**fields}
     if "client" in fields:
         found["client"] = redact.client(fields["client"])

@@ -1,9 +1,9 @@
-"""Transcripts: the protocol lines of chosen sessions as they happen, for an operator who reads along.
+"""Transcripts: the protocol lines of chosen sessions as they happen, for an operator who reads them live.
 
-Sessions ask `on`, and nothing else, while no transcript runs. A line of a client's is shown where it is a
-command that is known in whole; of anything else, among it all of AUTH, the words that may be secret, and what
-may be the text of a message, only the number of bytes is shown. Control characters become visible ones. A
-transcript ends after its time or its bytes, records no more sessions than it may, and never delays mail.
+While no transcript runs, sessions only check `on`. A client's line is shown if it is a completely known
+command. Of everything else, including all of AUTH, possible secrets and possible text of a message, only the
+number of bytes is shown. Control characters are replaced by visible ones. A transcript ends after its time or
+its bytes, records a limited number of sessions, and never delays mail.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ T = TypeVar("T")
 
 
 class Stream(Generic[T]):
-    """A stream of lines. `put` items anywhere, `take` them on the event loop that made the stream."""
+    """A bounded stream of items for one reader. Call `put` anywhere, and `take` on the event loop that
+    created the stream.
+    """
 
     def __init__(self, room: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -36,7 +38,7 @@ class Stream(Generic[T]):
         self._room = room
         self._missed = 0
         self._some = asyncio.Event()
-        self._told = False  # the reader will look
+        self._told = False  # the reader will check
         self.why = ""
         """The reason why nothing more comes."""
 
@@ -52,18 +54,21 @@ class Stream(Generic[T]):
             self._loop.call_soon_threadsafe(self._some.set)
 
     def close(self, why: str) -> None:
-        """End the stream, on the event loop: the reader gets what is here, and the reason."""
+        """End the stream, on the event loop: the reader gets the items that are buffered, and the reason."""
         self.why = self.why or why
         self._some.set()
 
     async def take(self) -> tuple[list[T], int]:
-        """Wait for items. Return them, and how many are missing behind them; nothing after `close`."""
+        """Wait for items. Return them and the number of items that are missing after them; nothing after
+        `close`.
+        """
         self._told = False
         while not self._items and not self.why:
             self._some.clear()
             await self._some.wait()
             self._told = False
-        taken = [self._items.popleft() for _ in range(len(self._items))]  # a thread may add more meanwhile
+        # a thread may add more in the meantime
+        taken = [self._items.popleft() for _ in range(len(self._items))]
         missed, self._missed = self._missed, 0
         return taken, missed
 
@@ -75,7 +80,7 @@ MAX_SHOWN = 1000
 ROOM = 10_000
 """Lines that wait for the reader."""
 
-# Compiled with the first use, as most relays have no transcript.
+# Compiled on first use, because most relays have no transcript.
 _COMMAND = (
     rb"(?i)(?:(?:EHLO|HELO|LHLO) +\S+|(?:MAIL FROM|RCPT TO): *(?:<[^>\r\n]*>|\S*)(?: +[A-Z0-9-]+(?:=\S*)?)*"
     rb"|BDAT +\d+(?: +LAST)?|DATA|RSET|QUIT|STARTTLS|NOOP|HELP)[ \t]*"
@@ -101,7 +106,7 @@ class Line:
 
 
 class Transcript:
-    """One that runs: of the clients in `networks`, of the destination `domain`, or of a message."""
+    """A running transcript: of the clients in `networks`, of the destination `domain`, or of a message."""
 
     def __init__(
         self,
@@ -121,7 +126,7 @@ class Transcript:
         self._sessions = sessions
 
     def begin(self) -> bool:
-        """Count a session that matches. False: it is one too many."""
+        """Count a matching session. Return False if it exceeds the limit."""
         if self.stream.why:
             return False
         if not self._sessions:
@@ -138,7 +143,7 @@ class Transcript:
 
 
 class Transcripts:
-    """Those of one worker."""
+    """The transcripts of one worker."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -147,7 +152,7 @@ class Transcripts:
         self._sessions = 0
 
     def start(self, transcript: Transcript) -> bool:
-        """Add a transcript. False: as many run as may."""
+        """Add a transcript. Return False if the maximum number is running."""
         if len(self._running) >= MAX_TRANSCRIPTS:
             return False
         self._running.append(transcript)
@@ -160,7 +165,9 @@ class Transcripts:
         self.on = bool(self._running)
 
     def inbound(self, client: str, before: Record | None = None) -> Record | None:
-        """Return the record of a session with this client, if a transcript wants it; `before` is its past."""
+        """Return the recorder of a session with this client if a transcript wants it; `before` is its earlier
+        recorder.
+        """
 
         def wanted(each: Transcript) -> bool:
             try:
@@ -201,7 +208,7 @@ class Transcripts:
 
 
 class Record:
-    """What is said in one session. `commands` go one way, `replies` the other."""
+    """Records the lines of one session. `commands` are those of the client, `replies` those of the server."""
 
     def __init__(self, session: int, side: str, peer: str, to: tuple[Transcript, ...], clock: Clock) -> None:
         self.peer = peer
@@ -217,7 +224,7 @@ class Record:
         self._part = b""  # of a line
 
     def command(self, line: bytes, *, secret: bool = False) -> None:
-        """Record a line of the client's, without its end. `secret`: it answers a challenge of AUTH."""
+        """Record a line of the client, without its end. With `secret`, it answers a challenge of AUTH."""
         self._data = line.strip().upper() == b"DATA"
         found = None if secret else re.match(_AUTH, line)
         self._secret = secret or found is not None
@@ -233,7 +240,7 @@ class Record:
         self._put("received" if self._side == "inbound" else "sent", said)
 
     def commands(self, octets: bytes) -> None:
-        """Record what the client writes: command lines with the bytes of chunks between, or of a message."""
+        """Record the client's bytes: command lines with the bytes of chunks between them, or of a message."""
         while octets:
             if self._in_body:
                 self._body += len(octets)
@@ -248,7 +255,7 @@ class Record:
                 self._rest = int(chunk[1])
 
     def replies(self, octets: bytes) -> None:
-        """Record what the server writes."""
+        """Record the server's bytes."""
         whole, end, self._part = (self._part + octets).rpartition(b"\n")
         self._part = self._part[:MAX_SHOWN]
         if end and self._in_body:
@@ -265,7 +272,7 @@ class Record:
             self._put("sent" if self._side == "inbound" else "received", said)
 
     def joined(self, phase: str, in_body: bool) -> None:
-        """The session has gone on for a while. `in_body`: what comes next is of a message."""
+        """Join a session that is under way. With `in_body`, the next bytes belong to a message."""
         self._in_body = in_body
         self.note(phase)
 

@@ -62,8 +62,8 @@ class _Client:
 
 
 class RefusalLog:
-    """The limit of lines of a worker. Its intervals begin with a refusal; where no event loop runs, `tell`
-    ends them.
+    """Limits the log lines about refusals in a worker. An interval begins with a refusal; without an event
+    loop, `tell` ends it.
     """
 
     def __init__(self, tell: Tell) -> None:
@@ -74,7 +74,9 @@ class RefusalLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def shows(self, client: str, reason: str, *, known: bool = False) -> bool:
-        """Return whether this refusal has a line of its own; if not, count it. `known`: no stranger."""
+        """Return whether this refusal gets a line of its own; if not, count it. `known` clients are permitted
+        to relay.
+        """
         found = self._clients.get(client)
         if found is None:
             if len(self._clients) >= MAX_CLIENTS:
@@ -156,7 +158,7 @@ class LogWriter:
         self._lines: deque[bytes] = deque()
         self._buffered = 0
         self._lock = threading.RLock()
-        # The loop itself, not a flag: one that was closed in between will never flush.
+        # The loop itself, not a flag: a loop that was closed in between will never flush.
         self._scheduled_on: asyncio.AbstractEventLoop | None = None
         self._second = -1
         self._stamp = ""
@@ -166,7 +168,9 @@ class LogWriter:
         self.dropped = 0
 
     def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
-        """Queue one event for the end of this pass of the loop (or write it, when no loop runs here)."""
+        """Queue one event for the end of this iteration of the event loop, or write it if no loop
+        runs here.
+        """
         by = LIMITED.get(event)
         if by is None or self._is_within_limit(event, str(fields.get(by, ""))):
             self._queue(level, event, fields)
@@ -202,7 +206,7 @@ class LogWriter:
         self._lines.append(line)
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # none in this thread
+        except RuntimeError:  # no loop runs in this thread
             self.flush()
             return
         if self._scheduled_on is not loop:
@@ -210,7 +214,7 @@ class LogWriter:
             self._scheduled_on = loop
 
     def flush(self) -> bool:
-        """Write what can be written without waiting; true when nothing is left."""
+        """Write what can be written without waiting. Return true if nothing is left."""
         with self._lock:
             while self._lines:
                 if not self._is_writable(0.0):
@@ -222,7 +226,7 @@ class LogWriter:
             return True
 
     def close(self) -> None:
-        """Write the rest, waiting a little for a slow reader. Later events are still written."""
+        """Write the rest, waiting a short time for a slow reader. Later events are still written."""
         self._end_interval()
         deadline = time.monotonic() + CLOSE_SECONDS
         while not self.flush() and time.monotonic() < deadline:
@@ -265,7 +269,7 @@ class LogWriter:
             if written < len(piece):  # a full disk, or a signal in between
                 os.write(self._descriptor, piece[written:])
         except OSError:
-            # The reader is gone or the disk is full. No reader can be told; the count remains.
+            # The reader is gone or the disk is full. This cannot be reported anywhere; the count remains.
             self.dropped += piece.count(b"\n")
 
     def _line(self, level: str, event: str, fields: Mapping[str, Field]) -> bytes:
@@ -332,7 +336,9 @@ def _text_value(value: Field) -> str:
 
 
 def _last_resort(stamp: str, level: str, event: str, fields: Mapping[str, Field], error: Exception) -> bytes:
-    """Show a value in ASCII that is not what its type says (text with half a surrogate pair, say)."""
+    """Format an event in ASCII if a value does not match its type (text with an unpaired surrogate, for
+    example).
+    """
     shown = {str(name): _cut("", ascii(value), MAX_FIELD // 10) for name, value in fields.items()}
     whole = {
         "time": stamp,
@@ -345,7 +351,7 @@ def _last_resort(stamp: str, level: str, event: str, fields: Mapping[str, Field]
 
 
 class _Bridge(logging.Handler):
-    """Python's logging into the sink. The text may quote anything, so it is redacted line by line."""
+    """Passes Python's logging to the sink. The text may quote anything, so it is redacted line by line."""
 
     def __init__(self, sink: LogWriter, redact: Callable[[str], str]) -> None:
         super().__init__()
@@ -378,7 +384,7 @@ def configure(
     stream: IO[bytes] | None = None,
     worker: int | None = None,
 ) -> LogWriter:
-    """Build the sink and sends Python's logging through it; a second call replaces the first sink.
+    """Create the sink and send Python's logging through it; a second call replaces the first sink.
 
     `format` is "json" or "text".
     """

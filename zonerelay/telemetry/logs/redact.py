@@ -44,7 +44,7 @@ _BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
 _PAIRS = tuple(first + second for first in _BASE32 for second in _BASE32)
 _SYLLABLES = "[a-z2-7]{13}"
 _PSEUDONYM = re.compile(f"u-{_SYLLABLES}@d-{_SYLLABLES}")
-# Around one: what marks it already, or the angle brackets of a path.
+# Context of an address: what already marks it, or the angle brackets of a path.
 _MARKED = re.compile(rf"<(?:redacted:)?({_PSEUDONYM.pattern})>|(?<![\w-])({_PSEUDONYM.pattern})(?![\w-])")
 
 # What may stand in a local part. Wider than RFC 5321: a stranger's text is not a grammar, and one
@@ -76,7 +76,7 @@ _PICTURES = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421}
 
 
 class RedactKeyError(Exception):
-    """The key cannot be read or made; the text says what the operator should do."""
+    """The key cannot be read or created; the text says what the operator should do."""
 
 
 class Redactor:
@@ -84,7 +84,7 @@ class Redactor:
 
     def __init__(self, key: bytes, *, enabled: bool) -> None:
         key = key[: hashlib.blake2b.MAX_KEY_SIZE]
-        # Hashes that have taken the key in already: they are copied for each value.
+        # Hash objects that have processed the key already; they are copied for each value.
         self._keyed = {
             kind: hashlib.blake2b(key=key, digest_size=9, person=kind) for kind in (b"u", b"d", b"c")
         }
@@ -103,22 +103,24 @@ class Redactor:
         return self.mailbox(Mailbox(name)) if "@" in name else printable(name)
 
     def text(self, text: str, *, limit: int = TEXT_LIMIT) -> str:
-        """Return a stranger's text, fit to be logged: no addresses, one line, printable, at most `limit`
-        long.
+        """Return untrusted text made fit for the log: without addresses, on one line, printable, at most
+        `limit` long.
         """
         if len(text) > _SEARCHED:
             text = _cut_between_words(text, _SEARCHED)
         if self.enabled:
             if "@" in text or "%40" in text or "+40" in text or "{40}" in text:
                 text = _ADDRESS.sub(self._replace, text)
-            if text[:1] != "2":  # most of all texts: a reply that says yes
+            if text[:1] != "2":  # the most frequent text: a positive reply
                 text = _SPOKEN.sub(self._replace_spoken, text)
         if not text.isprintable():
             text = printable(text)
         return text if len(text) <= limit else _cut_outside_pseudonyms(text, limit)
 
     def about(self, text: str, mailbox: Mailbox) -> str:
-        """Redact a peer's text about a mailbox: also the mailbox's name alone, and then its domain alone."""
+        """Redact a peer's text about a mailbox, including the mailbox's local part alone and its domain
+        alone.
+        """
         local, _, domain = mailbox.rpartition("@")
         if self.enabled and _stands_alone(local.lower(), text.lower()):
             name, _, there = self.mailbox(mailbox).partition("@")
@@ -135,24 +137,26 @@ class Redactor:
         return other
 
     def stored(self, text: str) -> str:
-        """Return a text of ours or cleaned by `text`, to be kept elsewhere: pseudonyms say what they are,
+        """Return a text for storage, either our own or cleaned by `text`, with marked pseudonyms:
         `<redacted:u-…@d-…>`. Idempotent.
         """
         return _MARKED.sub(lambda found: f"<redacted:{found[1] or found[2]}>", text)
 
     def message_id(self, field: str) -> str:
-        """Return a Message-ID field as the pseudonym of an address, as where a reply quotes it."""
+        """Return a Message-ID field as the pseudonym of an address, the same as when a reply quotes it."""
         value = field.strip().strip("<>")
-        # Each is seen once or twice: it does not push mailboxes out of the cache.
+        # Each one occurs once or twice, so it must not push mailboxes out of the cache.
         return self._hash_mailbox(Mailbox(value)) if self.enabled else printable(value)
 
     @property
     def fingerprint(self) -> str:
-        """Tells keys apart, and says nothing about them."""
+        """An identifier of the key that reveals nothing about it."""
         return self._token(b"d", "") if self.enabled else ""
 
     def matches(self, pseudonym: str, mailbox: Mailbox) -> bool:
-        """Return whether `pseudonym` (or its domain part alone) is how this redactor writes the mailbox."""
+        """Return whether `pseudonym` (or its domain part alone) is this redactor's pseudonym of the
+        mailbox.
+        """
         wanted = pseudonym.strip().strip("<>").lower()
         written = self._hash_mailbox(mailbox)
         return wanted == written or (wanted.startswith("d-") and wanted == written.rpartition("@")[2])
@@ -209,7 +213,7 @@ def _decoded(match: re.Match[str]) -> str:
 
 
 def _stands_alone(word: str, text: str) -> bool:
-    """Return whether a word stands in a text by itself. Without a pattern, because it is asked often."""
+    """Return whether a word stands alone in a text. No pattern is used, because this is called often."""
     at = text.find(word) if word else -1
     while at >= 0:
         end = at + len(word)
@@ -220,13 +224,15 @@ def _stands_alone(word: str, text: str) -> bool:
 
 
 def _replace_word(text: str, word: str, by: str) -> str:
-    """Replace a word where it stands alone, in any case; addresses, which have a form, stay."""
+    """Replace a word where it stands alone, ignoring case; addresses, which have their own pattern, stay."""
     pattern = rf"(?<![\w@.%+-]){re.escape(word)}(?![\w@%+-]|\.\w)"
     return re.sub(pattern, by, text, flags=re.IGNORECASE)
 
 
 def printable(text: str) -> str:
-    """Return the text on one line, without what moves a cursor, turns writing around or is not Unicode."""
+    """Return the text on one line, without characters that move a cursor, change the writing direction or are
+    not Unicode.
+    """
     if text.isprintable():
         return text
     text = text.translate(_PICTURES)
@@ -234,7 +240,7 @@ def printable(text: str) -> str:
 
 
 def _cut_between_words(text: str, limit: int) -> str:
-    """Cut where no address can be halved: the half would not be recognised."""
+    """Cut the text so that no address is split, because half of it would not be recognized."""
     head = text[:limit]
     return head[: head.rfind(" ") + 1] + "…"
 
@@ -248,7 +254,7 @@ def _cut_outside_pseudonyms(text: str, limit: int) -> str:
 
 
 def load_key(path: Path) -> bytes | None:
-    """Return the pseudonym key at `path`; `None` when there is none."""
+    """Return the pseudonym key at `path`, or `None` if it does not exist."""
     try:
         return _read_key(path)
     except FileNotFoundError:
@@ -258,11 +264,13 @@ def load_key(path: Path) -> bytes | None:
 
 
 def load_or_create_key(path: Path) -> bytes:
-    """Return the pseudonym key at `path`; make it (mode 0600) when there is none. Safe when workers race."""
+    """Return the pseudonym key at `path`, and create it (mode 0600) if it does not exist. Safe if workers
+    race.
+    """
     if (key := load_key(path)) is not None:
         return key
     try:
-        # When another worker was first, its key is the key.
+        # If another worker was first, its key is used.
         durable.create(path, f"{secrets.token_hex(KEY_SIZE)}\n".encode("ascii"))
         return _read_key(path)
     except OSError as error:
@@ -300,12 +308,12 @@ _DOMAIN = re.compile(r"d-[a-z2-7]{13}")
 
 
 class SearchError(Exception):
-    """What is searched for cannot be found by any search; the text says why."""
+    """The value cannot be found by any search; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One value in all forms that a history or a log may have it in."""
+    """A value in all forms in which a history or a log may contain it."""
 
     exact: frozenset[str] = frozenset()
     ends: tuple[str, ...] = ()
@@ -328,9 +336,9 @@ def form_of(
     place: str = "the history",
     way_out: str = '[history] addresses = "clear" keeps addresses',
 ) -> Form:
-    """Return the forms of an address, a client, a user, a Message-ID or a message id,
-    or of a domain as `@example.com`. `redactor` is `None` without a key; `clear`: addresses are kept as they
-    are in that `place`. Raise SearchError.
+    """Return the forms of an address, a client, a user, a Message-ID or a message id, or of a domain as
+    `@example.com`. `redactor` is `None` without a key. With `clear`, that `place` stores addresses in clear.
+    Raise SearchError if the value cannot be found.
     """
     with contextlib.suppress(ValueError):
         text = str(ipaddress.ip_address(text))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 SHARED_QUEUE = "zonerelay_queue_deliveries"
 
-# The oldest, the first to expire, and "no" when one says no.
+# Aggregated as the oldest, the first to expire, and "no" if one of them is "no".
 _GREATEST = frozenset(
     {
         "zonerelay_queue_oldest_seconds",
@@ -41,7 +41,7 @@ _GREATEST = frozenset(
         "zonerelay_last_delivered_timestamp_seconds",
         "zonerelay_loop_lag_longest_seconds",
         "zonerelay",
-        # All workers have the same orders, and count the same table and the same captured mail.
+        # All workers have the same suspensions, and count the same table and the same captured mail.
         "zonerelay_orders",
         "zonerelay_orders_without_end",
         "zonerelay_captured_messages",
@@ -63,7 +63,7 @@ _LEAST = frozenset(
         "process_max_fds",
     }
 )
-# What a worker's spool holds does not go away with its process.
+# The contents of a worker's spool remain when its process ends.
 _LASTING = frozenset({SHARED_QUEUE, "zonerelay_queue_oldest_seconds"})
 _GROWING = frozenset({"counter", "histogram"})
 
@@ -72,8 +72,8 @@ Key = tuple[str, Labels]
 
 
 class Family(msgspec.Struct, frozen=True, array_like=True):
-    """The exposed form of a metric. `samples` are names, labels and numbers in the order in which they are
-    exposed.
+    """A metric in exported form. `samples` are names, labels and numbers in the order in which they are
+    exported.
     """
 
     name: str
@@ -96,7 +96,7 @@ def collect(registry: CollectorRegistry) -> tuple[Family, ...]:
 
 def exposition(families: Iterable[Family]) -> bytes:
     """Return the Prometheus text format."""
-    # Commands know the frames of answers, which have families, and load no HTTP server for them.
+    # Commands import the frames of answers, which contain families, without an HTTP server.
     from prometheus_client import generate_latest  # noqa: PLC0415
     from prometheus_client.metrics_core import Metric  # noqa: PLC0415
     from prometheus_client.registry import Collector  # noqa: PLC0415
@@ -122,8 +122,8 @@ class MetricTotals:
         self._left: dict[int, tuple[Family, ...]] = {}
 
     def take(self, worker: int, life: int, families: tuple[Family, ...]) -> None:
-        """Take the figures of a worker. `life` counts the starts of this worker. What comes late from an
-        earlier life is passed over.
+        """Store the metrics of a worker. `life` counts the starts of this worker; metrics of an earlier life
+        that arrive late are ignored.
         """
         known = self._lives.get(worker, life)
         if life < known:
@@ -135,9 +135,9 @@ class MetricTotals:
         self._leave(worker, self._left.pop(worker, ()), unless_in=families)
 
     def bury(self, worker: int, life: int) -> None:
-        """Note that this life of the worker has ended, or said its last. What it counted stays; so does its
-        queue, until the next one says what that is now; other gauges go. What is still heard of this life has
-        been counted.
+        """Record that this life of the worker has ended or has sent its last metrics. Its counters are kept,
+        and so are the numbers of its queue until the next life reports them; its other gauges are dropped.
+        Metrics of this life that still arrive are ignored.
         """
         if life < self._lives.get(worker, life):
             return
@@ -154,7 +154,7 @@ class MetricTotals:
                 self._former[family.name] = family if kept is None else _merged([kept, family], shared=False)
 
     def _leave(self, worker: int, before: Iterable[Family], *, unless_in: Iterable[Family]) -> None:
-        """Keep an earlier life's figures of its queue until a later life has counted it."""
+        """Keep the queue numbers of an earlier life until a later life has counted its queue."""
         said = {family.name for family in unless_in if family.samples}
         left = tuple(family for family in before if family.name not in said)
         if left:
@@ -164,10 +164,12 @@ class MetricTotals:
         """Remove the worker and its queue."""
         self.bury(worker, self._lives.get(worker, 0))
         self._left.pop(worker, None)
-        self._lives.pop(worker, None)  # another one's lives are counted anew
+        self._lives.pop(worker, None)  # another worker's lives are counted from the start
 
     def families(self, others: tuple[Family, ...] = (), *, shared: bool = False) -> tuple[Family, ...]:
-        """Return the relay's families. `shared`: all workers count one queue. `others` stay as they are."""
+        """Return the relay's families. `shared` means that all workers count one queue. `others` are added
+        unchanged.
+        """
         found: dict[str, list[Family]] = {}
         present = (*self._latest.values(), *self._left.values())
         for family in (*self._former.values(), *(each for part in present for each in part), *others):
@@ -212,7 +214,7 @@ SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class CpuDemand:
-    """The demand of the thread that calls it for a processor."""
+    """Measures how much of a processor the calling thread needs."""
 
     def __init__(self, *, schedstat: Path = SCHEDSTAT) -> None:
         self._schedstat = schedstat
@@ -220,7 +222,7 @@ class CpuDemand:
         self._needed = 0.0
 
     def since_last(self) -> float:
-        """Return 0.0 to 1.0, since the last call; 0.0 at the first."""
+        """Return the demand since the last call, from 0.0 to 1.0; 0.0 at the first call."""
         now, needed = time.monotonic(), time.thread_time() + self._waited()
         passed, more = now - self._at, needed - self._needed
         is_first, self._at, self._needed = self._at == 0.0, now, needed
@@ -245,7 +247,7 @@ SPAN = 60.0
 
 
 class LoopLag:
-    """Belongs to the loop that runs when it is started."""
+    """Measures the lag of the event loop on which it is started."""
 
     def __init__(self, observe: Callable[[float], None]) -> None:
         self._observe = observe
@@ -258,7 +260,7 @@ class LoopLag:
 
     @property
     def longest(self) -> float:
-        """Seconds."""
+        """The longest lag in seconds."""
         return max(self._worst, self._worst_before)
 
     def start(self) -> None:
@@ -279,7 +281,7 @@ class LoopLag:
     def _look(self) -> None:
         assert self._loop is not None
         now = self._loop.time()
-        # Timers have a resolution of a millisecond, and may come that much too early.
+        # Timers have a resolution of a millisecond, and may fire that much too early.
         lag = max(0.0, now - self._due)
         self._observe(lag)
         if now >= self._span_ends:
@@ -290,7 +292,7 @@ class LoopLag:
 
 
 def interval_after(cpu: float, lag: float) -> float:
-    """Return the seconds until the next look, after so much CPU time and so late a timer."""
+    """Return the seconds until the next measurement, given the CPU demand and the timer's lag."""
     return IDLE_INTERVAL if cpu < IDLE and lag < INTERVAL else INTERVAL
 
 
@@ -299,7 +301,7 @@ OTHER = "other"
 
 
 class Counter:
-    """A counter: `value` only grows."""
+    """A counter; its `value` only grows."""
 
     __slots__ = ("_help", "_name", "value")
 
@@ -313,7 +315,7 @@ class Counter:
 
 
 class Gauge(Counter):
-    """A gauge: `value` goes up and down."""
+    """A gauge; its `value` goes up and down."""
 
     __slots__ = ()
 
@@ -322,7 +324,9 @@ class Gauge(Counter):
 
 
 class LabelledCounter:
-    """One number per combination of label values; the first label is the one that may have many."""
+    """A counter with one number per combination of label values; only the first label may have many
+    values.
+    """
 
     __slots__ = ("_first_values", "_help", "_labels", "_name", "_numbers")
 
@@ -343,7 +347,9 @@ class LabelledCounter:
         numbers[values] = numbers.get(values, 0) + amount
 
     def declare(self, combinations: Iterable[tuple[str, ...]]) -> None:
-        """Show these from the start, with 0: of one that appears late `increase()` misses the first event."""
+        """Show these from the start, with 0, because `increase()` misses the first event of a series that
+        appears late.
+        """
         for values in combinations:
             self.add(values, 0)
 
@@ -392,7 +398,7 @@ Made = TypeVar("Made", Counter, Gauge, LabelledCounter, Histogram)
 
 
 class Instruments(Collector):
-    """Makes instruments, and hands them to prometheus-client in the order in which they were made."""
+    """Creates instruments, and exports them in the order in which they were created."""
 
     def __init__(self) -> None:
         self._made: list[Counter | LabelledCounter | Histogram] = []
@@ -406,7 +412,7 @@ class Instruments(Collector):
     def labelled(
         self, name: str, help_text: str, *labels: str, declared: Iterable[str] = ()
     ) -> LabelledCounter:
-        """Create the metric. `declared` are values of the one label, which show from the start."""
+        """Create the metric. `declared` are values of its only label that are shown from the start."""
         made = self._kept(LabelledCounter(name, help_text, labels))
         made.declare((value,) for value in declared)
         return made
@@ -430,7 +436,7 @@ class Instruments(Collector):
 
 
 class ZoneQueue(NamedTuple):
-    """One zone at the time of a scrape; `oldest` is an age in seconds, `connections` are those to peers."""
+    """The numbers of one zone at a scrape. `oldest` is an age in seconds; `connections` are outbound."""
 
     zone: str
     ready: int
@@ -444,8 +450,8 @@ class ZoneQueue(NamedTuple):
 
 
 class QueueCollector(Collector):
-    """Before the queue is counted there are no samples of it: a figure that is too low reads as a queue that
-    has emptied.
+    """Collects the queue gauges. Before the queue is counted there are no samples, because a number that is
+    too low looks like a queue that has emptied.
     """
 
     def __init__(self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool]) -> None:
@@ -493,7 +499,7 @@ Readings = Iterable[tuple[tuple[str, ...], float]]
 
 
 class ReadGauge(Collector):
-    """One family; `read` is called at each scrape. What it yields beyond `MAX_LABEL_VALUES` is left out."""
+    """A gauge family; `read` is called at each scrape. Samples beyond `MAX_LABEL_VALUES` are left out."""
 
     _family: ClassVar[type[GaugeMetricFamily] | type[CounterMetricFamily]] = GaugeMetricFamily
 
@@ -517,8 +523,8 @@ class ReadCounter(ReadGauge):
 
 
 class ReloadCollector(Collector):
-    """When the active configuration was taken up, and whether the last reload was. The names are those that
-    Prometheus has for the same of itself.
+    """Collects the time at which the active configuration was loaded, and whether the last reload succeeded.
+    The names follow Prometheus' own metrics for this.
     """
 
     def __init__(self, read: Callable[[], tuple[float, bool]]) -> None:

@@ -47,7 +47,9 @@ WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 
 
 class LimitMetrics(Instruments):
-    """Silent until `attach`: a worker that shares no limits has none of these."""
+    """The metrics of shared limits. They are not exposed until `attach`, because a worker may share no
+    limits.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +68,9 @@ class LimitMetrics(Instruments):
         self._read: Callable[[], Mapping[str, tuple[int, int, int]]] | None = None
 
     def attach(self, read: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
-        """Attach the reader of places held, connections open and places wanted, by zone."""
+        """Attach the function that reads the numbers of slots held, connections open and slots wanted, by
+        zone.
+        """
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
@@ -145,8 +149,8 @@ ENDS = ("sent", "failed", "queued")
 
 
 class OutboxFigures(NamedTuple):
-    """The figures of the outbox: `rows` by status and `lag` as of the last count of the table; the rest since
-    the start.
+    """The numbers of the outbox: `rows` by status and `lag` as of the last count of the table; the others
+    since the start.
     """
 
     rows: dict[str, int]
@@ -157,7 +161,7 @@ class OutboxFigures(NamedTuple):
 
 
 class OutboxMetrics(Instruments):
-    """The metrics of the outbox. `attach` the function that reads the figures."""
+    """The metrics of the outbox. `attach` sets the function that reads the numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +174,7 @@ class OutboxMetrics(Instruments):
         self._read = read
 
     def finished(self, status: str) -> None:
-        """Count a row that was released as `sent`, as `failed`, or as `queued` to be tried again."""
+        """Count a row that was released as `sent`, as `failed`, or as `queued` for a retry."""
         self._finished.add((status,))
 
     def collect(self) -> Iterator[Metric]:
@@ -198,8 +202,8 @@ RESULTS = ("ok", "refused", "failed", "broken")
 
 
 class SmarthostMetrics(Instruments):
-    """The figures of logins. `attach` a function that reads zone, credential and whether it can log in, of
-    the credentials that were tried.
+    """The metrics of logins. `attach` sets a function that reads, for the credentials that were tried, the
+    zone, the credential and whether it can log in.
     """
 
     def __init__(self) -> None:
@@ -228,8 +232,8 @@ TOLD = ("delivered", "failed", "lost")
 
 
 class WebhookMetrics(Instruments):
-    """The figures of webhooks. `attach` a function that reads how many events wait for each webhook. Silent
-    without a webhook.
+    """The metrics of webhooks, exposed only if there is a webhook. `attach` sets a function that reads how
+    many events wait for each webhook.
     """
 
     def __init__(self) -> None:
@@ -290,13 +294,13 @@ class ReplyMetrics(Instruments):
         )
 
     def received(self, host: str, code: int) -> None:
-        """Count the last reply to one recipient's attempt; 0: the host gave none."""
+        """Count the last reply to one recipient's attempt; a code of 0 means that the host gave none."""
         self._replies.add(_labels_of(host, code))
 
 
 @lru_cache(maxsize=1024)
 def _labels_of(host: str, code: int) -> tuple[str, str]:
-    """Return the labels of a reply. Cached, because few hosts take most mail."""
+    """Return the labels of a reply. Cached, because few hosts receive most mail."""
     site = SITES.get(".".join(host.rsplit(".", 2)[-2:]), OTHER)
     return site, f"{code // 100}xx" if code else "none"
 
@@ -338,9 +342,9 @@ POLICY_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 
 
 
 class Metrics:
-    """The metrics of a worker, on a registry of its own: two relays in one process (tests) do not mix.
+    """The metrics of a worker, on its own registry, so that two relays in one process (tests) do not mix.
 
-    The instruments are public: the parts that see an event move them.
+    The instruments are public: the parts that observe an event update them.
     """
 
     def __init__(self) -> None:
@@ -456,7 +460,7 @@ class Metrics:
         )
         registry.register(made)
 
-    # ---- what takes more than one instrument ------------------------------------------------
+    # ---- updates of more than one instrument ------------------------------------------------
 
     def accepted(self, size: int, recipients: int) -> None:
         self._accepted.value += 1
@@ -477,13 +481,15 @@ class Metrics:
             self._seconds.observe(age if age > 0.0 else 0.0)
 
     def outbound_tls(self, zone: str, level: str, result: str) -> None:
-        """Count a TLS session. `level`: what was demanded in the end; `result`: ok, failed, or fallback to
+        """Count a TLS session. `level` is the requirement in the end; `result` is ok, failed, or fallback to
         clear text.
         """
         self._outbound_tls.add((queue_of(zone).label, level, result))
 
     def declare_zones(self, zones: Iterable[str]) -> None:
-        """Show every zone's counters from the start: one that appears late hides its first increase."""
+        """Show every zone's counters from the start, because a series that appears late hides its first
+        increase.
+        """
         for zone in zones:
             if zone in self._declared:
                 continue
@@ -492,7 +498,7 @@ class Metrics:
             self._suspended.declare([(zone,)])
             self._outbound_tls.declare((zone, *words) for words in TLS_RESULTS)
 
-    # ---- what other parts keep: attach each once --------------------------------------------
+    # ---- numbers of other parts: attach each once --------------------------------------------
 
     def attach(self, collector: Collector) -> None:
         """Register a collector. Every scrape reads it, so it must answer from memory."""
@@ -507,7 +513,7 @@ class Metrics:
         self.attach(QueueCollector(read, is_counted))
 
     def attach_quotas(self, read: Callable[[], Readings]) -> None:
-        """Attach the reader: `read` yields users with quotas, and how much is used of the one that is used
+        """Attach the reader: `read` yields the users with quotas, and the usage of the quota that is used
         most.
         """
         self.attach(
@@ -521,7 +527,7 @@ class Metrics:
 
     def attach_certificates(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
         """Attach the reader: `read` yields the first name and the expiry of each certificate of every
-        listener; of several for one name the one that expires first is shown.
+        listener. Of several for one name, the one that expires first is shown.
         """
 
         def first() -> Readings:
@@ -538,8 +544,8 @@ class Metrics:
         )
 
     def attach_orders(self, read: Callable[[], Mapping[str, int]], endless: Callable[[], int]) -> None:
-        """Attach the reader: `read` returns how many orders of operators are active, by effect; `endless`
-        how many of them have no end.
+        """Attach the readers: `read` returns the number of active suspensions and hold rules by effect,
+        `endless` how many of them have no end.
         """
         self._gauge(
             "zonerelay_orders_without_end",
@@ -554,7 +560,7 @@ class Metrics:
         )
 
     def attach_sources(self, read: Callable[[], Mapping[str, int]]) -> None:
-        """Attach the reader: `read` returns at how many destinations each source is passed over."""
+        """Attach the reader: `read` returns the number of destinations at which each source is not used."""
         self._gauge(
             "zonerelay_source_penalties",
             "Destinations at which a source is passed over for its reputation.",
@@ -563,8 +569,8 @@ class Metrics:
         )
 
     def attach_store(self, worker: int, unhealthy: Callable[[], str | None]) -> None:
-        """Attach the reader: `unhealthy` returns why the worker's store takes no mail. Of several workers the
-        metrics must say whose disk is full.
+        """Attach the reader: `unhealthy` returns why the worker's store accepts no mail. The metric has a
+        worker label, to show whose disk is full.
         """
         self._gauge(
             "zonerelay_store_usable",
@@ -574,8 +580,8 @@ class Metrics:
         )
 
     def attach_space(self, worker: int, read: Callable[[], int | None], guard: int) -> None:
-        """Attach the reader: `read` returns the bytes that are free for the worker's spool, `None` where
-        they are not known; below `guard` it takes no new mail.
+        """Attach the reader: `read` returns the bytes that are free for the worker's spool, or `None` if that
+        is not known. Below `guard` the worker accepts no new mail.
         """
 
         def free() -> Readings:
@@ -591,7 +597,7 @@ class Metrics:
         )
 
     def attach_captured(self, read: Callable[[], tuple[int, int] | None]) -> None:
-        """Attach the reader: `read` returns the messages and bytes of captured mail, `None` where there is
+        """Attach the reader: `read` returns the messages and bytes of captured mail, or `None` if there is
         none.
         """
 
@@ -602,7 +608,7 @@ class Metrics:
         self._gauge("zonerelay_captured_bytes", "What captured mail takes on disk.", of(1))
 
     def attach_destinations(self, read: Callable[[], Readings]) -> None:
-        """Attach the reader: `read` returns by zone and state how many destinations are known."""
+        """Attach the reader: `read` returns the number of known destinations by zone and state."""
         self._gauge(
             "zonerelay_destinations",
             "Destinations with mail or with trouble, by whether they are suspended now.",
@@ -612,13 +618,13 @@ class Metrics:
         )
 
     def attach_configuration(self, read: Callable[[], tuple[float, bool]]) -> None:
-        """Attach the reader: `read` returns when the active configuration was taken up, and whether none
+        """Attach the reader: `read` returns when the active configuration was loaded, and whether no reload
         was refused since.
         """
         self.attach(ReloadCollector(read))
 
     def attach_restraint(self, read: Callable[[], float]) -> None:
-        """Attach the reader: `read` returns for how many seconds old mail was held back so far."""
+        """Attach the reader: `read` returns for how many seconds old mail has been held back."""
         self.attach(
             ReadCounter(
                 "zonerelay_restrained_seconds_total",
@@ -628,13 +634,13 @@ class Metrics:
         )
 
     def attach_inbound_memory(self, read: Callable[[], int]) -> None:
-        """Attach the reader: `read` returns how many bytes all client connections hold."""
+        """Attach the reader: `read` returns how many bytes all client connections use."""
         self._gauge(
             "zonerelay_inbound_memory_bytes", "Memory that client connections hold.", lambda: [((), read())]
         )
 
     def families(self) -> tuple[Family, ...]:
-        """Return the metrics as plain values, for a supervisor that adds them up."""
+        """Return the metrics as plain values, for a supervisor that sums them."""
         return collect(self._registry)
 
     def exposition(self) -> bytes:
