@@ -16,7 +16,7 @@ If it was plyvel that could not be built: it comes ready-made for x86-64, with P
 endef
 export PLYVEL_HINT
 
-.PHONY: help run sandbox deb test proof check fmt fuzz bench reference lock pin clean
+.PHONY: help run sandbox deb test quick proof check fmt fuzz bench reference lock pin clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -50,15 +50,21 @@ check: $(DEVELOPMENT)  ## ruff, mypy strict, import-linter
 	$(BIN)/lint-imports
 
 # Tests marked `alone` measure the machine. 5 is pytest's "nothing to run": no failure if the other half ran.
-test: $(DEVELOPMENT)  ## every tier but bench and the long proofs; ARGS="tests/unit -k dkim" for some
-	@$(BIN)/python -m tests.support.programs
-	@$(BIN)/pytest -n auto --dist load --maxschedchunk 1 -m "not alone and not proof" $(ARGS); many=$$?; \
-	$(BIN)/pytest -m "alone and not proof" $(ARGS); alone=$$?; \
-	test $$alone -ne 5 && test $$many -eq 0 -o $$many -eq 5 && exit $$alone; exit $$many
+define TESTS
+@$(BIN)/python -m tests.support.programs
+@$(BIN)/pytest -n auto --dist load --maxschedchunk 1 -m "not alone and $(1)" $(ARGS); many=$$?; \
+$(BIN)/pytest -m "alone and $(1)" $(ARGS); alone=$$?; \
+test $$alone -ne 5 && test $$many -eq 0 -o $$many -eq 5 && exit $$alone; exit $$many
+endef
 
-proof: $(DEVELOPMENT)  ## what takes long: kill -9 in rounds, several machines, other servers, the packages
-	@$(BIN)/python -m tests.support.programs
-	@$(BIN)/pytest -n auto --dist load --maxschedchunk 1 -m proof $(ARGS)
+quick: $(DEVELOPMENT)  ## unit tests and dialogs, within a minute or so
+	@$(BIN)/pytest -n auto --dist load --maxschedchunk 1 -m "not alone and not proof" tests/unit tests/dialogs $(ARGS)
+
+test: $(DEVELOPMENT)  ## what guards everyday work; ARGS="tests/unit -k dkim" for some
+	$(call TESTS,not proof)
+
+proof: $(DEVELOPMENT)  ## what takes long: whole relays, kill -9 in rounds, several machines, other servers, the packages
+	$(call TESTS,proof)
 
 fmt: $(DEVELOPMENT)  ## let ruff correct what it can
 	$(BIN)/ruff check --fix zonerelay tests debian

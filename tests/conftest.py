@@ -18,6 +18,13 @@ from tests.support.stories import dismiss, testimonies
 
 TIERS = ("acceptance", "store", "upgrades", "integration", "dialogs", "fuzz", "unit")  # from slow to quick
 MAX_PROCESSES = 12
+LONG = ("acceptance", "transfer")
+"""Tiers of `make proof`."""
+EVERYDAY = (
+    "test_crash.py", "test_disk_queue.py", "test_explain.py", "test_http_api.py", "test_sendmail.py",
+    "test_start.py", "test_tls.py",
+)  # fmt: skip
+"""What `make test` runs of them: one kill -9 and one of each way in and out."""
 
 # How long an example takes says more about the other processes than about the example.
 settings.register_profile("side by side", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,8 +48,17 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(cores + max(1, cores // 2), MAX_PROCESSES)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _is_long(item):
+            item.add_marker(pytest.mark.proof)
     items.sort(key=lambda item: _tier(item.path))
+
+
+def _is_long(item: pytest.Item) -> bool:
+    """Return whether a test belongs to `make proof` for the place where it is."""
+    return not set(LONG).isdisjoint(item.path.parts) and item.path.name not in EVERYDAY
 
 
 def _tier(path: Path) -> int:

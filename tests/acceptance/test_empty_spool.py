@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import smtplib
 import subprocess
 from pathlib import Path
@@ -32,7 +33,16 @@ def test_a_spool_is_empty_when_the_relay_is_stopped_and_its_mail_has_left(tmp_pa
             f"zonerelay: not empty: mail waits in the zones default of {relay.spool}/01\n",
         )
         relay.start()
-        assert command(relay, "queue", "drop", "--all", "--yes")[0] == 0
+        with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=10) as client:
+            client.sendmail("a@b.example", ["dropped@d.example"], b"Subject: x\r\n\r\n")
+        chosen = ("--recipient", "dropped@d.example", "--yes", "--json")
+        act = json.loads(command(relay, "queue", "drop", *chosen)[1])["act"]
+        assert command(relay, "queue", "drop", "--purge", "--all", "--yes")[0] == 0
+        assert relay.terminate() == 0
+        assert "dropped mail is in the bin" in command(relay, "spool", "is-empty")[1]
+        relay.start()
+        assert command(relay, "undo", act)[0] == 0
+        assert command(relay, "queue", "drop", "--purge", "--all", "--yes")[0] == 0
         assert relay.terminate() == 0
         assert command(relay, "spool", "is-empty") == (0, f"{relay.spool}\n")
         (relay.spool / "mine").write_text("x")

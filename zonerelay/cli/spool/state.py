@@ -19,6 +19,7 @@ from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.config.settings import Backend, Settings
+from zonerelay.model.queue_name import Kind
 from zonerelay.operations.answers import Acknowledged
 from zonerelay.operations.errors import NotRunningError
 from zonerelay.operations.requests import SpoolAcknowledge
@@ -100,7 +101,12 @@ async def _left_in(settings: Settings, worker: int) -> str:
         try:
             if queues := await store.queues():
                 path = spool_of(settings.spool, worker).path
-                return f"mail waits in the zones {', '.join(map(str, sorted(queues)))} of {path}"
+                if zones := sorted(str(each) for each in queues if each.kind is not Kind.BIN):
+                    return f"mail waits in the zones {', '.join(zones)} of {path}"
+                return (
+                    f"dropped mail is in the bin of {path} for a day, so that `zonerelay undo` can restore it"
+                    " (`zonerelay queue drop --purge` destroys mail at once)"
+                )
             await asyncio.wait_for(until_empty(store, told.append), PROOF_TIMEOUT)
         except TimeoutError:
             return told[-1] or told[0]
