@@ -99,6 +99,7 @@ def _fill_queue(relay: RelayProcess) -> None:
 
     def is_later() -> bool:
         client_of(relay).ask(Retry(everything=True, at=at), Changed)
+        time.sleep(1.0)  # outcomes that are under way are written
         return all(due >= at - 1 for _, _, due in _queue(relay).values())
 
     _until(is_later, "nothing is attempted")

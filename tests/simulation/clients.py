@@ -93,7 +93,7 @@ class Clients:
         self._network = network
         self._random = random
         self.submissions: list[Submission] = []
-        self.mails_accepted: list[float] = []
+        self.mails_accepted: list[tuple[float, str]] = []
         """When MAIL was answered 250."""
         self.sometimes: dict[str, int] = {}
 
@@ -130,7 +130,7 @@ class Clients:
             b"250"
         ):
             return
-        self.mails_accepted.append(self._loop.now)
+        self.mails_accepted.append((self._loop.now, node.name))
         accepted = []
         for each in submission.recipients:
             if (await talk.ask(b"RCPT TO:<%b>" % each.encode())).startswith(b"250"):

@@ -137,14 +137,22 @@ class Ledger:
             for each in self.injected
         )
 
-    def taken_in_vain(self, mails: list[float]) -> list[str]:
-        """A relay that cannot reach the store answers 451 to MAIL, once it has noticed."""
+    def taken_in_vain(self, mails: list[tuple[float, str]]) -> list[str]:
+        """A relay that cannot reach the store answers 451 to MAIL, once it has noticed; it notices nothing
+        while it stands still. `mails`: when MAIL was accepted, and by which node.
+        """
+        slept = [
+            (each.process.partition(".")[0], each.at, each.ended)
+            for each in self.injected
+            if each.what == STANDSTILL
+        ]
         return [
             f"MAIL was answered 250 at {at:.3f}, and there is no bucket since {each.at:.3f}"
             for each in self.injected
             if each.what == NO_BUCKET
-            for at in mails
+            for at, node in mails
             if each.at + NOTICED_WITHIN < at < each.ended
+            if not any(who == node and since < at < until + NOTICED_WITHIN for who, since, until in slept)
         ]
 
     def sent_though_refused(self, submissions: list[Submission], mails: list[Mail]) -> list[str]:

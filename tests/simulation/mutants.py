@@ -532,6 +532,6 @@ FOUND_BY: dict[str, int] = {
     "window-without-bound": 3,
     "bodies-without-bound": 17,
     "key-not-looked-for": 7,
-    "key-not-stored": 24,
+    "key-not-stored": 25,
 }
 """The first seed that is known to find each, for a test that does not look for another."""
