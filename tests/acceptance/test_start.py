@@ -28,7 +28,7 @@ LATER = {
     "asyncpg",
     "redis",
     "aiobotocore",
-    "zonerelay.store.keys",
+    "zonerelay.store.keys.partition",
     "zonerelay.outbox.store",
     "zonerelay.supervisor.run",
     "zonerelay.policies",
