@@ -20,6 +20,8 @@ TIERS = ("acceptance", "store", "upgrades", "integration", "dialogs", "fuzz", "u
 MAX_PROCESSES = 12
 LONG = ("acceptance", "transfer")
 """Tiers of `make proof`."""
+SERVERS = ("postgres", "redis", "s3")
+"""Tests of the store that need these belong to `make proof`, too."""
 EVERYDAY = (
     "test_crash.py", "test_disk_queue.py", "test_explain.py", "test_http_api.py", "test_sendmail.py",
     "test_start.py", "test_tls.py",
@@ -57,7 +59,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_long(item: pytest.Item) -> bool:
-    """Return whether a test belongs to `make proof` for the place where it is."""
+    """Return whether a test belongs to `make proof` for the place where it is, or for the server it needs."""
+    if "store" in item.path.parts:
+        return any(server in item.name.lower() for server in SERVERS)
     return not set(LONG).isdisjoint(item.path.parts) and item.path.name not in EVERYDAY
 
 
