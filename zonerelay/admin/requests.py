@@ -23,8 +23,8 @@ Trouble = Callable[[str, BaseException], None]
 
 
 def _quiet_logger() -> logging.Logger:
-    """Return a logger that hides aiohttp's errors: it logs each malformed request of any client with a
-    traceback.
+    """Return a logger that hides aiohttp's errors, because aiohttp logs each malformed request of any client
+    with a traceback.
     """
     logger = logging.getLogger("zonerelay.admin.http")
     logger.setLevel(logging.CRITICAL)

@@ -38,7 +38,9 @@ GOODBYE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BookVersion:
-    """A stored version of a book. `stamp` identifies the version, and `now` is the store's clock."""
+    """A stored version of the limits that relays share. `stamp` identifies the version, and `now` is the
+    store's clock.
+    """
 
     data: bytes | None
     stamp: int

@@ -159,7 +159,9 @@ class Probation:
             self._uncount(destination)
 
     def quick(self, destination: Destination) -> bool:
-        """Stop counting a destination that has answered in time. Return true if it was waiting here."""
+        """Stop counting a destination as on trial, because it has answered in time. Return true if it was
+        waiting here.
+        """
         self.gives_up(destination)
         while destination.counted:
             self._uncount(destination)

@@ -148,7 +148,7 @@ class Zone:
     # Carrying out the plan
 
     def pump(self) -> None:
-        """Start everything that can be started now."""
+        """Start all deliveries that can be started now."""
         if self._stopping:
             return
         now = self._clock.now()

@@ -32,8 +32,8 @@ _CLEAN = (None, "\r\n")
 
 
 class ChunkLines:
-    """A check of line ends for BDAT. `feed` every piece in order, then `finish` once; send what they
-    return. `plain`: skip the check.
+    """A check of line endings across BDAT chunks. `feed` every piece in order, then `finish` once; send what
+    they return. `plain`: skip the check.
     """
 
     __slots__ = ("_ended", "_held_cr", "_line_ends")

@@ -93,7 +93,9 @@ Taken = dict[DeliveryKey, Delivery]
 
 
 class ZoneWindow:
-    """The window of one zone. `is_busy` returns whether a delivery is claimed or being changed."""
+    """The due deliveries of one zone that are in memory. `is_busy` returns whether a delivery is claimed or
+    being changed.
+    """
 
     def __init__(self, queue: QueueName, is_busy: Callable[[DeliveryKey], bool], *, empty: bool) -> None:
         """Create the window. With `empty` the spool was empty when it was opened, so the disk need not be

@@ -105,7 +105,7 @@ class Requests:
     # --- answers
 
     async def answer(self) -> None:
-        """Carry out the requests of other nodes to this one. Raises StoreError."""
+        """Carry out the requests that other nodes have sent to this one. Raises StoreError."""
         own, partition = self._own()
         for node, reads in list(self._others.items()):
             asked = KeyRange.of_prefix(b"%b%02x " % (REQUESTS, own))
