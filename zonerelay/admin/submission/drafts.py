@@ -92,7 +92,8 @@ class Submission(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}
 ):
     """A message that is being submitted. `send_at` is Unix seconds or RFC 3339; `partial` accepts the
-    message for the recipients that are not refused; `tags` and `metadata` are stored with the message and not sent.
+    message for the recipients that are not refused; `tags` and `metadata` are stored with the message and
+    not sent.
     """
 
     from_: One
