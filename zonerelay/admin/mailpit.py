@@ -197,7 +197,7 @@ class Mailpit:
         except _WRONG as error:
             return _told(400, str(error))
         except TimeoutError:
-            return _told(408, "the body did not come in time")
+            return _told(408, "timed out waiting for the request body")
         except CaptureError as error:
             return _told(503, str(error), {"Retry-After": "5"})
 

@@ -596,7 +596,7 @@ def _mailbox(text: str) -> str:
     """Return the requested address; a bare domain stands for a mailbox in it."""
     address = text.strip("<> ")
     if not address or len(address) > MAX_ADDRESS or not address.isprintable():
-        raise ControlError("that is no address: give one like user@example.com, or a domain")
+        raise ControlError("not an address: use one like user@example.com, or a domain")
     return address if "@" in address else f"postmaster@{address}"
 
 

@@ -181,7 +181,7 @@ class OrderAnswers:
         if request.refuse and (request.effect == HOLD or about.destination is not None):
             what = "a hold rule takes mail in" if request.effect == HOLD else "no client names a destination"
             raise InvalidError(
-                f"{what}: refuse goes with a zone, domain, sender, user, recipient or all mail",
+                f"{what}: refuse needs a zone, domain, sender, user, recipient or all mail",
                 pointer="/refuse",
             )
 

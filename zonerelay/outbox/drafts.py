@@ -220,7 +220,7 @@ class HeaderFields:
             return None
         if key == "message-id":
             if not _MESSAGE_ID.fullmatch(value):
-                raise BadRowError("headers has a Message-ID that is none: write <left@right>")
+                raise BadRowError("headers has an invalid Message-ID: use <left@right>")
             return "Message-ID", value
         if key == "reply-to":
             return name, addresses(value, where)

@@ -112,7 +112,7 @@ async def snapshot_spool(settings: Settings, worker: int, scratch: Path) -> Spoo
             return await snapshot_disk(spool, scratch)
         case Backend.MEMORY:
             raise StoreOpenError(_SHELF)
-    raise StoreOpenError(f"[spool] backend: there is no snapshot of {spool.backend.value}")
+    raise StoreOpenError(f"[spool] backend: snapshots are not supported by {spool.backend.value}")
 
 
 async def repair_spool(

@@ -256,7 +256,7 @@ def resolve(arguments: Namespace) -> int:
         output.console().print(output.table(["address", "role", "message"], rows))
     if not found:
         output.chatter().print(
-            "No mail in the queue has this pseudonym: it was delivered since, or the key has changed."
+            "No mail in the queue has this pseudonym: it has been delivered, or the key has changed."
         )
     return output.completeness(end) if found else FAILED
 
