@@ -521,7 +521,6 @@ FOUND_BY: dict[str, int] = {
     "lease-for-ever": 11,
     "living-not-seen": 9,
     "claim-not-checked": 11,
-    "write-not-fenced": 11,
     "no-take-over": 12,
     "taken-over-too-early": 12,
     "lease-by-monotonic": 103,
