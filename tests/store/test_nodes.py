@@ -76,6 +76,8 @@ class Machine:
         await nodes._tasks.cancel()
         for held in [nodes._own, *nodes._heirs.values()]:
             await held.partition.abandon()
+        for node in list(nodes._others):  # what the kernel does for a process
+            await nodes._forget_reader(node)
         await nodes._engine.close()
 
     async def claim(self, wanted: int = 1) -> list[str]:
