@@ -27,6 +27,7 @@ import codecs
 import email
 import re
 import urllib.parse
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from zonerelay.message.compose.mime import encoded
@@ -247,7 +248,7 @@ class _Entity:
     is_covered: bool = False
 
 
-class _Walk:
+class _Walk(ABC):
     """Calls `_header`, `_begin`, `_content` and `_end` for each part, and puts together what they return."""
 
     def __init__(self) -> None:
@@ -356,17 +357,17 @@ class _Walk:
         """Begin the lines before the first part or behind the last one."""
         self._entity = None
 
-    def _part(self, block: bytes, encoding: str, covered: bool) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _part(self, block: bytes, encoding: str, covered: bool) -> bytes: ...
 
-    def _leaf_part(self, block: bytes, has_fields: bool) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _leaf_part(self, block: bytes, has_fields: bool) -> bytes: ...
 
-    def _content(self, line: bytes) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _content(self, line: bytes) -> bytes: ...
 
-    def _ended(self, *, by_delimiter: bool) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _ended(self, *, by_delimiter: bool) -> bytes: ...
 
 
 class Survey(_Walk):

@@ -472,7 +472,7 @@ class Operations:
             queues = {each.key: rerouting.target(each, messages.get(each.message_id)) for each in deliveries}
             changed = await self._update(deliveries, lambda each: _moved(each, queues[each.key], now), act)
             self._wake(queues.values())
-            return changed
+            return len(changed)
 
         return await self._over("reroute", wanted, reroute, progress, act)
 
@@ -498,8 +498,8 @@ class Operations:
             changed = await self._update(kept, binned, act)
             gone = [each for each in deliveries if final or is_row(each.message_id)]
             removed = await self._store.update(_keys(gone), lambda _: None)
-            self._events.dropped([*_keys(kept), *removed])
-            return changed + len(removed)
+            self._events.dropped([*changed, *removed])
+            return len(changed) + len(removed)
 
         return await self._over("drop", wanted, drop, progress, act)
 
@@ -603,13 +603,15 @@ class Operations:
             changed = await self._update(deliveries, change, act)
             if after is not None:
                 after(_keys(deliveries))
-            return changed
+            return len(changed)
 
         return await self._over(verb, wanted, update, progress, act)
 
-    async def _update(self, deliveries: Sequence[Delivery], change: _Change, act: Act | None) -> int:
+    async def _update(
+        self, deliveries: Sequence[Delivery], change: _Change, act: Act | None
+    ) -> set[DeliveryKey]:
         """Note in the journal what the change will do, then make the store do exactly that. A delivery that
-        has changed in between is noted and changed again.
+        has changed in between is noted and changed again. Return the keys of what was changed.
         """
         changed: set[DeliveryKey] = set()
         left = {each.key: each for each in deliveries}
@@ -627,7 +629,7 @@ class Operations:
             met = await self._store.update(list(steps), functools.partial(_stepped, steps))
             left = {key: each for key, each in met.items() if each != steps[key][0]}
             changed |= met.keys() - left.keys()
-        return len(changed)
+        return changed
 
     async def _restore(self, entries: Sequence[Entry], act: Act) -> Result:
         wanted = {entry.key._replace(queue=entry.after.queue): entry for entry in entries}
