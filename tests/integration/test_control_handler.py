@@ -440,5 +440,5 @@ async def test_explain_knows_suspensions(desk: Desk) -> None:
 
 @pytest.mark.parametrize("address", ["", "<>", "x" * 600])
 async def test_explain_refuses_what_is_no_address(desk: Desk, address: str) -> None:
-    with pytest.raises(ControlError, match="no address"):
+    with pytest.raises(ControlError, match="not an address"):
         await explain(desk, address)
