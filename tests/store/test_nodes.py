@@ -279,6 +279,23 @@ async def test_a_change_of_another_nodes_mail_reaches_it(crew: list[Machine]) ->
     await until(lambda: not _rows(two, b"answer "))
 
 
+async def test_a_change_of_mail_that_another_node_has_adopted_reaches_it(crew: list[Machine]) -> None:
+    one, two, three = crew
+    await one.start()
+    await put(one, 1, "a@example.net")
+    (delivery,) = await one.nodes.deliveries_of(message_id(1))
+    await one.nodes.settle([Postpone(replace(delivery, held=True))])
+    await one.nodes.close()
+    await two.start(5)
+    await until(lambda: bool(two.nodes._heirs))
+    await three.start(6)
+    keys = [each.key async for each in three.nodes.scan()]
+    done = await asyncio.wait_for(three.nodes.update(keys, lambda old: replace(old, held=False)), 20)
+    assert done.keys() == {delivery.key}
+    assert await two.claim() == ["a@example.net"]
+    await until(lambda: not _rows(two, b"answer "))
+
+
 def _rows(machine: Machine, prefix: bytes) -> list[bytes]:
     engine = machine.nodes._engine
     partitions = getattr(engine, "partitions", {})

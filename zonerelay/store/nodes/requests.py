@@ -1,10 +1,10 @@
 """Changes mail of other living nodes with requests that their owners carry out.
 
 A partition has one writer. So a node that needs to change another node's deliveries writes a request to its
-own partition: `request OWNER ID`, with the current and the new state of each delivery. The owner reads these
-rows of the other nodes and changes the deliveries that are still in that state and are not being attempted.
-Then it writes `answer CLIENT ID` to its own partition, with a list of the changed ones. The requesting node
-reads the answer and removes its request, and the owner then removes its answer.
+own partition: `request PARTITION ID`, with the current and the new state of each delivery. The owner of the
+partition reads these rows of the other nodes and changes the deliveries that are still in that state and are
+not being attempted. Then it writes `answer CLIENT ID` to the partition, with a list of the changed ones. The
+requesting node reads the answer and removes its request, and the owner then removes its answer.
 
 Promise: a request is carried out at most once, because a delivery that has changed is left alone. An owner
 that does not answer within `PATIENCE` is assumed to have left everything alone.
@@ -13,7 +13,7 @@ that does not answer within `PATIENCE` is assumed to have left everything alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from uuid import uuid4
 
 import msgspec
@@ -46,21 +46,21 @@ class _Wanted(msgspec.Struct, array_like=True):
 
 
 class Requests:
-    """The requests and answers of one node. `update` changes the deliveries of this node, `own` returns its
-    partition, and `others` are the reads of the other nodes.
+    """The requests and answers of one node. `update` changes the deliveries of this node, `held` returns its
+    own and then its adopted partitions, and `others` are the reads of the other nodes.
     """
 
     def __init__(
         self,
         update: Update,
         around: Surroundings,
-        own: Callable[[], tuple[int, Partition]],
+        held: Callable[[], Sequence[tuple[int, Partition]]],
         unclaimed: Callable[[Collection[DeliveryKey]], set[DeliveryKey]],
         others: Mapping[int, QueueReads],
     ) -> None:
         self._update = update
         self._around = around
-        self._own = own
+        self._held = held
         self._unclaimed = unclaimed
         self._others = others
 
@@ -86,7 +86,7 @@ class Requests:
 
     async def _send(self, node: int, reads: QueueReads, wanted: list[_Wanted]) -> list[int]:
         """Send a request, and return which of the deliveries its owner has changed."""
-        own, partition = self._own()
+        own, partition = self._held()[0]
         name = uuid4().hex.encode()
         request = b"%b%02x %b" % (REQUESTS, node, name)
         answer = b"%b%02x %b" % (ANSWERS, own, name)
@@ -106,20 +106,23 @@ class Requests:
 
     async def answer(self) -> None:
         """Carry out the requests that other nodes have sent to this one. Raises StoreError."""
-        own, partition = self._own()
-        for node, reads in list(self._others.items()):
-            asked = KeyRange.of_prefix(b"%b%02x " % (REQUESTS, own))
-            answers = KeyRange.of_prefix(b"%b%02x " % (ANSWERS, node))
-            requests = {key.rpartition(b" ")[2]: value for key, value in (await reads.keys.page(*asked)).rows}
-            given = {key.rpartition(b" ")[2] for key, _ in (await partition.page(*answers)).rows}
-            if over := given - requests.keys():
-                gone: dict[bytes, bytes | None] = {answers.start + name: None for name in over}
-                await partition.write(Write(gone, makes_room=True))
-            for name, value in requests.items():
-                if name not in given:
-                    done = await self._carry_out(msgspec.msgpack.decode(value, type=list[_Wanted]))
-                    row: dict[bytes, bytes | None] = {answers.start + name: msgspec.msgpack.encode(done)}
-                    await partition.write(Write(row, makes_room=True))
+        for own, partition in self._held():
+            for node, reads in list(self._others.items()):
+                await self._answer(own, partition, node, reads)
+
+    async def _answer(self, own: int, partition: Partition, node: int, reads: QueueReads) -> None:
+        asked = KeyRange.of_prefix(b"%b%02x " % (REQUESTS, own))
+        answers = KeyRange.of_prefix(b"%b%02x " % (ANSWERS, node))
+        requests = {key.rpartition(b" ")[2]: value for key, value in (await reads.keys.page(*asked)).rows}
+        given = {key.rpartition(b" ")[2] for key, _ in (await partition.page(*answers)).rows}
+        if over := given - requests.keys():
+            gone: dict[bytes, bytes | None] = {answers.start + name: None for name in over}
+            await partition.write(Write(gone, makes_room=True))
+        for name, value in requests.items():
+            if name not in given:
+                done = await self._carry_out(msgspec.msgpack.decode(value, type=list[_Wanted]))
+                row: dict[bytes, bytes | None] = {answers.start + name: msgspec.msgpack.encode(done)}
+                await partition.write(Write(row, makes_room=True))
 
     async def _carry_out(self, wanted: list[_Wanted]) -> list[int]:
         """Carry out a request in one durable write, whose limit no request exceeds. Return which deliveries

@@ -119,7 +119,7 @@ class NodeStore:
         self._requests = Requests(
             self._update_held,
             around,
-            lambda: (self.node, self._own.partition),
+            lambda: [(held.node, held.partition) for held in self._held()],
             lambda keys: {key for key in keys if not any(held.queue.has_claim(key) for held in self._held())},
             self._others,
         )
