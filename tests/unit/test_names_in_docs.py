@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from zonerelay.cli import arguments
+from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.option_text import options
 
@@ -29,6 +30,7 @@ _FILES = {path.name for folder in ("zonerelay", "tests", "docs") for path in (RO
 _NO_FILES = ("message/rfc822", "message/global", "queue/ID", "history/00.db")
 """Media types; an object in a bucket; a file of a running relay."""
 _CODE = "".join(path.read_text() for path in ROOT.glob("zonerelay/**/*.py"))
+_METRICS = {*re.findall(r'"(zonerelay_\w+)"', _CODE), "zonerelay_info"}
 
 
 def names(pages: list[Path]) -> list[str]:
@@ -79,33 +81,36 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", TEXTS, ids=names(TEXTS))
 def test_every_metric_that_is_named_exists(page: Path) -> None:
-    known = {*re.findall(r'"(zonerelay_\w+)"', _CODE), "zonerelay_info"}
     for name in re.findall(r"\bzonerelay_[a-z_]+\b", page.read_text()):
-        assert {name, re.sub("_(bucket|count|sum)$", "", name)} & known, name
+        assert {name, re.sub("_(bucket|count|sum)$", "", name)} & _METRICS, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_every_option_that_is_named_with_its_table_exists(page: Path) -> None:
-    known = {(described.heading.strip("[]"), described.key) for described in options()}
-    tables = {table for table, _ in known}
     for number, span in spans(page):
         if match := re.fullmatch(r"\[+([a-z0-9]+)\]+(?: ([a-z_]+))?(?: = .*)?", span):
-            table, key = match.groups()
-            found = (table, key) in known if key else table in tables
-            assert found, f"line {number}: {span}"
+            assert (match[1], match[2] or "") in known_options(), f"line {number}: {span}"
+
+
+@cache
+def known_options() -> frozenset[tuple[str, str]]:
+    """Every table with each of its options, and with none."""
+    found = [(described.heading.strip("[]"), described.key) for described in options()]
+    return frozenset((*found, *((table, "") for table, _ in found)))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_every_example_of_a_configuration_loads(page: Path) -> None:
     for example in re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         if not example.startswith(_OTHERS_FILES):
-            load_text(example)
+            settings = load_text(example)
+            assert page.parent.name == "send" or list(advice(settings, "relay.example.org")) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_every_command_that_is_named_is_understood(page: Path) -> None:
     for number, words in commands(page):
-        parser = arguments.build()
+        parser = grammar()
         for word in words:
             verbs = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
             if word.startswith("--"):
@@ -113,6 +118,9 @@ def test_every_command_that_is_named_is_understood(page: Path) -> None:
             elif verbs and re.fullmatch("[a-z-]+", word):
                 assert word in verbs[0].choices, f"line {number}: {words}"
                 parser = verbs[0].choices[word]
+
+
+grammar = cache(arguments.build)
 
 
 def commands(page: Path) -> Iterator[tuple[int, list[str]]]:

@@ -23,6 +23,25 @@ REFUSED = [
     ('[[listener]]\ndrop_headers = ["Bcc:"]', "listener[0].drop_headers[0]", "not the name"),
     ('[[listener]]\ndrop_headers = ["Bcc", "RECEIVED"]', "listener[0].drop_headers[1]", "mail loop"),
     ('[[listener]]\ndrop_headers = ["from"]', "listener[0].drop_headers[0]", "RFC 5322"),
+    *(
+        (f'[[zone]]\nheader_add = ["{line}"]', "zone[0].header_add[0]", why)
+        for line, why in (
+            ("X: gr\\u00fcn", "in ASCII"),
+            ("X: a\\u0000b", "control"),
+            ("X: a\\nb", "control"),
+            ("X:", "not a header field"),
+            ("X Y: z", "not a header field"),
+        )
+    ),
+    *(
+        (f'[[zone]]\n{option} = ["{value}"]', f"zone[0].{option}[0]", "not for a rule to change")
+        for name in ("Received", "Return-Path", "DKIM-Signature")
+        for option, value in (
+            ("header_add", f"{name}: x"),
+            ("header_replace", f"{name}: x"),
+            ("header_remove", name),
+        )
+    ),
 ]
 
 TARGETS = [

@@ -11,14 +11,13 @@ import pytest
 from rich.console import Console
 
 from tests.support.queueing import route_to
-from tests.unit.test_names_in_docs import ROOT
 from zonerelay.cli.operate import status as page
 from zonerelay.cli.terminal import output
 from zonerelay.config.settings import RetrySettings
 from zonerelay.model.reply import Reply
 from zonerelay.operations.answers import DestinationStatus, RelayStatus, ZoneStatus
 from zonerelay.queue.destination.destinations import Destination, Site
-from zonerelay.smtp.client.reputation import CLASSES, class_of
+from zonerelay.smtp.client.reputation import class_of
 
 NOW = 1_700_000_000.0
 LONG = "mail.protection.outlook.example.com"
@@ -109,11 +108,6 @@ def test_status_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -
 def test_a_reply_has_one_class(reply: str, local: bool, expected: str) -> None:
     code, status, text = reply.split(" ", 2)
     assert class_of(Reply(int(code), status.partition(".")[2], text), local=local) == expected
-
-
-def test_each_class_is_explained() -> None:
-    explained = (ROOT / "docs" / "deliver" / "replies.md").read_text()
-    assert [name for name in CLASSES if f"| `{name}` |" not in explained] == []
 
 
 def test_transactions_of_the_last_minute_are_counted_in_two_figures() -> None:
