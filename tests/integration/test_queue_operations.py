@@ -78,6 +78,24 @@ async def test_retry_lifts_the_suspension(relay: Relay, operations: Operations) 
     assert len(relay.sink.named("resumed")) == 1
 
 
+async def test_due_mail_of_an_unreachable_host_is_deferred_until_the_host_is_tried_again(
+    relay: Relay, operations: Operations
+) -> None:
+    relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
+    message_id = await deferred(relay, "b@example.com")
+    await relay.until(lambda: not relay.scheduler.active_count("default"))
+    keys = [each.key for each in await relay.store.deliveries_of(message_id)]
+    await relay.store.update(keys, lambda each: replace(each, next_attempt=relay.clock.now() - 1))
+    found = [(each, state) async for each, _, state in operations.select(ALL)]
+    assert [state for _, state in found] == [DeliveryState.DEFERRED]
+    assert await operations.count(QueueFilter(state=DeliveryState.READY)) == 0
+    assert await operations.count(QueueFilter(state=DeliveryState.DEFERRED)) == 1
+    suspension = operations.suspension_of(found[0][0])
+    assert suspension is not None
+    last = (await operations.trace(message_id))[-1]
+    assert (last.event, last.at) == ("next attempt", suspension[0])
+
+
 async def test_hold_keeps_mail_until_release(relay: Relay, operations: Operations) -> None:
     await deferred(relay, "b@example.com")
     relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)

@@ -98,6 +98,8 @@ class Destinations:
         self.every = 0
         self.suspended: Counter[str] = Counter()
         """By zone: what orders of operators keep, as it was last looked at."""
+        self.unreachable: Counter[str] = Counter()
+        """By zone: ready mail whose hosts cannot be reached."""
 
     async def rows(self, most: int = sys.maxsize) -> tuple[list[DestinationStatus], int]:
         """Return the first destinations in the order of `hurts`, and the number of all. The event loop
@@ -160,12 +162,14 @@ class Destinations:
             names.setdefault(where, domain)
             kept = self._keeping(zone, domain, (key or "").partition(" ")[2]) is not None
             waiting.setdefault(where, Waiting()).add(mail, kept=kept)
-        self.suspended = Counter()
+        self.suspended, self.unreachable = Counter(), Counter()
         for (zone, _), mail in waiting.items():
             self.suspended[zone] += mail.suspended
         for zone, each in self._scheduler.destinations():
             rate = self._scheduler.zone(zone).settings.max_rate
             mail = waiting.pop((zone, each.key), Waiting())
+            if each.suspended_until is not None:
+                self.unreachable[zone] += mail.counts.ready - mail.due
             yield _Found(zone, each.key, each.name, mail, each, 0.0 if rate is None else rate.interval)
         for (zone, place), mail in waiting.items():
             yield _Found(zone, place, names[zone, place], mail)
@@ -234,14 +238,14 @@ class _Counts(TypedDict):
 
 def _counts(mail: Waiting, now: float, known: Known | None) -> _Counts:
     """Return the numbers of a destination. The counts may be some seconds old, but at least the deliveries in
-    the window are waiting. Due mail for an unreachable host is counted as deferred, because it does not
-    leave.
+    the window are waiting. Mail for an unreachable host is counted as deferred, because it does not leave.
     """
     active, window = (0, 0) if known is None else (known.active, known.waiting)
-    due = 0 if known is None or known.suspended_until is None else mail.due
-    ready, deferred = mail.counts.ready - due, mail.counts.deferred + due
+    ready, deferred = max(mail.counts.ready - active, window - mail.counts.deferred, 0), mail.counts.deferred
+    if known is not None and known.suspended_until is not None:
+        ready, deferred = 0, deferred + ready
     return _Counts(
-        ready=max(ready - active, window - deferred, 0),
+        ready=ready,
         deferred=deferred,
         held=mail.counts.held,
         suspended=mail.suspended,

@@ -258,11 +258,13 @@ class StatusBoard:
         suspended = waiting
         if not self._scheduler.zone(queue.zone).gate.is_closed:
             suspended = min(self._destinations.suspended[queue.zone], waiting)
+        unreachable = min(self._destinations.unreachable[queue.zone], queue.ready)
+        deferred = min(queue.deferred + unreachable, waiting - suspended)
         return ZoneStatus(
             name=queue.zone,
-            ready=max(queue.ready - suspended, 0),
+            ready=max(waiting - suspended - deferred, 0),
             active=queue.active,
-            deferred=min(queue.deferred, waiting - suspended),
+            deferred=deferred,
             suspended=suspended,
             held=queue.held,
             oldest_seconds=queue.oldest,

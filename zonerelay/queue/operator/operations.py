@@ -398,7 +398,9 @@ class Operations:
 
     async def trace(self, message_id: MessageId) -> tuple[Step, ...]:
         """Return the known history of a message and its next attempts. Raise MessageNotFoundError."""
-        return steps(await self.show(message_id))
+        shown = await self.show(message_id)
+        told = [(self._until_probe(each), state) for each, state in shown.deliveries]
+        return steps(replace(shown, deliveries=tuple(told)))
 
     async def summary(
         self, wanted: QueueFilter, by: str, *, exact: bool, progress: VerbProgress | None = None
@@ -575,6 +577,14 @@ class Operations:
     def suspension_of(self, delivery: Delivery) -> tuple[float, Reply] | None:
         """Return until when the destination of a delivery is suspended, and the reason."""
         return self._scheduler.suspension_of(delivery.zone, delivery.domain)
+
+    def _until_probe(self, delivery: Delivery) -> Delivery:
+        found = self.suspension_of(delivery)
+        return (
+            delivery
+            if found is None
+            else replace(delivery, next_attempt=max(delivery.next_attempt, found[0]))
+        )
 
     async def _correct(self, wanted: QueueFilter, change: Callable[[Delivery], Delivery]) -> Result:
         corrected = Result()
@@ -757,12 +767,15 @@ class Operations:
         return self._suspended(delivery, message, delivery.state(now))
 
     def _suspended(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryState:
-        """Return the state, taking active suspensions and hold rules into account."""
-        if state not in _WAITING or not self._orders_in_force():
+        """Return the state, taking suspensions, hold rules and unreachable hosts into account."""
+        if state not in _WAITING:
             return state
-        hosts = (self._scheduler.destination_of(delivery.zone, delivery.domain) or "").partition(" ")[2]
-        is_suspended = self._waited_for(delivery, message, hosts) is not None
-        return DeliveryState.SUSPENDED if is_suspended else state
+        if self._orders_in_force():
+            hosts = (self._scheduler.destination_of(delivery.zone, delivery.domain) or "").partition(" ")[2]
+            if self._waited_for(delivery, message, hosts) is not None:
+                return DeliveryState.SUSPENDED
+        is_unreachable = state is DeliveryState.READY and self.suspension_of(delivery) is not None
+        return DeliveryState.DEFERRED if is_unreachable else state
 
     async def _matching(
         self,
