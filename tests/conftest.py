@@ -7,6 +7,7 @@ that begins last would keep one of them busy when the others have nothing left t
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -36,6 +37,10 @@ settings.load_profile("side by side")
 @pytest.hookimpl(trylast=True)  # the reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     use_fetched()
+    # A shell ignores SIGINT for what it starts in the background, and the tests' own processes would inherit
+    # that. The tests of Ctrl-C need it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "proof: takes long; `make proof` runs it, `make test` does not")
     config.addinivalue_line("markers", "alone: runs while no other test does, for it measures the machine")
     terminal = config.pluginmanager.get_plugin("terminalreporter")
