@@ -116,11 +116,16 @@ async def test_of_many_the_worst_are_chosen_before_rows_are_made(relay: Relay) -
         for _ in range(1 + number % 7):
             relay.accept(f"a@d{number}.example", tell=False)
     counts = Destinations(relay.store, relay.scheduler, relay.clock, lambda *_: None)
+    assert isinstance(relay.clock, ManualClock)
+    relay.clock.advance(60.0)
+    for number in range(50):
+        relay.accept(f"{number}@largest.example", tell=False)
     everything, total = await counts.rows()
-    some, still = await counts.rows(5)
-    assert (total, still) == (30, 30)
+    some, still = await counts.rows(5, largest=1)
+    assert (total, still) == (31, 31)
     assert everything == sorted(everything, key=hurts)
-    assert some == everything[:5]
+    assert some[:5] == everything[:5]
+    assert [row.destination for row in some[5:]] == ["largest.example"]
     await counts.close()
     await relay.close()
 

@@ -74,6 +74,10 @@ class Waiting:
             self.last = last
 
     @property
+    def total(self) -> int:
+        return self.counts.total + self.suspended
+
+    @property
     def reply(self) -> str:
         return "" if self.last is None else str(self.last.reply)
 
@@ -101,9 +105,9 @@ class Destinations:
         self.unreachable: Counter[str] = Counter()
         """By zone: ready mail whose hosts cannot be reached."""
 
-    async def rows(self, most: int = sys.maxsize) -> tuple[list[DestinationStatus], int]:
-        """Return the first destinations in the order of `hurts`, and the number of all. The event loop
-        processes a slice of them at a time.
+    async def rows(self, most: int = sys.maxsize, largest: int = 0) -> tuple[list[DestinationStatus], int]:
+        """Return the first destinations in the order of `hurts`, the `largest` ones behind them, and the
+        number of all. The event loop processes a slice of them at a time.
         """
         if self._task is None and self._clock.monotonic() >= self._fresh_until:
             self._task = asyncio.get_running_loop().create_task(self._count())
@@ -111,14 +115,16 @@ class Destinations:
             await asyncio.wait({self._task}, timeout=PATIENCE)
         now, count = self._clock.now(), 0
         best: list[tuple[tuple[object, ...], int, _Found]] = []
+        large: list[tuple[tuple[object, ...], int, _Found]] = []
         found = self._found()
         while some := list(islice(found, SLICE)):
-            best += ((each.order(now), count + at, each) for at, each in enumerate(some))
+            best = sorted([*best, *((each.order(now), count + at, each) for at, each in enumerate(some))])
+            large = sorted([*large, *best[most:]], key=lambda each: -each[2].mail.total)[:largest]
+            best = best[:most]
             count += len(some)
-            best = sorted(best)[:most]
             await asyncio.sleep(0)
         rows: list[DestinationStatus] = []
-        for _, _, each in best:
+        for _, _, each in [*best, *large]:
             rows.append(each.row(now))
             if len(rows) % ROWS == 0:
                 await asyncio.sleep(0)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from zonerelay.capture.store import Capture, Totals
 
 MAX_DESTINATIONS = 1000
+LARGEST = 8
+"""Destinations with the most mail that are added to them, for the chart of the page."""
 CAPTURED = "captured/captured.db"
 """The file of `capture/store`, which most relays have no use for: it is loaded where this is there."""
 
@@ -187,7 +189,7 @@ class StatusBoard:
         await self.refresh()
         surface = self._surface()
         history = surface.history
-        destinations, total = await self._destinations.rows(MAX_DESTINATIONS)
+        destinations, total = await self._destinations.rows(MAX_DESTINATIONS, LARGEST)
         problems = (*surface.problems, *filter(None, (self._capture_problem, self._space_problem())))
         return RelayStatus(
             software=__version__,

@@ -6,19 +6,21 @@ The thickness of a band is the square root of its mail, so that one large queue 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
 import msgspec
 
-from zonerelay.operations.answers import DestinationStatus, RelayStatus
+from zonerelay.operations.answers import DestinationStatus, RelayStatus, ZoneStatus
 
 MOST = 8
 WIDTH = 720
-LEFT, RIGHT = 200, 470
+LEFT, RIGHT = 0, 230
 GAP = 12.0
 THICKEST, LEAST = 60.0, 3.0
+TITLE = 24.0
+"""The room for the name of a zone, above its bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +31,8 @@ class Node:
     x: int
     y: float
     height: float
-    is_left: bool
-
-    @property
-    def text_x(self) -> int:
-        return self.x - 8 if self.is_left else self.x + 18
-
-    @property
-    def text_y(self) -> float:
-        return round(self.y + self.height / 2, 1)
+    text_x: int
+    text_y: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,35 +54,35 @@ class Flow:
 def flow_of(status: RelayStatus) -> Flow:
     waiting = sorted(filter(mail_of, status.destinations), key=mail_of, reverse=True)
     shown = waiting[:MOST]
-    others: dict[str, list[DestinationStatus]] = defaultdict(list)
-    for each in waiting[MOST:]:
-        others[each.zone].append(each)
-    shown += [_together(some) for some in others.values()]
+    is_cut = not status.every or status.destinations_total > len(status.destinations)
+    for each in status.zones:
+        rest = [row for row in waiting[MOST:] if row.zone == each.name]
+        if is_cut:
+            rest = [_less(each, [row for row in shown if row.zone == each.name])]
+        elif len(rest) > 1:
+            rest = [_others(each.name, f"{len(rest):,} others", _sums(rest))]
+        shown += filter(mail_of, rest)
     most = max(map(mail_of, shown), default=1)
-    thick = {id(each): max(LEAST, THICKEST * sqrt(mail_of(each) / most)) for each in shown}
+    thick = {id(row): max(LEAST, THICKEST * sqrt(mail_of(row) / most)) for row in shown}
     zones: dict[str, list[DestinationStatus]] = defaultdict(list)
-    for each in shown:
-        zones[each.zone].append(each)
-    totals = {
-        zone.name: zone.ready + zone.active + zone.deferred + zone.held + zone.suspended
-        for zone in status.zones
-    }
+    for row in shown:
+        zones[row.zone].append(row)
+    totals = {each.name: mail_of(each) for each in status.zones}
     nodes, bands, left_y, right_y = list[Node](), list[Band](), 20.0, 20.0
     for zone, rows in zones.items():
         height = sum(thick[id(row)] for row in rows)
-        nodes.append(
-            Node(zone, f"{totals.get(zone, 0):,}", "", LEFT, round(left_y, 1), round(height, 1), True)
-        )
+        title_y, left_y, right_y = round(left_y, 1), left_y + TITLE, right_y + TITLE
+        at = (LEFT, round(left_y, 1), round(height, 1))
+        nodes.append(Node(zone, f"{totals.get(zone, 0):,}", "", *at, LEFT, title_y))
         for row in rows:
             width = thick[id(row)]
             here, there = left_y + width / 2, right_y + width / 2
             half = (LEFT + 10 + RIGHT) / 2
             path = f"M{LEFT + 10} {here:.1f}C{half} {here:.1f} {half} {there:.1f} {RIGHT} {there:.1f}"
             bands.append(Band(kind_of(row), path, round(width, 1)))
-            count = f"{mail_of(row):,}"
-            nodes.append(
-                Node(row.destination, count, kind_of(row), RIGHT, round(right_y, 1), round(width, 1), False)
-            )
+            at = (RIGHT, round(right_y, 1), round(width, 1))
+            text_at = (RIGHT + 18, round(there, 1))
+            nodes.append(Node(row.destination, f"{mail_of(row):,}", kind_of(row), *at, *text_at))
             left_y += width
             right_y += max(width, 12.0) + GAP
         left_y = max(left_y, right_y - GAP) + 2 * GAP
@@ -97,19 +92,25 @@ def flow_of(status: RelayStatus) -> Flow:
     return Flow(title, nodes, bands, round(max(left_y, right_y, 60.0), 1))
 
 
-def _together(rows: Sequence[DestinationStatus]) -> DestinationStatus:
-    """Return one row for the destinations of a zone that have no separate band."""
-    counts = ("ready", "active", "deferred", "held", "suspended")
-    return msgspec.structs.replace(
-        rows[0],
-        destination=f"{len(rows):,} others",
-        suspended_until=None,
-        **{name: sum(getattr(row, name) for row in rows) for name in counts},
+def _less(zone: ZoneStatus, rows: Sequence[DestinationStatus]) -> DestinationStatus:
+    """Return one row for the mail of a zone that is not in these rows."""
+    counts = {name: max(count - _sums(rows)[name], 0) for name, count in _sums([zone]).items()}
+    return _others(zone.name, "others", counts)
+
+
+def _others(zone: str, name: str, counts: Mapping[str, int]) -> DestinationStatus:
+    return msgspec.convert(
+        {"zone": zone, "destination": name, "hosts": "", "waiting": 0, **counts}, DestinationStatus
     )
 
 
-def mail_of(row: DestinationStatus) -> int:
-    return row.ready + row.active + row.deferred + row.held + row.suspended
+def _sums(rows: Iterable[DestinationStatus | ZoneStatus]) -> dict[str, int]:
+    names = ("ready", "active", "deferred", "held", "suspended")
+    return {name: sum(getattr(row, name) for row in rows) for name in names}
+
+
+def mail_of(row: DestinationStatus | ZoneStatus) -> int:
+    return sum(_sums([row]).values())
 
 
 def kind_of(row: DestinationStatus) -> str:
