@@ -193,7 +193,7 @@ def _change(relay: RelayProcess, verb: ChangeVerb, to_zone: str = "") -> str:
 def _undo(relay: RelayProcess, act: str) -> None:
     ran = run(relay, "undo", act)
     assert ran.returncode == 0, ran.stderr
-    assert f"before act {act}." in ran.stdout
+    assert f"before change {act}." in ran.stdout
     assert "left the queue" not in ran.stderr
 
 

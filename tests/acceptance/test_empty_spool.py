@@ -30,7 +30,7 @@ def test_a_spool_is_empty_when_the_relay_is_stopped_and_its_mail_has_left(tmp_pa
         left = command(relay, "spool", "is-empty")
         assert left == (
             1,
-            f"zonerelay: not empty: mail waits in the zones default of {relay.spool}/01\n",
+            f"zonerelay: not empty: mail is queued in the zones default of {relay.spool}/01\n",
         )
         relay.start()
         with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=10) as client:
@@ -39,7 +39,7 @@ def test_a_spool_is_empty_when_the_relay_is_stopped_and_its_mail_has_left(tmp_pa
         act = json.loads(command(relay, "queue", "drop", *chosen)[1])["act"]
         assert command(relay, "queue", "drop", "--purge", "--all", "--yes")[0] == 0
         assert relay.terminate() == 0
-        assert "dropped mail is in the bin" in command(relay, "spool", "is-empty")[1]
+        assert "dropped mail is kept for a day" in command(relay, "spool", "is-empty")[1]
         relay.start()
         assert command(relay, "undo", act)[0] == 0
         assert command(relay, "queue", "drop", "--purge", "--all", "--yes")[0] == 0
@@ -58,4 +58,4 @@ def test_a_queue_that_is_no_directory_of_this_machine_is_not_proved_empty(
     relay = RelayProcess(tmp_path, spool={"backend": backend})
     status, said = command(relay, "spool", "is-empty")
     assert status == 1
-    assert "only a spool of leveldb or disk" in said
+    assert "only leveldb and disk spools" in said

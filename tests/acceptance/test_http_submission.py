@@ -279,9 +279,7 @@ def test_a_message_as_octets_goes_to_whom_its_header_names(app: Api) -> None:
     assert sent_to(f"To: {SEVERAL}") == BOTH
     assert sent_to("To: Shop [Sales] <ann@example.net>; bob@example.com <bob@example.com>") == BOTH
     assert sent_to(f"Resent-To: {BOTH[0]}\nResent-Bcc: {BOTH[1]}\nTo: old@example.net") == BOTH
-    assert sent_to("To: ann@example.net\nCc: Sales Team") == [
-        "Cc has an element that is no address: 'Sales Team'"
-    ]
+    assert sent_to("To: ann@example.net\nCc: Sales Team") == ["Cc contains an invalid address: 'Sales Team'"]
     many = [f"somebody-with-a-long-name-{each}@example.net" for each in range(900)]
     assert sent_to("To: " + ",\n ".join(many)) == many  # more than is kept of a header for people
     named = "?to=%22Bob,%20B%22%20%3Cbob@example.com%3E,ann@example.net"
@@ -318,10 +316,10 @@ def test_files_beside_the_message(app: Api, operator: Api, relay: RelayProcess, 
     assert text is not None
     assert text.get_content().rstrip() == given["text"]
     for parts_given, code in (
-        (("attachment=@logo.png",), "no part called message"),
-        ((message, "file=@logo.png"), "a part is called 'file'"),
+        (("attachment=@logo.png",), "no part named message"),
+        ((message, "file=@logo.png"), "unknown part 'file'"),
         ((message, "attachment=@logo.png;type=message/rfc822"), "/attachments/1"),
-        ((message, message), "two parts called message"),
+        ((message, message), "two parts named message"),
         ((message, *["attachment=@logo.png"] * (MAX_FILES + 1)), f"more than {MAX_FILES} files"),
     ):
         assert code in upload(*parts_given)["detail"], code
@@ -780,7 +778,7 @@ def _known(directory: Path, port: int, workers: int) -> None:
         gone = operator("GET", f"/v1/queue/messages/{last}")
         assert gone.code == (404, "not_found")
         told_there = (
-            f"message {last} has left the queue: 3 delivered; GET /v1/history/{last} has its time line"
+            f"message {last} has left the queue: 3 delivered; GET /v1/history/{last} returns its time line"
         )
         assert gone.json["detail"] == told_there
         for words in (("queue", "show", last), ("explain", "--id", last)):

@@ -84,7 +84,7 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path, capsys: pytest.Cap
     key.write_text("precious")
     key.chmod(0o644)
     assert main([*COMMAND, "--name", "mail.example.org"]) == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert key.read_text() == "precious"
     assert not (tmp_path / "mail.example.org.pem").exists()
     assert main([*COMMAND, "--name", "mail.example.org", "--force"]) == 0
@@ -126,9 +126,9 @@ def test_a_machine_without_a_full_name_is_called_localhost(
     ("line", "status", "words"),
     [
         (["--name", "no name"], 2, "not a domain name"),
-        (["--certificate", "a.pem"], 2, "go together"),
+        (["--certificate", "a.pem"], 2, "must be given together"),
         (["--certificate", "a.pem", "--key", "a.pem"], 2, "the same file"),
-        (["--certificate", "a.pem", "--key", "b.pem", "--out", "."], 2, "--out makes up the names"),
+        (["--certificate", "a.pem", "--key", "b.pem", "--out", "."], 2, "--out names the files"),
         (["--name", "a.example", "--out", "/dev/null/x"], 1, "cannot be written"),
     ],
 )

@@ -156,7 +156,7 @@ def test_a_user_is_removed_once(shell: Shell) -> None:
     ran = shell.user("remove", "app")
     assert (ran.status, ran.err) == (
         1,
-        f"zonerelay: {shell.file} has no user app; names are case-sensitive\n",
+        f"zonerelay: {shell.file} does not contain the user app; names are case-sensitive\n",
     )
     ran = shell.user("list")
     assert (ran.status, ran.out) == (0, "")
@@ -166,25 +166,30 @@ def test_a_user_is_removed_once(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "typed", "status", "said"),
     [
-        (("add", "app", "--generate"), "", 1, "app is in"),
-        (("add", "new", "--password-stdin"), "short", 1, "too weak: a password needs 8 characters"),
+        (("add", "app", "--generate"), "", 1, "app is already in"),
+        (
+            ("add", "new", "--password-stdin"),
+            "short",
+            1,
+            "the password is too weak: use at least 8 characters",
+        ),
         (("passwd", "app", "--password-stdin"), "short", 1, "too weak"),
-        (("add", "long-name", "--password-stdin"), "long-name", 1, "is not the user's name"),
-        (("add", "new", "--password-stdin"), "", 1, "there is no password"),
-        (("add", "new", "--password-stdin"), "\n", 1, "there is no password"),
-        (("add", "new", "--password-stdin"), "two lines\nof password\n", 1, "is one line"),
+        (("add", "long-name", "--password-stdin"), "long-name", 1, "not the user's name"),
+        (("add", "new", "--password-stdin"), "", 1, "no password was given"),
+        (("add", "new", "--password-stdin"), "\n", 1, "no password was given"),
+        (("add", "new", "--password-stdin"), "two lines\nof password\n", 1, "a single line"),
         (("add", "new", "--password-stdin"), "with\0nul in it", 1, "without control characters"),
         (("add", "new", "--password-stdin"), b"not \xff UTF-8", 1, "is not UTF-8"),
-        (("add", "new", "--password-stdin"), "x" * 1025, 1, "at most 1024 octets"),
-        (("add", "new", "--password-stdin"), "x" * 100_000, 1, "at most 1024 octets"),
-        (("add", "new"), "", 2, "no person to ask"),
+        (("add", "new", "--password-stdin"), "x" * 1025, 1, "exceeds 1024 bytes"),
+        (("add", "new", "--password-stdin"), "x" * 100_000, 1, "exceeds 1024 bytes"),
+        (("add", "new"), "", 2, "cannot prompt for a password"),
         (("add", "new", "--password-stdin", "--generate"), "", 2, "not allowed with"),
         (("add", "a:b", "--generate"), "", 2, '"a:b" cannot be a user name'),
         (("add", "", "--generate"), "", 2, "no name"),
         (("add", "new", "--generate", "--sender", "a b"), "", 2, '--sender: "a b" is not a domain'),
         (("add", "new", "--generate", "--sender", "a,b"), "", 2, "--sender: a sender is empty"),
-        (("passwd", "APP", "--generate"), "", 1, "has no user APP; names are case-sensitive"),
-        (("remove", "APP"), "", 1, "has no user APP"),
+        (("passwd", "APP", "--generate"), "", 1, "does not contain the user APP; names are case-sensitive"),
+        (("remove", "APP"), "", 1, "does not contain the user APP"),
         (("change", "app"), "", 2, "unknown value"),
     ],
 )
@@ -203,7 +208,7 @@ def test_what_is_refused_is_said_and_changes_nothing(
 def test_a_missing_file_says_what_makes_it(shell: Shell, words: tuple[str, ...]) -> None:
     ran = shell.user(*words)
     assert ran.status == 1
-    assert ran.err == f"zonerelay: {shell.file} does not exist: zonerelay user add NAME makes it\n"
+    assert ran.err == f"zonerelay: {shell.file} does not exist; create it with: zonerelay user add NAME\n"
     assert not shell.file.exists()
 
 
@@ -247,7 +252,7 @@ def test_a_terminal_is_asked_twice_and_shows_nothing(shell: Shell) -> None:
 def test_two_different_passwords_change_nothing(shell: Shell) -> None:
     ran = shell.typing([PASSWORD, "correct house"], "add", "app")
     assert ran.status == 1
-    assert "not the same" in ran.err
+    assert "do not match" in ran.err
     assert not shell.file.exists()
 
 
@@ -255,7 +260,7 @@ def test_end_of_input_instead_of_a_password_changes_nothing(shell: Shell) -> Non
     for typed in (["\x04"], [PASSWORD, "\x04"]):
         ran = shell.typing(typed, "add", "app")
         assert ran.status == 1
-        assert "there is no password; nothing was changed" in ran.err
+        assert "no password was given; nothing was changed" in ran.err
         assert "Traceback" not in ran.err
         assert not shell.file.exists()
 

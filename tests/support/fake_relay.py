@@ -158,7 +158,7 @@ class FakeRelay:
     def _detail(self, message_id: str) -> MessageDetail:
         rows = tuple(row for row in self.rows if row.message_id == message_id)
         if not rows:
-            raise NotFoundError(f"no message {message_id} in the queue")
+            raise NotFoundError(f"message {message_id} is not in the queue")
         return MessageDetail(
             message_id=message_id,
             created=1_700_000_000.0,

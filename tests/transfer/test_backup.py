@@ -133,11 +133,11 @@ def test_a_restore_that_was_cut_short_goes_on_and_another_begins_anew(
 
     monkeypatch.setattr(loader.Loader, "_write", fails)
     assert spool(other, "restore", str(tmp_path / "backup")) == 1
-    assert "run it again" in capsys.readouterr().err
+    assert "run the command again" in capsys.readouterr().err
     assert spool(other, "restore", str(tmp_path / "backup")) == 0
     assert "1 message with 1 delivery restored" in capsys.readouterr().out
     assert spool(other, "restore", str(tmp_path / "backup")) == 2
-    assert "there is mail in the spool" in capsys.readouterr().err
+    assert "the spool is not empty" in capsys.readouterr().err
     third = configured(tmp_path / "third")
     assert spool(third, "restore", str(tmp_path / "backup")) == 0
     assert "3 messages with 3 deliveries restored" in capsys.readouterr().out

@@ -59,7 +59,7 @@ def test_a_message_of_a_stopped_relay_is_read_and_rendered(
     assert said.startswith(b"As zone default sends it, from ")
     status, sent, said = cat(9)
     assert (status, sent) == (1, b"")
-    assert b"no message" in said
+    assert b"is not in the queue" in said
 
 
 def test_mail_moves_to_another_relay(
@@ -187,5 +187,5 @@ def test_the_room_is_looked_at_first(
     other.write_text(f'[spool]\npath = "{tmp_path}/b/spool"\nmin_free_space = "1 TB"\n')
     capsys.readouterr()
     assert spool(other, "import", target) == 2
-    assert "needs 12 KB, 0 B free" in capsys.readouterr().err
+    assert "requires 12 KB, but only 0 B are free" in capsys.readouterr().err
     assert not (tmp_path / "b" / "spool").exists()

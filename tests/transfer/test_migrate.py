@@ -81,9 +81,12 @@ def test_the_configurations_are_looked_at_first(tmp_path: Path, capsys: pytest.C
     source = configured(tmp_path / "a", "leveldb")
     asyncio.run(fill(source, 3))
     for target, why in (
-        (source, "both configurations keep the queue in leveldb"),
-        (configured(tmp_path / "m", "memory"), "keeps no queue that survives"),
-        (configured(tmp_path / "b", "leveldb", min_free_space="1 TB"), "needs 12 KB, 0 B free"),
+        (source, "both configurations store the queue in leveldb"),
+        (configured(tmp_path / "m", "memory"), "stores no queue that can be migrated"),
+        (
+            configured(tmp_path / "b", "leveldb", min_free_space="1 TB"),
+            "requires 12 KB, but only 0 B are free",
+        ),
     ):
         assert migrate(source, target) == 2
         assert why in capsys.readouterr().err

@@ -209,7 +209,7 @@ def test_a_relay_of_the_target_on_another_machine_refuses_the_migration(
 
     assert asyncio.run(beside_another_relay()) == 2
     told = capsys.readouterr().err
-    assert "the mail stays in the source: other relays (1)" in told
+    assert "shared with other relays (1)" in told
     assert ORDER in told
     assert asyncio.run(contents(target)) == {}
     assert not (tmp_path / "new" / "orders").exists(), "the mail of the target is not suspended"
@@ -275,7 +275,7 @@ def test_suspended_mail_is_held_where_it_is_imported(
 
     asyncio.run(fill())
     assert main(["spool", "export", str(tmp_path / "mail"), "--config", str(source)]) == 0
-    assert ("suspended by orders" in capsys.readouterr().out) is is_held
+    assert ("suspended by operators" in capsys.readouterr().out) is is_held
     assert main(["spool", "import", str(tmp_path / "mail"), "--config", str(target)]) == 0
     (row,) = asyncio.run(contents(target)).values()
     assert (row[1].held, row[1].act) == ((True, ORDER) if is_held else (False, ""))

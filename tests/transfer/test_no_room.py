@@ -105,7 +105,7 @@ def test_a_migration_looks_at_the_room_for_everything_first(
     source, target = source_of(tmp_path / "old"), configured(small / "new", "leveldb")
     other = fill_up(small)
     assert spool(source, "migrate", "--to", str(target)) == 2
-    assert "needs 3." in capsys.readouterr().err
+    assert "requires 3." in capsys.readouterr().err
     assert left(target.parent) == []
     assert len(asyncio.run(contents(source))) == MESSAGES
     other.unlink()
@@ -190,7 +190,7 @@ def test_a_backup_to_a_full_disk_is_none(
     if not is_looked_at:
         without_check(monkeypatch)
     assert spool(source, "backup", str(small / "backup")) == 2
-    assert "no backup was made: " in capsys.readouterr().err
+    assert "the backup failed: " in capsys.readouterr().err
     assert list(small.iterdir()) == [other]
     other.unlink()
     monkeypatch.undo()
@@ -227,7 +227,7 @@ def test_an_export_without_a_damaged_message_exits_with_1(
     other = fill_up(small)
     other.write_bytes(bytes(8 * MB - 200_000))
     assert spool(source, "export", str(small / "mail")) == 2
-    assert "needs" in capsys.readouterr().err
+    assert "requires" in capsys.readouterr().err
     assert list(small.iterdir()) == [other]
     database = plyvel.DB(str(tmp_path / "old" / "spool"))
     database.delete(records.chunk_key(message_id(2 * 256), 2))

@@ -226,7 +226,8 @@ def test_a_missing_credentials_file_says_how_to_make_it(tmp_path: Path, check: C
     text = with_users(tmp_path, "").replace("/users", "/none")
     (line,) = check(text).err
     assert line == (
-        f"auth.credentials: {tmp_path}/none: No such file or directory; zonerelay user add makes it (line 8)"
+        f"auth.credentials: {tmp_path}/none: No such file or directory; "
+        "create it with zonerelay user add (line 8)"
     )
 
 
@@ -314,7 +315,9 @@ def test_handlers_and_authenticators_are_tried(check: Check) -> None:
     keys = f'policy = "{HANDLERS}:Gateway"\n{AUTH}authenticator = "{HANDLERS}:PasswordBook"\n'
     found = check(f"[[listener]]\n{keys}")
     assert found.status == 0
-    assert any("listener[0].policy_max_size: messages up to this size only" in each for each in found.out)
+    assert any(
+        "listener[0].policy_max_size: the maximum message size is limited" in each for each in found.out
+    )
 
 
 @pytest.fixture

@@ -365,7 +365,7 @@ def test_check_config_says_what_it_understood(tmp_path: Path, capsys: pytest.Cap
         "  route sender_domain a.example | b.example and header X-Stream to zone bulk",
         "  route recipient u0@a | u1@a | u2@a | u3@a | u4@a | u5@a | u6@a | u7@a | u8@a | u9@a and 1,190 "
         "more and client ::1/128 and min_size 1 MB to zone default",
-        "  zone default to each domain's MX, tls opportunistic, 100 connections, 10 per destination",
+        "  zone default to the MX of each domain, tls opportunistic, 100 connections, 10 per destination",
         "  zone bulk to [smtp.example.net]:587, tls opportunistic, 100 connections, 10 per destination",
         "  retry by policy exponential, for 5d",
         "  bounces to the sender",

@@ -32,11 +32,11 @@ TYPED = {
     "from:--all": Filter(sender="--all"),
 }
 WRONG = {
-    "bob": "write for example to:bob",
-    "state:gone": "there are ready, active, deferred, held, suspended",
-    "age:1h": "age:>1h for older",
+    "bob": "specify a field, for example to:bob",
+    "state:gone": "must be one of ready, active, deferred, held, suspended",
+    "age:1h": "use age:>1h for older",
     "age:>soon": "duration",
-    "who:bob": "no word of a filter",
+    "who:bob": "not a filter keyword",
     "zone:a zone:b": "given twice",
     "id:nonsense": "is not a message id",
     "x" * 1001: "at most 1000",

@@ -84,7 +84,7 @@ async def test_a_disk_that_hangs_is_a_reason_and_is_not_asked_twice() -> None:
     disk.turns.clear()
     probe = shared(disk, clock, timeout=0.0)
     for _ in range(3):
-        assert await probe.failure() == "the spool did not write and sync within 0 seconds"
+        assert await probe.failure() == "the spool did not complete a synced write within 0 seconds"
         clock.advance(10)
     assert disk.trials == 1
     disk.turns.set()
@@ -111,7 +111,7 @@ async def test_a_caller_that_leaves_does_not_take_the_trial_along() -> None:
 async def test_an_unexpected_error_is_a_reason_without_its_text() -> None:
     disk, clock = Disk(), ManualClock()
     disk.error = ValueError("a secret")
-    assert await shared(disk, clock).failure() == "the spool's probe met an unexpected ValueError"
+    assert await shared(disk, clock).failure() == "the spool probe failed with an unexpected ValueError"
 
 
 async def test_the_check_asks_every_part() -> None:

@@ -38,7 +38,7 @@ COSTLY: dict[str, dict[str, Any]] = {
         "html": "{{a}}" * 90,
         "substitutions": {"a": "<" * (MAX_OUTPUT // 5000)},
     },
-    "other delimiters": {"text": "{{=<% %>=}}" + "<%a%>" * 100, "substitutions": {"a": "x"}},
+    "unsupported delimiters": {"text": "{{=<% %>=}}" + "<%a%>" * 100, "substitutions": {"a": "x"}},
 }
 
 

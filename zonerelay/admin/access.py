@@ -58,8 +58,8 @@ class Access:
         if count in (0, MAX_FAILURES):
             self._audit({"client": client, "request": "refused: a token that is not valid"})
         if count >= MAX_FAILURES:
-            raise DeniedError("too many tokens that are not valid", int(began + WINDOW - now) + 1)
-        raise DeniedError("the token is not valid: it has expired, was removed, or is not whole")
+            raise DeniedError("too many invalid tokens", int(began + WINDOW - now) + 1)
+        raise DeniedError("the token is invalid: it has expired, was removed, or is incomplete")
 
 
 def _client(address: str) -> str:

@@ -49,9 +49,7 @@ class CapturedMail:
         try:
             return await CAPTURED.run(self._ask, question)
         except PoolBusyError:
-            raise CaptureError(
-                "too many questions about captured mail are being answered: try again"
-            ) from None
+            raise CaptureError("too many requests for captured mail are being processed; try again") from None
 
     def _ask(self, question: Callable[[Capture], T]) -> T:
         if self._capture is None:
@@ -78,10 +76,12 @@ class CapturedMail:
         """
         address = self.release_to
         if not address:
-            raise ReleaseError("captured mail cannot be released here: [capture] release_to says to where")
+            raise ReleaseError(
+                "captured mail cannot be released: set [capture] release_to to the address of a server"
+            )
         found = await self.ask(lambda capture: capture.read(message_id, mark=False))
         if found is None:
-            raise ReleaseError("the message is not there any more")
+            raise ReleaseError("the message no longer exists")
         summary, octets = found
         try:
             recipients = [each.mailbox for text in to for each in addresses(text, "To")] or summary.recipients
@@ -109,12 +109,12 @@ def _submit(address: str, sender: str, recipients: Sequence[str], octets: bytes)
     except smtplib.SMTPRecipientsRefused as error:
         refused = error.recipients
     except (OSError, smtplib.SMTPException, ValueError) as error:
-        raise ReleaseError(f"{address} has not taken it: {error}") from error
+        raise ReleaseError(f"{address} did not accept the message: {error}") from error
     if refused:
         told = "; ".join(
             f"<{who}>: {code} {text.decode('utf-8', 'replace')}" for who, (code, text) in refused.items()
         )
-        raise ReleaseError(f"{address} has refused {told}")
+        raise ReleaseError(f"{address} rejected {told}")
 
 
 __all__ = ["CaptureError", "CapturedMail", "ReleaseError"]

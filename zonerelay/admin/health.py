@@ -98,7 +98,7 @@ class SharedProbe:
         # wait() does not cancel the test at the timeout, because a sync cannot be interrupted.
         done, _ = await asyncio.wait({trial}, timeout=self._timeout)
         if not done:
-            return f"the spool did not write and sync within {self._timeout:.0f} seconds"
+            return f"the spool did not complete a synced write within {self._timeout:.0f} seconds"
         return self._failure
 
     async def close(self) -> None:
@@ -116,7 +116,7 @@ class SharedProbe:
         except StoreError as error:
             self._failure = str(error)
         except Exception as error:  # noqa: BLE001 - an unknown trouble is a reason like any other
-            self._failure = f"the spool's probe met an unexpected {type(error).__name__}"
+            self._failure = f"the spool probe failed with an unexpected {type(error).__name__}"
         finally:
             self._tried = self._clock.monotonic()
             self._running = None

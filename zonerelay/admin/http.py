@@ -130,10 +130,10 @@ def _load() -> tuple[type[HttpServer], type[Monitoring]]:
 
 def _listen(address: ListenAddress) -> socket.socket:
     if address.is_unix:
-        raise AdminError(f"admin HTTP needs an address and a port, not {address}")
+        raise AdminError(f"the HTTP server requires an address and a port, not {address}")
     try:
         made = bound(address)
         made.listen(_BACKLOG)
     except OSError as error:
-        raise AdminError(f"cannot listen on {address} for admin HTTP: {explained(error)}") from error
+        raise AdminError(f"cannot listen on {address} for HTTP: {explained(error)}") from error
     return made

@@ -178,13 +178,13 @@ class HttpServer:
             is_monitoring = request.path in PATHS
             host, *others = request.headers.getall("Host", [""])
             if others:
-                response: web.StreamResponse = plain(400, "more than one Host field")
+                response: web.StreamResponse = plain(400, "there is more than one Host field")
             elif not (is_our_name(host, self._hosts) or (is_monitoring and not self._is_loopback)):
-                response = plain(421, "this relay does not go by that name")
+                response = plain(421, "the host name in the request is not one of this relay's names")
             elif not is_monitoring and not self._becomes_operators(request.protocol, visit):
-                response = plain(503, "all connections of operators are taken", {"Retry-After": "5"})
+                response = plain(503, "the limit on operators' connections is reached", {"Retry-After": "5"})
             elif request.method not in _SAFE and self._is_foreign(request, host):
-                response = plain(403, "a page of another origin sent this")
+                response = plain(403, "the request was sent by a page of another origin")
             else:
                 response = await answered(request, handler, self._trouble)
             visit.answered = True

@@ -144,7 +144,7 @@ class _Call:
             async for piece in self.request.content.iter_any():
                 octets += piece
                 if len(octets) > MAX_BODY:
-                    raise _RefusedError(413, f"at most {MAX_BODY} octets are taken")
+                    raise _RefusedError(413, f"the body exceeds the limit of {MAX_BODY} bytes")
         return bytes(octets)
 
 
@@ -190,7 +190,7 @@ class Mailpit:
         try:
             by = self._admit(request)
             if not self._mail.is_on:
-                raise _RefusedError(404, 'no mail is captured here: no [[zone]] has next_hop = "capture:"')
+                raise _RefusedError(404, 'no mail is captured: no [[zone]] has next_hop = "capture:"')
             return await self._find(request, by)
         except _RefusedError as error:
             return _told(error.status, str(error), error.fields)
@@ -207,11 +207,11 @@ class Mailpit:
         if self._mail.sandbox is not None:
             # A page of another origin could include images and frames from here.
             if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-                raise _RefusedError(403, "a page of another origin asks for this")
+                raise _RefusedError(403, "the request was sent by a page of another origin")
             visit.who = "sandbox"
             return ""
         if not visit.private:
-            raise _RefusedError(403, "tokens are taken over TLS, or from this machine")
+            raise _RefusedError(403, "tokens must be sent over TLS, or from this machine")
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "basic":
             try:
@@ -220,17 +220,19 @@ class Mailpit:
                 text = ""
         challenge = {"WWW-Authenticate": 'Basic realm="zonerelay"'}
         if not text.strip():
-            raise _RefusedError(401, "send a token: as Bearer, or as the password of Basic", **challenge)
+            raise _RefusedError(
+                401, "send a token as Bearer, or as the password of Basic authentication", **challenge
+            )
         try:
             token = self._operators.access.admit(text.strip(), visit.client)
         except DeniedError as error:
             raise _RefusedError(429 if error.retry_after else 401, str(error), **challenge) from error
         except IdentitiesError as error:
             self._operators.trouble("identities", error)
-            raise _RefusedError(503, "tokens cannot be read; the relay's log says why") from error
+            raise _RefusedError(503, "tokens cannot be read; see the relay's log") from error
         if not token.may("operate"):
             raise _RefusedError(
-                403, f"the token {token.name} has the scope {token.scope}: this needs operate"
+                403, f"the token {token.name} has the scope {token.scope}; this request requires operate"
             )
         visit.who = token.name
         return f"token {token.name}"
@@ -244,8 +246,10 @@ class Mailpit:
                     return await handler(_Call(request, by, found.groupdict()))
                 allowed.append(wanted)
         if allowed:
-            raise _RefusedError(405, f"here one can {', '.join(allowed)}", Allow=", ".join(allowed))
-        raise _RefusedError(404, "Mailpit may have that; this relay has messages, search, send and chaos")
+            raise _RefusedError(405, f"allowed methods: {', '.join(allowed)}", Allow=", ".join(allowed))
+        raise _RefusedError(
+            404, "this part of Mailpit's API is not supported; supported are messages, search, send and chaos"
+        )
 
     # --- lists ------------------------------------------------------------------------------------------
 
@@ -276,7 +280,7 @@ class Mailpit:
 
     async def _search(self, call: _Call) -> web.Response:
         if not call.query.strip():
-            raise _RefusedError(400, "no search query")
+            raise _RefusedError(400, "the search query is missing")
         return await self._found(call, call.query)
 
     async def _found(self, call: _Call, query: str) -> web.Response:
@@ -308,14 +312,14 @@ class Mailpit:
         if call.request.method == "PUT":
             name = msgspec.json.decode(await call.body(), type=_Tags).name
             if not name:
-                raise _RefusedError(400, "Name: the new name of the tag")
+                raise _RefusedError(400, "Name is missing: the new name of the tag")
         await self._mail.ask(lambda capture: capture.rename_tag(call.found["tag"], name))
         return web.Response(text="ok")
 
     async def _mark(self, call: _Call) -> web.Response:
         which = _which(call.request, await call.body())
         if which.ids and which.search:
-            raise _RefusedError(400, "write IDs or Search, not both")
+            raise _RefusedError(400, "specify IDs or Search, not both")
         await self._mail.ask(
             lambda capture: capture.mark(which.read, ids=which.ids or None, query=which.search, tz=call.tz)
         )
@@ -331,7 +335,7 @@ class Mailpit:
 
     async def _delete_found(self, call: _Call) -> web.Response:
         if not call.query.strip():
-            raise _RefusedError(400, "no search query")
+            raise _RefusedError(400, "the search query is missing")
         self._mail.note(call.by, "captured mail deleted: what a search found")
         await self._mail.ask(lambda capture: capture.delete(query=call.query, tz=call.tz))
         return web.Response(text="ok")
@@ -456,7 +460,7 @@ class Mailpit:
     @property
     def _troubles(self) -> Troubles:
         if self._mail.sandbox is None:
-            raise _RefusedError(404, "chaos and behaviours are for the sandbox alone")
+            raise _RefusedError(404, "chaos and simulated replies are available in the sandbox only")
         return self._mail.sandbox.troubles
 
     async def _chaos(self, call: _Call) -> web.Response:

@@ -67,9 +67,11 @@ class Streams:
         invalid, even while it waits for its client. Raise BusyError if too many streams are open.
         """
         if self._open.total() >= MAX_STREAMS:
-            raise BusyError(f"{MAX_STREAMS} event streams are open")
+            raise BusyError(f"the limit of {MAX_STREAMS} open event streams is reached")
         if self._open[token.name] >= MAX_OF_TOKEN:
-            raise BusyError(f"the token {token.name} has {MAX_OF_TOKEN} event streams open, its share")
+            raise BusyError(
+                f"the token {token.name} has reached its limit of {MAX_OF_TOKEN} open event streams"
+            )
         self._open[token.name] += 1
         scope = asyncio.timeout(None)
         watching = asyncio.create_task(_watch(is_valid, scope))

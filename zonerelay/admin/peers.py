@@ -70,9 +70,11 @@ class PeerServer:
         response: web.StreamResponse
         try:
             if uid not in (0, os.geteuid()) and gid != os.getegid():
-                response = Problem(403, "forbidden", f"the user {name} may not operate this relay").response()
+                response = Problem(
+                    403, "forbidden", f"the user {name} is not allowed to operate this relay"
+                ).response()
             elif self._running > MAX_CLIENTS:
-                text = f"{MAX_CLIENTS} other commands are talking to the relay: try again"
+                text = f"the limit of {MAX_CLIENTS} connected commands is reached; try again"
                 response = Problem(503, "busy", text).response()
             else:
                 response = await answered(request, self._api.serve, self._operators.trouble)

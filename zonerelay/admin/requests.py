@@ -83,7 +83,7 @@ async def answered(request: web.Request, handler: Handler, trouble: Trouble) -> 
         return plain(error.status, error.reason.lower(), {"Allow": allowed} if allowed else {})
     except Exception as error:  # noqa: BLE001 - a page that fails is trouble, not the end
         trouble("admin-http", error)
-        return plain(500, "something went wrong; the relay's log has it as `trouble`")
+        return plain(500, "an unexpected error occurred; see `trouble` in the relay's log")
 
 
 async def dress(_request: web.BaseRequest, response: web.StreamResponse) -> None:

@@ -67,7 +67,7 @@ class _Files:
         try:
             context.load_cert_chain(self._certificate, self._key)
         except (OSError, ssl.SSLError) as error:
-            raise CertificateError(f"OpenSSL refuses {self._certificate}: {error}") from error
+            raise CertificateError(f"OpenSSL cannot use {self._certificate}: {error}") from error
         return context
 
     def _signatures(self) -> tuple[Signature, Signature]:

@@ -35,7 +35,7 @@ class SearchError(ValueError):
 def condition(query: str, tz: str = "") -> tuple[str, list[object]]:
     """Return the condition and its values. Raise SearchError if the query is not valid."""
     if len(query) > MAX_QUERY:
-        raise SearchError(f"a search has at most {MAX_QUERY} characters")
+        raise SearchError(f"a search may have at most {MAX_QUERY} characters")
     parts, values = ["1"], list[object]()
     for exclude, name, text in _TERM.findall(query):
         value = text.strip('"')
@@ -74,9 +74,9 @@ def _time(value: str, tz: str) -> float:
     try:
         zone: tzinfo = ZoneInfo(tz) if tz else UTC
     except (ValueError, OSError, KeyError) as error:
-        raise SearchError(f"{tz} is no time zone such as Europe/Berlin") from error
+        raise SearchError(f"{tz} is not a time zone; expected a name such as Europe/Berlin") from error
     try:
         found = datetime.fromisoformat(value)
         return (found if found.tzinfo else found.replace(tzinfo=zone)).timestamp()
     except (ValueError, OverflowError) as error:
-        raise SearchError(f'{value} is no date: write "2026-11-25" or "2026-11-25T18:00:00"') from error
+        raise SearchError(f'{value} is not a date; expected "2026-11-25" or "2026-11-25T18:00:00"') from error

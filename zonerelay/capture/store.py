@@ -143,7 +143,7 @@ class Capture:
         size = len(octets)
         if size + OVERHEAD > self._max_size:
             raise CaptureTooLargeError(
-                f"{size} octets: max_size of captured mail is {self._max_size} ([capture] max_size)"
+                f"message of {size} bytes exceeds [capture] max_size ({self._max_size})"
             )
         parts = take_apart(octets)
         with self._writing() as database:
@@ -306,7 +306,7 @@ class Capture:
             return
         found = os.statvfs(self._file.parent)
         if found.f_bavail * found.f_frsize < self._guard + 2 * size:  # once in SQLite's log, once in the file
-            raise CaptureFullError("the disk of captured mail is nearly full (min_free_space)")
+            raise CaptureFullError("the disk of captured mail is nearly full ([capture] min_free_space)")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -350,7 +350,7 @@ def _in_time(database: sqlite3.Connection) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         if is_late():
             raise CaptureError(
-                f"the search took longer than {LONGEST:g} s and was ended: narrow it"
+                f"the search was aborted after {LONGEST:g} s; use a narrower search"
             ) from error
         raise
     finally:
@@ -362,7 +362,7 @@ def _open(file: Path) -> sqlite3.Connection:
     try:
         found = int(database.execute("PRAGMA user_version").fetchone()[0])
         if found > VERSION:
-            raise sqlite3.DatabaseError(f"it has format {found}, this release knows {VERSION}")
+            raise sqlite3.DatabaseError(f"unsupported format {found}; this release supports {VERSION}")
         if not found:
             _make_tables(database)
         # A commit is on disk when it returns.

@@ -53,11 +53,11 @@ class Troubles:
     def set_behaviours(self, wanted: Mapping[str, str]) -> None:
         """Set these scripted replies and no others. Raise TroubleError if one does not exist."""
         if len(wanted) > MAX_BEHAVIOURS:
-            raise TroubleError(f"at most {MAX_BEHAVIOURS} addresses have a behaviour")
+            raise TroubleError(f"at most {MAX_BEHAVIOURS} addresses can have a simulated reply")
         for address, name in wanted.items():
             if not self._is_known(name):
                 raise TroubleError(
-                    f"{address}: there is no behaviour {name}; the sandbox prints what there is"
+                    f"{address}: unknown simulated reply {name}; the sandbox lists them at startup"
                 )
         self.behaviours.clear()
         self.behaviours.update((address.lower(), name) for address, name in wanted.items())

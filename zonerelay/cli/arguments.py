@@ -35,8 +35,8 @@ Parse = Callable[[str], Any]
 R = TypeVar("R", bound="msgspec.Struct")
 T = TypeVar("T")
 
-DESCRIPTION = "An SMTP relay that never loses what it acknowledged."
-EXIT_STATUS = "Exit status: 0 done, 1 not possible or not found, 2 usage or configuration."
+DESCRIPTION = "An SMTP relay that never loses an acknowledged message."
+EXIT_STATUS = "Exit status: 0 success, 1 failed or not found, 2 usage or configuration error."
 SYSTEMS = ("postfix", "exim", "zonemta", "slimta-redis", "slimta-disk", "slimta-lua")
 """Whose queues `spool import --from` reads."""
 PRIORITIES = tuple(each.value for each in Priority)
@@ -46,7 +46,7 @@ MAX_DAYS = 36_500
 _CONFIG_HELP = (
     "Configuration file (default: $ZONERELAY_CONFIG, /etc/zonerelay/zonerelay.toml, ./config/zonerelay.toml)"
 )
-_JSON_HELP = "Print JSON, for scripts; see docs/operate/operating.md"
+_JSON_HELP = "Print JSON for scripts; see docs/operate/operating.md"
 _WITHIN = {"filter": "filters", "about": "which mail"}
 """How a struct within a request is called."""
 _TIME_HELP = "+2h, 23:30, or 2026-11-25T23:30 (local time, or with an offset)"
@@ -88,9 +88,9 @@ def _time(text: str) -> float:
         else:
             at = datetime.fromisoformat(text)
     except ValueError as error:
-        raise ValueError(f"{text!r} is no time: write {_TIME_HELP}") from error
+        raise ValueError(f"{text!r} is not a time; expected {_TIME_HELP}") from error
     if at.timestamp() <= now.timestamp():
-        raise ValueError(f"{text!r} has passed")
+        raise ValueError(f"{text!r} is in the past")
     return at.timestamp()
 
 
@@ -104,21 +104,21 @@ def _ip(text: str) -> str:
 def _fingerprint(text: str) -> str:
     digits = text.replace(":", "").lower()
     if not re.fullmatch("[0-9a-f]{64}", digits):
-        raise ValueError(f"{text!r} is not a SHA-256 fingerprint: 64 hexadecimal digits")
+        raise ValueError(f"{text!r} is not a SHA-256 fingerprint of 64 hexadecimal digits")
     return digits
 
 
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not (colon and name.strip() and text.isprintable()):
-        raise ValueError(f'{text!r} is not a header field: write "Name: value"')
+        raise ValueError(f'{text!r} is not a header field; expected "Name: value"')
     return name.strip(), value.strip()
 
 
 def _message_id(text: str) -> str:
     if not is_message_id(text):
         raise ValueError(
-            f"{text!r} is not a message id: it has 16 hexadecimal digits, as `zonerelay queue list` shows"
+            f"{text!r} is not a message id; expected 16 hexadecimal digits as shown by `zonerelay queue list`"
         )
     return text
 
@@ -154,14 +154,14 @@ def _worker(text: str) -> int:
 def _token_name(text: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", text) and text != "token_file":
         return text
-    raise ValueError("a name has letters, digits and . _ @ -, 64 at most")
+    raise ValueError("a name may have up to 64 letters, digits and . _ @ -")
 
 
 def _tcp_address(text: str) -> str:
     from zonerelay.config.endpoints import parse_listen
 
     if parse_listen(text).is_unix:
-        raise ValueError("write an address and a port, such as 127.0.0.1:25")
+        raise ValueError("expected an address and a port, such as 127.0.0.1:25")
     return text
 
 
@@ -204,13 +204,13 @@ class Command:
 
     def password(self) -> Command:
         self.flag("--password-stdin", "Read the password from standard input", group="password")
-        return self.flag("--generate", "Make a random password and print it once", group="password")
+        return self.flag("--generate", "Generate a random password and print it once", group="password")
 
 
 def _change(verb: str) -> Command:
     command = Command(f"queue {verb}", "operate.change:change")
     command.value("message_ids", "ID", "Message ids", _read(_message_id), nargs="*")
-    return command.flag("--yes", "Do not ask, for scripts")
+    return command.flag("--yes", "Do not ask for confirmation (for scripts)")
 
 
 def _user(verb: str, text: str) -> Command:
@@ -221,144 +221,145 @@ def _user(verb: str, text: str) -> Command:
 
 _SENDERS = "user@example.com, example.com, *.example.com, bounce-*@example.com"
 _KEYS = (
-    "such as recipients=example.com,*.example.com or messages_per_hour=500; docs/send/users.md has all keys"
+    "for example recipients=example.com,*.example.com or messages_per_hour=500; see docs/send/users.md for "
+    "all keys"
 )
-_SCOPES = "read: look; operate: look, change the queue, read bodies; submit: submit mail"
+_SCOPES = "read: view; operate: view, change the queue, read bodies; submit: submit mail"
 
 GROUPS: dict[str, tuple[Command, ...]] = {
     "Run": (
         Command("serve", "main:serve", "Run the relay in the foreground"),
-        Command("worker", "main:worker", "Run one worker of a relay with several")
+        Command("worker", "main:worker", "Run one worker of a relay with several workers")
         .value("--index", "N", "Number of the worker, from 0", _read(_worker), required=True)
-        .flag("--heir", "Empty the spool of a worker that is no more", dest="drains_spool"),
-        Command("sandbox", "main:sandbox", "Run a relay and a mail sink to try everything", has_config=False)
-        .value("--listen", "ADDRESS", "Take mail here (default: 127.0.0.1:2525)", _read(_tcp_address))
-        .value("--page", "ADDRESS", "Serve page and API here (default: 127.0.0.1:8025)", _read(_tcp_address))
-        .flag("--open", "Allow addresses that other machines reach: everyone sends and reads all mail")
-        .value("--release-to", "ADDRESS", "Allow to release captured mail there", _read(_tcp_address)),
+        .flag("--heir", "Drain the spool of a removed worker", dest="drains_spool"),
+        Command("sandbox", "main:sandbox", "Run a relay with a test receiver", has_config=False)
+        .value("--listen", "ADDRESS", "Accept mail here (default: 127.0.0.1:2525)", _read(_tcp_address))
+        .value("--page", "ADDRESS", "Serve page and API (default: 127.0.0.1:8025)", _read(_tcp_address))
+        .flag("--open", "Allow non-loopback addresses: anyone can send and read mail")
+        .value("--release-to", "ADDRESS", "Allow release of captured mail to it", _read(_tcp_address)),
         Command("version", "main:version", "Print the version", has_config=False),
     ),
     "Look": (
         Command("status", "operate.status:status")
-        .flag("--all", "All destinations, also those without mail")
-        .flag("--watch", "Look again every 2 seconds, until q or Ctrl-C"),
+        .flag("--all", "Include destinations without mail")
+        .flag("--watch", "Refresh every 2 seconds, until q or Ctrl-C"),
         Command("tail", "operate.tail:tail"),
         Command("explain", "operate.explain:explain"),
         Command("transcript", "operate.tail:transcript")
-        .value("--out", "FILE", "Write it to this file, which only you can read", Path),
+        .value("--out", "FILE", "Write to this file, readable only by you", Path),
         Command("log find", "operate.log:find")
-        .value("--limit", "N", "The newest N (default: %(default)s)", _number(1), dest="rows", default=100),
+        .value("--limit", "N", "At most N rows (default: %(default)s)", _number(1), dest="rows", default=100),
         Command("log show", "operate.log:show"),
         Command("log forget", "operate.log:forget_address", "Overwrite an address in the history")
-        .value("address", "ADDRESS", "Address, or its pseudonym"),
-        Command("report", "operate.log:report", "Print the daily report of the time until now")
-        .value("--since", "AGE", "Time to report on (default: 1d)", _duration, default=86_400.0),
+        .value("address", "ADDRESS", "Address or its pseudonym"),
+        Command("report", "operate.log:report", "Print the daily report for the time until now")
+        .value("--since", "AGE", "Period of the report (default: 1d)", _duration, default=86_400.0),
         Command("resolve", "operate.read:resolve"),
     ),
     "Change": (
         Command("queue list", "operate.read:list_deliveries")
-        .value("--limit", "N", "At most N rows, 0 for all (default: 1000, all with --json)", _number()),
+        .value("--limit", "N", "At most N rows; 0 for all (default: 1000, all with --json)", _number()),
         Command("queue summary", "operate.read:summary")
-        .value("--limit", "N", "At most N rows in the table, 0 for all (default: 20)", _number()),
+        .value("--limit", "N", "At most N rows in the table; 0 for all (default: 20)", _number()),
         Command("queue show", "operate.read:show"),
         Command("queue trace", "operate.read:trace"),
         Command("queue cat", "spool.body:cat"),
         *map(_change, ("retry", "hold", "release", "reroute", "bounce", "drop")),
         Command("suspend", "operate.orders:suspend")
-        .flag("--hold", "Hold each delivery by itself: it can be released alone")
-        .flag("--list", "List what is suspended"),
+        .flag("--hold", "Hold each delivery separately, so that it can be released alone")
+        .flag("--list", "List active suspensions"),
         Command("resume", "operate.orders:resume"),
         Command("acts", "operate.acts:acts"),
         Command("undo", "operate.acts:undo"),
         Command("webhook list", "operate.webhook:list_webhooks"),
         Command("webhook test", "operate.webhook:test"),
         Command("webhook replay", "operate.webhook:replay"),
-        Command("sendmail", "", "Submit a message, as sendmail(1) does", has_config=False),
+        Command("sendmail", "", "Submit a message, like sendmail(1)", has_config=False),
     ),
     "People": (
-        _user("add", "Add a user; ask for the password")
-        .value("--sender", "PATTERN", f"Sender to allow, repeatable: {_SENDERS}", action="append", default=[])
+        _user("add", "Add a user and prompt for the password")
+        .value("--sender", "PATTERN", f"Allowed sender, repeatable: {_SENDERS}", action="append", default=[])
         .choice("--priority", PRIORITIES, "Priority of the user's mail (default: the listener's)", default="")
         .password(),
-        _user("show", "Show a user, its limits and what it has used").json(),
-        _user("set", "Set senders, priority and limits of a user")
-        .value("assignment", "KEY=VALUE", f"KEY= for none; {_KEYS}", nargs="+"),
+        _user("show", "Show a user with its limits and usage").json(),
+        _user("set", "Set the senders, priority and limits of a user")
+        .value("assignment", "KEY=VALUE", f"KEY= unsets a value; {_KEYS}", nargs="+"),
         _user("passwd", "Change the password of a user").password(),
-        _user("rotate", "Add a second password; --finish ends the old one")
-        .flag("--finish", "End the old password")
+        _user("rotate", "Add a second password; --finish removes the old one")
+        .flag("--finish", "Remove the old password")
         .password(),
-        _user("disable", "Refuse the log-ins and the mail of a user"),
+        _user("disable", "Reject the logins and the mail of a user"),
         _user("enable", "Allow the user to log in again"),
-        _user("list", "List the users and the senders that they may use").json(),
+        _user("list", "List the users and their allowed senders").json(),
         _user("remove", "Remove a user"),
-        _user("default", "Show or set the limits of users without their own")
+        _user("default", "Show or set the limits of users without their own limits")
         .value("assignment", "KEY=VALUE", _KEYS, nargs="*"),
-        Command("token add", "setup.token:token", "Make a token of the HTTP API and print it, once")
-        .value("name", "NAME", "Name of the token, for the log", _read(_token_name))
+        Command("token add", "setup.token:token", "Create an API token and print it once")
+        .value("name", "NAME", "Name of the token, as shown in the log", _read(_token_name))
         .choice("--scope", ("read", "operate", "submit"), _SCOPES, required=True)
-        .value("--user", "NAME", "User of the credentials file that it acts as", default="")
-        .value("--for", "AGE", "Expire after it, e.g. 90d (default: never)", _duration, dest="lifetime"),
-        Command("token list", "setup.token:token", "List the tokens, without their text").json(),
+        .value("--user", "NAME", "User whose mail the token submits", default="")
+        .value("--for", "AGE", "Lifetime, e.g. 90d (default: unlimited)", _duration, dest="lifetime"),
+        Command("token list", "setup.token:token", "List the tokens (never their secret part)").json(),
         Command("token remove", "setup.token:token", "Remove a token")
         .value("name", "NAME", "Name of the token", _read(_token_name)),
     ),
     "Spool": (
         Command("spool acknowledge", "spool.state:acknowledge"),
-        Command("spool check", "spool.check:check", "Read the whole spool and report what is damaged")
+        Command("spool check", "spool.check:check", "Read the whole spool and report damage")
         .value("--tmp", "DIR", "Directory for a copy (default: next to the spool)", Path)
         .json(),
         Command("spool repair", "spool.repair:repair", "Repair the spool of a stopped relay")
         .flag("--yes", "Do it")
-        .flag("--dry-run", "Only say what would be done; the default")
-        .value("--salvage", "DIR", "For what cannot be put back (default: next to the spool)", Path)
+        .flag("--dry-run", "Only report what would be done (the default)")
+        .value("--salvage", "DIR", "Directory for unrepairable data (default: next to the spool)", Path)
         .json(),
         Command("spool backup", "spool.backup:backup", "Back up the queue of a running relay")
         .value("path", "DIR", "New directory", Path)
         .json(),
         Command("spool restore", "spool.backup:restore", "Restore a backup into an empty spool")
-        .value("path", "DIR", "Directory of a backup", Path),
+        .value("path", "DIR", "Directory of the backup", Path),
         Command("spool export", "spool.exchange:export_to", "Copy mail of a stopped relay", has_filters=True)
         .value("path", "DIR|FILE.tar", "New directory or file", Path)
         .json(),
         Command("spool import", "spool.exchange:import_from", "Import mail into a stopped relay")
         .value("place", "SOURCE", "DIR or FILE.tar of `spool export`; with --from its queue")
-        .choice("--from", SYSTEMS, "Another system, which is stopped too", dest="system")
+        .choice("--from", SYSTEMS, "The other system, which must be stopped", dest="system")
         .json(),
         Command("spool migrate", "spool.migrate:migrate", "Move the queue to another configuration")
         .value("--to", "OTHER.toml", "Configuration of the other relay", Path, required=True)
         .json(),
-        Command("spool is-empty", "spool.state:is_empty", "Print the directories of an empty spool"),
+        Command("spool is-empty", "spool.state:is_empty", "Print the directories of a spool if it is empty"),
         Command("spool accept-empty", "spool.state:accept_empty", "Accept that a shared store is now empty"),
-        Command("outbox status", "operate.outbox:outbox", "Count the rows of each status").json(),
-        Command("outbox schema", "operate.outbox:outbox", "Print the SQL of the tables and their rights"),
+        Command("outbox status", "operate.outbox:outbox", "Count the rows by status").json(),
+        Command("outbox schema", "operate.outbox:outbox", "Print the SQL of the tables and their privileges"),
         Command("outbox encrypt-password", "operate.outbox:outbox", "Encrypt the password of a mailbox")
         .value("--host", "HOST", "smtp_host of the mailbox", required=True)
-        .value("--port", "PORT", "Its smtp_port (default: %(default)s)", _number(), default=587)
+        .value("--port", "PORT", "smtp_port of the mailbox (default: %(default)s)", _number(), default=587)
         .value("--user", "NAME", "Its smtp_username", required=True),
     ),
     "Set up": (
         Command("init", "setup.init:init", "Write a configuration and systemd units", has_config=False)
-        .value("directory", "DIR", "Directory; nothing in it is overwritten", Path),
-        Command("check-config", "setup.check_config:check_config", "Check the configuration file"),
+        .value("directory", "DIR", "Target directory; existing files are not overwritten", Path),
+        Command("check-config", "setup.check_config:check_config", "Check a configuration"),
         Command("config show", "setup.config:show", "Print the configuration as TOML")
-        .flag("--changed", "Only what differs from the defaults", group="which")
-        .flag("--defaults", "The defaults, whatever the file says", group="which")
+        .flag("--changed", "Print only options that differ from the defaults", group="which")
+        .flag("--defaults", "Print the defaults, ignoring the file", group="which")
         .json(),
-        Command("cert self-signed", "setup.certificates:self_signed", "Make a certificate for a first start")
+        Command("cert self-signed", "setup.certificates:self_signed", "Create a self-signed certificate")
         .value("--name", "NAME", "Name or address, repeatable (default: the hostname)", action="append")
         .value("--out", "DIR", "Directory for NAME.pem and NAME.key (default: this one)", Path)
-        .value("--certificate", "FILE", "Instead of --out, with --key", Path)
-        .value("--key", "FILE", "Instead of --out, with --certificate", Path)
+        .value("--certificate", "FILE", "File of the certificate, instead of --out", Path)
+        .value("--key", "FILE", "File of the key, instead of --out", Path)
         .value("--days", "N", "Days of validity (default: %(default)s)", _number(1, MAX_DAYS), default=DAYS)
-        .flag("--force", "Replace files that exist")
+        .flag("--force", "Replace existing files")
         .json(),
-        Command("dkim new", "setup.dkim:new", "Make a DKIM key; print its record", has_config=False)
-        .value("--domain", "DOMAIN", "Domain that signs, as in From", required=True)
-        .value("--selector", "NAME", 'Name of the key, e.g. "s2026"; a new one each time', required=True)
+        Command("dkim new", "setup.dkim:new", "Create a DKIM key and print its DNS record", has_config=False)
+        .value("--domain", "DOMAIN", "Signing domain, as in From", required=True)
+        .value("--selector", "NAME", 'Selector, e.g. "s2026"; a new one each time', required=True)
         .choice("--algorithm", ("rsa", "ed25519"), "rsa (default) has 2048 bits", default="rsa")
         .value("--out", "FILE", "File for the private key", Path, required=True)
         .json(),
-        Command("dkim check", "setup.dkim:check", "Compare every key with its record in DNS").json(),
+        Command("dkim check", "setup.dkim:check", "Compare every key with its DNS record").json(),
     ),
 }  # fmt: skip
 """The commands by what they are for."""
@@ -366,19 +367,19 @@ GROUPS: dict[str, tuple[Command, ...]] = {
 _TOPS = {
     "serve": "Run the relay", "worker": "Run a single worker",
     "sandbox": "Try it without risk", "version": "Print the version",
-    "status": "What the relay does now", "tail": "Mail, as it happens",
-    "explain": "The way of an address", "transcript": "Lines of sessions",
-    "log": "What became of mail", "report": "The daily report",
-    "resolve": "Addresses of a pseudonym",
-    "queue": "Deliveries in the queue", "suspend": "Stop sending mail",
-    "resume": "End suspensions", "acts": "Latest changes",
-    "undo": "Revert a change", "webhook": "Endpoints of events",
+    "status": "Show the relay's state", "tail": "Follow mail events",
+    "explain": "Explain a route", "transcript": "Record sessions",
+    "log": "Search the history", "report": "Print the report",
+    "resolve": "Look up a pseudonym",
+    "queue": "Manage the queue", "suspend": "Suspend sending",
+    "resume": "End suspensions", "acts": "List changes",
+    "undo": "Revert a change", "webhook": "Manage webhooks",
     "sendmail": "Submit a message",
-    "user": "Users who may log in", "token": "Tokens of the API",
-    "spool": "Check and move the spool", "outbox": "Mail in a table",
-    "init": "Write a configuration", "check-config": "Check the file",
-    "config": "Print the configuration", "cert": "Certificates",
-    "dkim": "Keys that sign mail",
+    "user": "Manage users", "token": "Manage API tokens",
+    "spool": "Check and move the spool", "outbox": "Manage the outbox",
+    "init": "Write a configuration", "check-config": "Check a configuration",
+    "config": "Print the configuration", "cert": "Create a certificate",
+    "dkim": "Manage DKIM keys",
 }  # fmt: skip
 """Each command in a few words, for the overview."""
 
@@ -404,7 +405,7 @@ class _Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             there = list(map(str, action.choices))
-            near = _near(value, there) or f"; there are {', '.join(there)}"
+            near = _near(value, there) or f"; must be one of {', '.join(there)}"
             raise argparse.ArgumentError(action, f"unknown value {value!r}{near}")
 
 
@@ -421,7 +422,7 @@ def build(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         prog="zonerelay",
         usage="zonerelay [-h] [--version] COMMAND ...",
         description=f"{DESCRIPTION}\n\n{_overview()}",
-        epilog=f"`zonerelay COMMAND --help` lists verbs and options.\n{EXIT_STATUS}",
+        epilog=f"See `zonerelay COMMAND --help` for subcommands and options.\n{EXIT_STATUS}",
         add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -513,7 +514,7 @@ def _add(commands: Any, name: str, command: Command) -> None:
     if command.has_config:
         parser.add_argument("--config", type=Path, metavar="FILE", help=_CONFIG_HELP)
     if any(each.path and each.reply for each in command.operations):
-        text = "Control socket of the relay, whatever the file says"
+        text = "Control socket of the relay (overrides the configuration)"
         parser.add_argument("--socket", type=Path, metavar="PATH", help=text)
 
 
@@ -530,7 +531,7 @@ def _add_fields(parser: argparse.ArgumentParser, operation: Operation, *, option
         if within not in groups and within == "one-of":
             groups[within] = parser.add_mutually_exclusive_group(required=True)
         elif within not in groups:
-            text = "Everything given must match; * stands for any text. Quote it from the shell."
+            text = "All given conditions must match; * matches any text. Quote it for the shell."
             groups[within] = parser.add_argument_group(_WITHIN[within], text)
         options = _options(each)
         if each.option.positional:

@@ -80,7 +80,10 @@ def sandbox(arguments: Namespace) -> int:
 
     for option, address in (("--listen", arguments.listen), ("--page", arguments.page)):
         if address and not arguments.open and not parse_listen(address).is_loopback:
-            what = "is reached by other machines, which could send, read and delete: --open allows it"
+            what = (
+                "is not a loopback address: other machines could send, read and delete mail. Allow it with "
+                "--open"
+            )
             raise CliError(f"{option} {address} {what}", USAGE)
     return run_sandbox(arguments)
 

@@ -42,7 +42,8 @@ def config_path(option: Path | None) -> Path:
         if path.exists():
             return path
     raise CliError(
-        f"no configuration: there is neither {SYSTEM_CONFIG} nor ./{LOCAL_CONFIG}; name one with --config",
+        f"no configuration found: neither {SYSTEM_CONFIG} nor ./{LOCAL_CONFIG} exists; specify one with "
+        "--config",
         USAGE,
     )
 
@@ -146,7 +147,7 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
             path = running
         elif path is None or found.problems:
             wrong = "\n".join(map(str, found.problems))
-            raise CliError(f"{wrong}\nno relay that runs was started with {config}", USAGE)
+            raise CliError(f"{wrong}\nno running relay was started with {config}", USAGE)
     _warn(config, found.problems)
     return ControlClient(path), config
 

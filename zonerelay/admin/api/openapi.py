@@ -17,30 +17,30 @@ from zonerelay.admin.api.problems import TYPE, ProblemBody
 from zonerelay.admin.api.verbs import Verb
 
 _REFUSALS = {
-    "401": "No token that is valid.",
-    "403": "The scope of the token does not include this.",
-    "406": "The answer has another media type than those accepted.",
-    "422": "Parameters or body are not as described, or mean nothing here.",
-    "429": "The client has sent too many tokens that are not valid.",
-    "500": "The relay met something unexpected; its log has it.",
-    "503": "Not possible now: the spool, a worker, or too many requests.",
+    "401": "No valid token was sent.",
+    "403": "The scope of the token does not allow this request.",
+    "406": "The response cannot be sent in any of the accepted media types.",
+    "422": "Parameters or body do not match the schema, or cannot be combined.",
+    "429": "The client has sent too many invalid tokens.",
+    "500": "An unexpected error occurred; the relay's log has the details.",
+    "503": "Temporarily unavailable: the spool or a worker does not respond, or there are too many requests.",
 }
 _OF_BODIES = {
     "400": "The body is not JSON.",
-    "408": "The body did not come in time.",
-    "409": "Not possible as things are.",
+    "408": "Timed out waiting for the request body.",
+    "409": "The current state does not allow this request.",
     "413": "The body is too large.",
-    "415": "The body has a media type that is not taken here.",
+    "415": "The media type of the body is not supported.",
 }
 _OF_MAIL = {
-    "409": "A request with this key is being answered.",
-    "429": "A quota of the user is used up, or the client has sent too many tokens that are not valid.",
+    "409": "A request with this key is still being processed.",
+    "429": "A quota of the user is used up, or the client has sent too many invalid tokens.",
 }
 _KEY = {
     "name": "Idempotency-Key",
     "in": "header",
     "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
-    "description": "The same key gives the first answer, and nothing is sent twice.",
+    "description": "A request with the same key returns the first response; nothing is sent twice.",
 }
 
 _BINARY = {"type": "string", "format": "binary"}
@@ -70,12 +70,12 @@ def document(verbs: Sequence[Verb]) -> bytes:
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
-            "servers": [{"url": "/", "description": "The relay that answers with this description."}],
+            "servers": [{"url": "/", "description": "The relay that serves this description."}],
             "tags": [{"name": name} for name in dict.fromkeys(map(_tag, paths))],
             "info": {
                 "title": "zonerelay",
                 "version": __version__,
-                "description": "What operators see and do, as the commands have it. Times are Unix seconds.",
+                "description": "Operators' requests, named like the commands. Times are Unix seconds.",
             },
             "security": [{"token": []}],
             "paths": _for_clients(paths),
@@ -127,7 +127,7 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
         for name in re.findall(r"{(\w+)}", verb.path)
     ]
     if parameters:
-        refusals["404"] = "There is none, or no longer."
+        refusals["404"] = "It does not exist, or no longer exists."
     query = components[verb.parameters.__name__]
     parameters += [
         {"name": name, "in": "query", "required": name in query.get("required", ()), "schema": schema}
@@ -135,7 +135,10 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
     ]
     schema = found.get(repr(verb.answer), {"type": "string"})
     if verb.media == "text/event-stream":
-        schema = {"type": "string", "description": "Events whose data are frames of `kind`."}
+        schema = {
+            "type": "string",
+            "description": ("A stream of events; each event's data is a frame of the type `kind`."),
+        }
     operation: dict[str, Any] = {
         "summary": verb.summary,
         "description": f"Scope: {verb.scope}{f' or {verb.also}' if verb.also else ''}.",
@@ -147,7 +150,7 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
     }
     if verb.body is not None:
         refusals |= _OF_BODIES
-        refusals["404"] = "There is none, or no longer."
+        refusals["404"] = "It does not exist, or no longer exists."
         operation["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": found[repr(verb.body)]}},

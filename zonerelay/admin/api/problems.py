@@ -130,7 +130,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         name = next(name for at, name in enumerate(names) if name in names[:at])
-        raise _TwiceError(f"the member {name} comes twice")
+        raise _TwiceError(f"the member {name} appears twice")
 
 
 def _twice_in(value: Any, *above: str) -> str:
@@ -150,7 +150,7 @@ def _twice_in(value: Any, *above: str) -> str:
 
 
 def malformed(error: Exception) -> Problem:
-    return Problem(400, "malformed", f"the body is not JSON: {error}")
+    return Problem(400, "malformed", f"the body is not valid JSON: {error}")
 
 
 def invalid(error: msgspec.ValidationError, what: str, data: Any, of: Any, *, strict: bool = True) -> Problem:

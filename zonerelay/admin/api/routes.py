@@ -81,7 +81,7 @@ class Api:
             raise Problem(
                 403,
                 "forbidden",
-                f"the token {token.name} has the scope {token.scope}; this needs {verb.scope}",
+                f"the token {token.name} has the scope {token.scope}; this request requires {verb.scope}",
             )
         lines = _accepts_lines(request, verb)
         parameters = _parameters(request, verb)
@@ -99,7 +99,7 @@ class Api:
             raise Problem(
                 403,
                 "clear_text",
-                "from other machines tokens are taken over TLS, or from a proxy that this relay trusts",
+                "remote clients must send tokens over TLS, or through a trusted proxy",
             )
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
         challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay"'}
@@ -115,7 +115,7 @@ class Api:
             raise Problem(401, "unauthorized", str(error), fields=challenge) from error
         except IdentitiesError as error:
             self._operators.trouble("identities", error)
-            raise Problem(503, "unavailable", "tokens cannot be read; the relay's log says why") from error
+            raise Problem(503, "unavailable", "tokens cannot be read; see the relay's log") from error
         visit.who = token.name
         return token
 
@@ -125,7 +125,7 @@ class Api:
         for pattern, verbs in self._patterns:
             if match := pattern.fullmatch(path):
                 return match.groupdict(), verbs
-        raise Problem(404, "not_found", f"there is no {path}; {DESCRIPTION} has what there is")
+        raise Problem(404, "not_found", f"{path} does not exist; {DESCRIPTION} lists all paths")
 
     async def _answer(self, verb: Verb, call: Call) -> web.StreamResponse:
         try:
@@ -154,7 +154,7 @@ def _allowed(verbs: dict[str, Verb]) -> Sequence[str]:
 
 def _not_allowed(allowed: Sequence[str]) -> Problem:
     fields = {"Allow": ", ".join(allowed)}
-    return Problem(405, "method_not_allowed", f"here one can {', '.join(allowed)}", fields=fields)
+    return Problem(405, "method_not_allowed", f"allowed methods: {', '.join(allowed)}", fields=fields)
 
 
 def _accepts_lines(request: web.Request, verb: Verb) -> bool:
@@ -170,7 +170,7 @@ def _accepts_lines(request: web.Request, verb: Verb) -> bool:
         if media in ("", "*/*", f"{kind}/*", verb.media) and not _is_zero(parameters):
             return False
     if accepted:
-        raise Problem(406, "not_acceptable", f"the answer is {verb.media}")
+        raise Problem(406, "not_acceptable", f"the response is available only as {verb.media}")
     return False
 
 
@@ -182,7 +182,7 @@ def _parameters(request: web.Request, verb: Verb) -> msgspec.Struct:
     given: dict[str, str] = {}
     for name, value in request.query.items():
         if name in given and name != "to":
-            raise Problem(422, "invalid", f"the parameter {name} is given twice")
+            raise Problem(422, "invalid", f"the parameter {name} is given more than once")
         given[name] = f"{given[name]},{value}" if name in given else value
     _no_controls(given, "")
     try:
@@ -194,7 +194,7 @@ def _parameters(request: web.Request, verb: Verb) -> msgspec.Struct:
 async def _body(request: web.Request, of: type[msgspec.Struct]) -> msgspec.Struct:
     if media_type(request) != JSON:
         raise Problem(415, "unsupported_media_type", f"send the body as Content-Type: {JSON}")
-    too_large = Problem(413, "too_large", f"a body is at most {MAX_BODY} octets long")
+    too_large = Problem(413, "too_large", f"the body exceeds the limit of {MAX_BODY} bytes")
     if (request.content_length or 0) > MAX_BODY:
         raise too_large
     octets = bytearray()
@@ -205,7 +205,9 @@ async def _body(request: web.Request, of: type[msgspec.Struct]) -> msgspec.Struc
                 if len(octets) > MAX_BODY:
                     raise too_large
     except TimeoutError:
-        raise Problem(408, "too_slow", f"the body did not come within {BODY_TIMEOUT:.0f} seconds") from None
+        raise Problem(
+            408, "too_slow", f"timed out waiting for the request body ({BODY_TIMEOUT:.0f} seconds)"
+        ) from None
     body: msgspec.Struct = decoded(octets, of, "the body")
     _no_controls(msgspec.to_builtins(body), "")
     return body
@@ -217,7 +219,7 @@ def _no_controls(value: object, pointer: str) -> None:
     """
     match value:
         case str() if _CONTROL.search(value):
-            raise wrong(pointer, "there is a control character in it")
+            raise wrong(pointer, "it contains a control character")
         case dict():
             for name, each in value.items():
                 _no_controls(each, f"{pointer}/{name}")

@@ -216,7 +216,7 @@ def _run(operation: Operation, document: Any) -> Run:
 async def _whole(operation: Operation, document: Any, call: Call, request: requests.Request) -> Answer:
     limit = getattr(request, "limit", 1)
     if not 0 < limit <= requests.MAX_PAGE:
-        raise InvalidError(f"a document has from 1 to {requests.MAX_PAGE} rows", pointer="/limit")
+        raise InvalidError(f"a page must have 1 to {requests.MAX_PAGE} rows", pointer="/limit")
     assert operation.reply is not None
     rows: tuple[Any, ...]
     if getattr(request, "dry_run", False):
@@ -316,7 +316,7 @@ async def _tell_history(call: Call, message_id: str) -> None:
     """Raise NotFoundError with the outcome of a message that has left the queue, if it is known."""
     settings, now = call.operators.settings(), call.operators.clock.now()
     if told := await ask(became, settings, message_id, now):
-        raise NotFoundError(f"{told}; GET /v1/history/{message_id} has its time line")
+        raise NotFoundError(f"{told}; GET /v1/history/{message_id} returns its time line")
 
 
 async def _find(call: Call, request: requests.HistoryFind) -> Found:

@@ -29,7 +29,7 @@ MAX_REASON = 200
 SELECTORS = requests.Selectors.__struct_fields__
 
 _DONE = {
-    "retry": "will be tried now",
+    "retry": "will be retried now",
     "hold": "held",
     "release": "released",
     "reroute": "moved to another zone",
@@ -116,11 +116,11 @@ def _asked(visitor: Visitor) -> tuple[requests.ChangeVerb, str, requests.Filter]
     """Return the requested change and the filter. Raise PageError if one of them is invalid."""
     verb, q = visitor.given("verb"), visitor.given("q")
     if verb not in VERBS:
-        raise PageError(400, "No such verb", f"{verb}: there are {', '.join(VERBS)}")
+        raise PageError(400, "Unknown action", f"{verb}: must be one of {', '.join(VERBS)}")
     try:
         return msgspec.convert(verb, requests.ChangeVerb), q, parse(q)
     except FilterTextError as error:
-        raise PageError(400, "No such filter", str(error)) from error
+        raise PageError(400, "Invalid filter", str(error)) from error
 
 
 # --- suspensions and hold rules ---------------------------------------------------------------------------
@@ -140,13 +140,13 @@ async def suspend(visitor: Visitor) -> web.StreamResponse:
     if what not in SELECTORS or effect not in get_args(requests.OrderEffect):
         raise PageError(400, "Which mail?", f"choose one of {', '.join(SELECTORS)}")
     if not value and what != "everything":
-        raise PageError(400, "Which mail?", f"write which {what}; all mail is a choice of its own")
+        raise PageError(400, "Which mail?", f'specify which {what}; to select all mail, choose "all mail"')
     zone = visitor.given("zone")
     about = {what: True if what == "everything" else value, **({"zone": zone} if zone else {})}
     try:
         seconds = parse_duration(visitor.given("for")) if visitor.given("for") else None
     except ValueError as error:
-        raise PageError(400, "For how long?", str(error)) from error
+        raise PageError(400, "Specify a duration.", str(error)) from error
     reason, refuse = _reason(visitor), bool(visitor.given("refuse"))
     stop = bool(visitor.given("stop_clock"))
     words = ["zonerelay", "suspend", *(f"--{each}={about[each]}" for each in about if each != "everything")]
@@ -167,7 +167,7 @@ async def suspend(visitor: Visitor) -> web.StreamResponse:
         ),
         answers.OrderGiven,
     )
-    lines = [f"The order {given.order.id} is in force, for mail of now and to come."]
+    lines = [f"Suspension {given.order.id} is active; it applies to queued and to new mail."]
     if given.first_expiry is not None:
         lines.append(f"No mail that it is about expires before {when(given.first_expiry)}.")
     return await visitor.page("done.html", lines=lines, missing=(), act="", back="/suspensions", command=same)
@@ -176,7 +176,7 @@ async def suspend(visitor: Visitor) -> web.StreamResponse:
 async def resume(visitor: Visitor) -> web.StreamResponse:
     order = visitor.given("order")
     ended = await visitor.one(requests.Resume(id=order, reason=_reason(visitor)), answers.OrdersEnded)
-    lines = ["The order is over." if ended.orders else "The order was over already."]
+    lines = ["The suspension has ended." if ended.orders else "The suspension had already ended."]
     if ended.released:
         lines.append(f"{ended.released:,} deliveries that it held were released.")
     return await visitor.page(
@@ -187,5 +187,5 @@ async def resume(visitor: Visitor) -> web.StreamResponse:
 def _reason(visitor: Visitor) -> str:
     reason = visitor.given("reason")
     if len(reason) > MAX_REASON:
-        raise PageError(400, "Too long", f"a reason has at most {MAX_REASON} characters")
+        raise PageError(400, "Too long", f"a reason may have at most {MAX_REASON} characters")
     return reason

@@ -35,13 +35,11 @@ def _told(view: View) -> View:
     @wraps(view)
     async def handle(pages: CapturedPages, visitor: Visitor) -> web.StreamResponse:
         if not pages.mail.is_on:
-            raise PageError(
-                404, "Not found", 'no mail is captured here: no [[zone]] has next_hop = "capture:"'
-            )
+            raise PageError(404, "Not found", 'no mail is captured: no [[zone]] has next_hop = "capture:"')
         try:
             return await view(pages, visitor)
         except CaptureError as error:
-            raise PageError(503, "The relay cannot do that", str(error)) from error
+            raise PageError(503, "The relay cannot process this request", str(error)) from error
         except ReleaseError as error:
             raise PageError(502, "Not released", str(error)) from error
 
@@ -83,7 +81,7 @@ class CapturedPages:
             ids = [one] if one else None
             count = await self.mail.ask(lambda each: each.delete(ids=ids, query=q))
         except SearchError as error:
-            raise PageError(400, "No such search", str(error)) from error
+            raise PageError(400, "Invalid search", str(error)) from error
         self.mail.note(visitor.caller, f"{count} captured messages deleted")
         return see_other(f"/captured?{urlencode({'q': q})}" if one and q else "/captured")
 
@@ -114,7 +112,7 @@ class CapturedPages:
         _, parts, _ = await self._read(visitor, is_noted=True)
         found = parts.find(visitor.request.match_info["part"])
         if found is None:
-            raise PageError(404, "Not found", "the message has no such part")
+            raise PageError(404, "Not found", "the message does not have this part")
         return file_response(found)
 
     @_told
@@ -122,7 +120,10 @@ class CapturedPages:
         message_id = visitor.request.match_info["id"]
         to = [text] if (text := visitor.given("to").strip()) else []
         count = await self.mail.release(message_id, to, visitor.caller)
-        line = f"Released for {count} {'recipient' if count == 1 else 'recipients'}. It stays captured."
+        line = (
+            f"Released for {count} {'recipient' if count == 1 else 'recipients'}. The message remains in "
+            "the capture store."
+        )
         back, same = f"/captured/{message_id}", ""
         return await visitor.page("done.html", lines=[line], missing=(), act="", back=back, command=same)
 
@@ -136,7 +137,7 @@ class CapturedPages:
         else:
             found = await self.mail.read(message_id, visitor.caller)
         if found is None:
-            raise PageError(404, "Not found", "The message was deleted, or it has become too old.")
+            raise PageError(404, "Not found", "The message was deleted or has expired.")
         return found[0], await OPERATORS.run(take_apart, found[1]), found[1]
 
 

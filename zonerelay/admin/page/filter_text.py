@@ -32,12 +32,14 @@ class FilterTextError(ValueError):
 def parse(text: str) -> Filter:
     """Return the filter for a text. Raise FilterTextError if it is invalid."""
     if len(text) > MAX_TEXT:
-        raise FilterTextError(f"a filter has at most {MAX_TEXT} characters")
+        raise FilterTextError(f"a filter may have at most {MAX_TEXT} characters")
     found: dict[str, str | float] = {}
     for name, value in _TERM.findall(text.strip()):
         field, given = _term(name.lower(), _unquoted(value))
         if field in found:
-            raise FilterTextError(f"{name or field}: is given twice; everything given must match at once")
+            raise FilterTextError(
+                f"{name or field}: is given twice; all conditions must match at the same time"
+            )
         found[field] = given
     return msgspec.convert(found, Filter)
 
@@ -54,18 +56,22 @@ def _term(name: str, value: str) -> tuple[str, str | float]:  # noqa: PLR0911 - 
         case "":
             if is_message_id(value):
                 return "message_id", value
-            raise FilterTextError(f"{value}: write for example to:{value} or from:{value}")
+            raise FilterTextError(f"{value}: specify a field, for example to:{value} or from:{value}")
         case "id" if is_message_id(value):
             return "message_id", value
         case "id":
-            raise FilterTextError(f"id:{value} is not a message id, as the log and the queue have them")
+            raise FilterTextError(
+                f"id:{value} is not a message id; message ids are shown in the log and in the queue"
+            )
         case "age" if value[:1] in ("<", ">"):
             try:
                 return ("min_age" if value[0] == ">" else "max_age"), parse_duration(value[1:])
             except ValueError as error:
                 raise FilterTextError(f"age: {error}") from error
         case "age":
-            raise FilterTextError(f"age:{value}: write age:>{value} for older, age:<{value} for younger")
+            raise FilterTextError(
+                f"age:{value}: use age:>{value} for older messages, age:<{value} for newer ones"
+            )
         case "to" if value.startswith("@"):
             return "domain", value[1:]
         case "to":
@@ -73,10 +79,10 @@ def _term(name: str, value: str) -> tuple[str, str | float]:  # noqa: PLR0911 - 
         case "from" if value.startswith("@"):
             return "sender", f"*{value}"
         case "state" | "priority" if value not in _FIELDS[name].choices:
-            raise FilterTextError(f"{name}:{value}: there are {', '.join(_FIELDS[name].choices)}")
+            raise FilterTextError(f"{name}:{value}: must be one of {', '.join(_FIELDS[name].choices)}")
         case _ if name in _FIELDS:
             return _FIELDS[name].name, value
-    raise FilterTextError(f"{name}: is no word of a filter; there are {', '.join(WORDS)}")
+    raise FilterTextError(f"{name}: is not a filter keyword; keywords are {', '.join(WORDS)}")
 
 
 def term(name: str, value: str) -> str:

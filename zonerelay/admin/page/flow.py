@@ -88,7 +88,7 @@ def flow_of(status: RelayStatus) -> Flow:
         left_y = max(left_y, right_y - GAP) + 2 * GAP
         right_y = left_y
     what = ", ".join(f"{row.destination} {mail_of(row):,} {kind_of(row)}" for row in shown)
-    title = f"Mail that waits, by zone and destination: {what}" if shown else "No mail waits."
+    title = f"Queued mail by zone and destination: {what}" if shown else "No mail is queued."
     return Flow(title, nodes, bands, round(max(left_y, right_y, 60.0), 1))
 
 

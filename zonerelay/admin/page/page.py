@@ -93,7 +93,9 @@ class PageRoutes:
                     if request.method == "POST" and not hmac.compare_digest(
                         given.get("check", "").encode(), session.check.encode()
                     ):
-                        raise PageError(403, "Not taken", "the form is from another session: load it again")
+                        raise PageError(
+                            403, "Not taken", "the form belongs to another session; reload the page"
+                        )
                     visitor.need(scope)
                     return await view(visitor)
                 except PageError as error:
@@ -101,7 +103,7 @@ class PageRoutes:
                 except NotFoundError as error:
                     return await _failed(visitor, 404, "Not found", str(error))
                 except ControlError as error:
-                    failed = await _failed(visitor, 503, "The relay cannot do that", str(error))
+                    failed = await _failed(visitor, 503, "The relay cannot process this request", str(error))
                     failed.headers["Retry-After"] = "5"
                     return failed
 
@@ -149,7 +151,7 @@ class PageRoutes:
         if sandbox is not None and sandbox.token:
             return await self._identified(request, visitor, sandbox.token, to)
         if not VISIT.get().private:
-            problem = "a token would cross the network in clear: use https, or come from this machine"
+            problem = "the token would be sent in clear text; use https, or connect from this machine"
             return await visitor.page("login.html", 403, to=to, problem=problem)
         if request.method == "GET":
             return await visitor.page("login.html", to=to, problem="")
@@ -165,10 +167,10 @@ class PageRoutes:
             return await visitor.page("login.html", 429 if error.retry_after else 401, to=to, problem=error)
         except IdentitiesError as error:
             self._operators.trouble("identities", error)
-            problem = "tokens cannot be read; the relay's log says why"
+            problem = "tokens cannot be read; see the relay's log"
             return await visitor.page("login.html", 503, to=to, problem=problem)
         if not token.may("read"):
-            problem = "the scope of this token is submit, which is for programs"
+            problem = "tokens with the scope submit are for programs, not for this page"
             return await visitor.page("login.html", 403, to=to, problem=problem)
         secret = self._sessions.begin(token, client)
         self._operators.audit({"by": f"token {token.name}", "request": f"log-in to the page from {client}"})

@@ -28,7 +28,7 @@ MENU = (
     ("/destinations", "Destinations"),
     ("/queue", "Queue"),
     ("/history", "History"),
-    ("/suspensions", "Suspensions and acts"),
+    ("/suspensions", "Suspensions and changes"),
     ("/tail", "Live tail"),
     ("/configuration", "Configuration"),
 )

@@ -110,7 +110,7 @@ async def queue(visitor: Visitor) -> web.StreamResponse:
 def message_id_of(visitor: Visitor) -> str:
     found = visitor.request.match_info["id"]
     if not is_message_id(found):
-        raise PageError(404, "Not found", f"{found} is no message id")
+        raise PageError(404, "Not found", f"{found} is not a message id")
     return found
 
 
@@ -245,7 +245,7 @@ def _cells(frame: answers.Frame) -> list[dict[str, str]]:
             cells = [{"text": when(frame.at)}, {"text": frame.event}, {"text": message_id, **link}]
             return [*cells, {"text": printable(what), "kind": "reply"}]
         case answers.Missed():
-            text = frame.why or f"{frame.count:,} events are missing here: they came too fast"
+            text = frame.why or f"{frame.count:,} events were skipped because they arrived too fast"
             return [
                 {"text": ""},
                 {"text": "missed"},

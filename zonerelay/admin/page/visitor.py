@@ -70,9 +70,9 @@ class Visitor:
         """Return a field. Raise PageError if its value is too long or has control characters."""
         value = self._given.get(name, "").strip()
         if len(value) > MAX_VALUE:
-            raise PageError(400, "Too long", f"{name} has at most {MAX_VALUE} characters")
+            raise PageError(400, "Too long", f"{name} may have at most {MAX_VALUE} characters")
         if _CONTROL.search(value):
-            raise PageError(400, "Not taken", f"{name} has a control character in it")
+            raise PageError(400, "Not taken", f"{name} contains a control character")
         return value
 
     @property
@@ -91,7 +91,7 @@ class Visitor:
     def need(self, scope: Scope) -> None:
         """Raise PageError if the session does not have this scope."""
         if scope == "operate" and not self.operates:
-            raise PageError(403, "Not allowed", "your token may look and not act: its scope is read")
+            raise PageError(403, "Not allowed", "your token has the scope read and does not allow changes")
 
     async def one(self, request: Request, answer: type[F]) -> F:
         """Return the single answer to a request. Raise ControlError on failure."""

@@ -44,22 +44,24 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
     if values is None:
         return found
     if not isinstance(values, dict):
-        raise wrong("/substitutions", "substitutions is an object")
+        raise wrong("/substitutions", "substitutions must be an object")
     for name, value in values.items():
         if not isinstance(value, str | int | float | bool | None):
-            raise wrong(pointer_to("substitutions", name), "a value is a text, a number, true, false or null")
+            raise wrong(
+                pointer_to("substitutions", name), "a value must be a string, a number, true, false or null"
+            )
     if body.refers(msgspec.json.encode(values)):
-        raise wrong("/substitutions", f"a value has more than {LONG} octets")
+        raise wrong("/substitutions", f"a value exceeds {LONG} bytes")
     longest = max((len(as_text(each)) for each in values.values()), default=0)
     tags = size = 0
     for pointer, text in _templates(found):
         if body.long(text):
-            raise wrong(pointer, f"a template has {LONG} octets at most")
+            raise wrong(pointer, f"a template exceeds {LONG} bytes")
         tags += text.count("{{")
         size += len(text)
         if "{{=" in text or tags > MAX_TAGS or (tags and size + tags * longest * 6 > MAX_OUTPUT):
-            told = f"more than {MAX_TAGS} names or {MAX_OUTPUT} characters in all templates of a message"
-            raise wrong(pointer, f"other delimiters, or {told}")
+            told = f"the templates of a message exceed {MAX_TAGS} names or {MAX_OUTPUT} characters of output"
+            raise wrong(pointer, f"unsupported delimiters, or {told}")
 
     def filled(text: object, pointer: str, *, escapes: bool = False) -> object:
         if not isinstance(text, str) or "{{" not in text:
@@ -73,7 +75,7 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
         except KeyNotFoundError as error:
             raise wrong(pointer, f"there is no substitution for {error.key}") from None
         except (ParsingError, TemplateNotFoundError, RecursionError) as error:
-            raise wrong(pointer, f"the template cannot be filled: {error}") from None
+            raise wrong(pointer, f"the template cannot be rendered: {error}") from None
 
     for name in _TEXTS:
         if name in found:

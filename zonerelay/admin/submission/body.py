@@ -66,7 +66,7 @@ class StoredFile:
     def text(self) -> str:
         """Return the string as text. Raise TooLargeError or msgspec.DecodeError on failure."""
         if self._size > MAX_TEXT:
-            raise TooLargeError(f"a text may have {MAX_TEXT} octets")
+            raise TooLargeError(f"a string exceeds {MAX_TEXT} bytes")
         return msgspec.json.decode(b'"' + b"".join(self.pieces()) + b'"', type=str)
 
 
@@ -93,7 +93,7 @@ class StoredBase64(Base64Text):
     def _plain(self, text: bytes) -> bytes:
         escaped = b"\\" in text
         if _CONTROL.search(text) or (escaped and _NO_TEXT.search(text)):
-            raise msgspec.DecodeError(f"{self._name} has what no string of JSON may have")
+            raise msgspec.DecodeError(f"{self._name} contains bytes that are invalid in a JSON string")
         return _ESCAPE.sub(_unescaped, text) if escaped else text
 
 
@@ -137,12 +137,12 @@ class JsonBody:
         while at < len(data):
             at = self._outside(data, at) if self._string is None else self._inside(self._string, data, at)
         if len(self._document) > MAX_DOCUMENT:
-            raise TooLargeError(f"the body has more than {MAX_DOCUMENT} octets beside its long strings")
+            raise TooLargeError(f"the body exceeds {MAX_DOCUMENT} bytes, not counting long strings")
 
     def _count(self, octets: int) -> None:
         self._size += octets
         if self._size > self._limit:
-            raise TooLargeError(f"the body has more than {self._limit} octets")
+            raise TooLargeError(f"the body exceeds {self._limit} bytes")
 
     def _outside(self, data: bytes, at: int) -> int:
         found = _OUTSIDE.match(data, at)

@@ -147,7 +147,7 @@ class Origin:
         return replace(self, key=key)
 
 
-BAD_KEY = "an idempotency key is 1 to 255 visible ASCII characters"
+BAD_KEY = "an idempotency key must consist of 1 to 255 visible ASCII characters"
 
 
 class Faults:
@@ -300,7 +300,7 @@ def _one(given: One, name: str, faults: Faults) -> Address | None:
 def _of_person(given: Person, name: str) -> Address:
     found = address(given.email, name)
     if found.name:
-        raise BadRowError(f"{name}.email has a name in it")
+        raise BadRowError(f"{name}.email must not contain a display name")
     # Parse it again with the name, because this checks the characters of the name.
     quoted = re.sub(r'(["\\])', r"\\\1", given.name)
     return address(f'"{quoted}" <{found.mailbox}>', name) if given.name else found
@@ -361,7 +361,7 @@ def _files(given: Submission, body: JsonBody, uploads: Sequence[Upload], faults:
         content = StoredBase64(long, name) if long else Base64Text(each.content.encode(), name)
         with faults.at(f"/attachments/{at}"):
             if body.refers(f"{each.filename}{each.content_type}{each.content_id}".encode()):
-                raise BadRowError(f"{name} has a name or type that is too long")
+                raise BadRowError(f"the name or the type of {name} is too long")
             files.append(checked_file(File(each.filename, each.content_type, content, each.content_id), name))
     for at, upload in enumerate(uploads[:MAX_FILES], len(given.attachments)):
         with faults.at(f"/attachments/{at}"):
@@ -384,7 +384,8 @@ def _options(given: Submission, origin: Origin, faults: Faults) -> Options:
             or at >= MAX_METADATA
         ):
             text = (
-                f"up to {MAX_METADATA} names as of tags, with printable values of up to {MAX_NOTE} characters"
+                f"at most {MAX_METADATA} names are allowed, in the syntax of tags, with printable values "
+                f"of at most {MAX_NOTE} characters"
             )
             faults.add(pointer_to("metadata", name), text)
         notes.append(f"{METADATA}{name}={value}")

@@ -76,12 +76,12 @@ async def list_of(call: Call) -> MessageList:
     """
     settings, wanted = call.operators.settings(), call.parameters
     if not settings.history.enabled:
-        raise ControlError("this relay keeps no history, in which messages are found: [history] enabled")
+        raise ControlError("finding messages requires the history, which is disabled ([history] enabled)")
     at, _, last = wanted.cursor.partition("_")
     try:
         before = (float(at), last) if wanted.cursor else (math.inf, "")
     except ValueError:
-        raise wrong("/cursor", "it is not the next of a page") from None
+        raise wrong("/cursor", "the value is not the `next` of an earlier page") from None
     until = math.inf if wanted.until is None else wanted.until
     query = Query(since=wanted.since, until=until, outcome=wanted.state or "", tag=wanted.tag, before=before)
     user = call.token.user if call.token.scope == "submit" else None
@@ -120,7 +120,7 @@ async def detail_of(call: Call, message_id: str) -> MessageDetail | None:
     except NotFoundError:
         return None
     if call.token.scope == "submit" and detail.user != call.token.user:
-        raise NotFoundError(f"no message {message_id}")
+        raise NotFoundError(f"message {message_id} does not exist")
     return detail
 
 
@@ -131,7 +131,7 @@ async def state_of(call: Call, message_id: str) -> MessageState:
     settings, now = call.operators.settings(), call.operators.clock.now()
     known = await ask(entries, settings, message_id, user, now)
     if detail is None and not known:
-        raise NotFoundError(f"no message {message_id}")
+        raise NotFoundError(f"message {message_id} does not exist")
     states = {index: _of_entry(entry, index) for index, entry in enumerate(known)}
     if detail is not None:
         places = {each: index for index, each in enumerate(detail.recipients)}

@@ -153,7 +153,9 @@ def _submitted(call: Call) -> Iterator[Origin]:
         yield origin  # it has already arrived and is small
         return
     if _reading.total() >= MAX_AT_ONCE or _reading[origin.user] >= MAX_OF_ONE:
-        raise Problem(503, "busy", "too many messages are being read", fields={"Retry-After": "1"})
+        raise Problem(
+            503, "busy", "too many messages are being received; try again", fields={"Retry-After": "1"}
+        )
     _reading[origin.user] += 1
     try:
         yield origin
@@ -165,7 +167,10 @@ def _submitted(call: Call) -> Iterator[Origin]:
 
 def _origin(call: Call) -> Origin:
     if not call.token.user:
-        text = f"the token {call.token.name} has no user: zonerelay token add NAME --scope submit --user USER"
+        text = (
+            f"the token {call.token.name} has no user; create one with: zonerelay token add NAME --scope "
+            "submit --user USER"
+        )
         raise Problem(403, "forbidden", text)
     key = call.request.headers.get("Idempotency-Key", "")
     if "Idempotency-Key" in call.request.headers and not is_key(key):
@@ -204,7 +209,7 @@ def _patiently(origin: Origin) -> Read:
             async with asyncio.timeout_at(min(end, asyncio.get_running_loop().time() + SILENCE)):
                 return await coming
         except TimeoutError:
-            raise Problem(408, "too_slow", "the body did not come in time") from None
+            raise Problem(408, "too_slow", "timed out waiting for the request body") from None
 
     return read
 
@@ -214,7 +219,7 @@ def _stored(call: Call, origin: Origin) -> Iterator[JsonBody]:
     """Open the storage of a body until the block ends. Raise Problem if the body is too large."""
     limit = origin.listener.max_message_size * 4 // 3 * 78 // 76 + SLACK
     if (call.request.content_length or 0) > limit:
-        raise Problem(413, "too_large", f"the body has more than {limit} octets")
+        raise Problem(413, "too_large", f"the body exceeds {limit} bytes")
     with contextlib.closing(JsonBody(limit, origin.settings.spool.path.parent)) as body:
         yield body
 
@@ -229,14 +234,16 @@ def _told(call: Call) -> Iterator[None]:
     except OSError as error:
         call.operators.trouble("submission", error)
         again = {"Retry-After": "60"}
-        raise Problem(503, "unavailable", "no room to put the body", fields=again) from None
+        raise Problem(503, "unavailable", "not enough free space to store the body", fields=again) from None
 
 
 @contextlib.asynccontextmanager
 async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, bytes]]:
     """Read the whole body, and provide it during the block."""
     if media_type(call.request) != _JSON:
-        raise Problem(415, "unsupported_media_type", f"{media_type(call.request)} is not taken here")
+        raise Problem(
+            415, "unsupported_media_type", f"the media type {media_type(call.request)} is not supported"
+        )
     with _stored(call, origin) as body:
         if call.request.content.is_eof() and call.request.content.total_bytes <= LONG:
             yield body, call.request.content.read_nowait()  # no string in it is long
@@ -266,7 +273,7 @@ async def _form(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
         with _told(call):
             async for name, file_name, part in _parts(call, read):
                 if name == "message" and found:
-                    raise Problem(422, "invalid", "the form has two parts called message")
+                    raise Problem(422, "invalid", "the form has two parts named message")
                 if len(uploads) == MAX_FILES and name != "message":  # a chunked form has no other limit
                     raise Problem(422, "invalid", f"the form has more than {MAX_FILES} files")
                 if name != "message":
@@ -286,7 +293,9 @@ async def _form(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
                 kind = part.headers.get("Content-Type", "application/octet-stream")
                 uploads.append(Upload(file_name, kind, body.end_file(), name == "inline"))
         if not found:
-            raise wrong("/message", "the form has no part called message with the JSON of the message")
+            raise wrong(
+                "/message", "the form has no part named message that contains the JSON of the message"
+            )
         yield body, found, uploads
 
 
@@ -296,7 +305,7 @@ def _well_formed() -> Iterator[None]:
     try:
         yield
     except (ValueError, LookupError, RuntimeError, AssertionError, HttpProcessingError) as error:
-        raise Problem(400, "malformed", f"the body is not multipart/form-data: {error}") from None
+        raise Problem(400, "malformed", f"the body is not valid multipart/form-data: {error}") from None
 
 
 async def _parts(call: Call, read: Read) -> AsyncIterator[tuple[str, str, BodyPartReader]]:
@@ -312,7 +321,7 @@ async def _parts(call: Call, read: Read) -> AsyncIterator[tuple[str, str, BodyPa
             found = (part.name, part.filename or "") if isinstance(part, BodyPartReader) else (None, "")
             name, file_name = found
         if not isinstance(part, BodyPartReader) or name not in ("message", "attachment", "inline"):
-            text = f"a part is called {name!r}: there are message, attachment and inline"
+            text = f"unknown part {name!r}; use message, attachment or inline"
             raise Problem(422, "invalid", text)
         if "Content-Transfer-Encoding" in part.headers:
             raise Problem(422, "invalid", f"the part {name} has a Content-Transfer-Encoding")
@@ -429,7 +438,7 @@ async def _submitted_as(call: Call, origin: Origin, sending: Sending, pieces: Pi
 async def _take_raw(call: Call, origin: Origin) -> Accepted:
     limit = origin.listener.max_message_size
     if (call.request.content_length or 0) > limit:
-        raise Problem(413, "too_large", f"the message has more than {limit} octets")
+        raise Problem(413, "too_large", f"the message exceeds {limit} bytes")
     pieces = _strict_lines(_pieces(call, origin))
     scanner = HeaderScanner(origin.listener.max_header_size)
     try:
@@ -500,12 +509,12 @@ def _raw_envelope(block: bytes, given: RawQuery, most: int) -> tuple[Mailbox, di
         named = [fields[at] for at in recipient_fields([name.lower() for name, _ in fields])]
     elements = [(name, each) for name, value in named for each in read_addresses(value).entries]
     if len(elements) > most:
-        raise wrong("/to", f"there are more than {most} recipients")
+        raise wrong("/to", f"the message has more than {most} recipients")
     found: dict[str, tuple[Mailbox, str]] = {}
     for at, (name, each) in enumerate(elements):
         with faults.at(f"/to/{at}"):
             if "@" not in each.address:
-                raise BadRowError(f"{name} has an element that is no address: {each.text[:200]!r}")
+                raise BadRowError(f"{name} contains an invalid address: {each.text[:200]!r}")
             recipient = mailbox(each.address, name)
             found.setdefault(recipient_key(recipient), (recipient, f"/to/{at}"))
     if not elements:
@@ -521,7 +530,7 @@ def _raw_sender(fields: Sequence[tuple[str, str]]) -> Mailbox:
             for each in read_addresses(value).entries if name.lower() == wanted else ():
                 if each.address:
                     return mailbox(each.address, name)
-    raise BadRowError("there is no address in From, Sender or the parameter from")
+    raise BadRowError("From, Sender and the parameter from contain no address")
 
 
 def _filled(template: dict[str, Any], message: dict[str, Any], body: JsonBody) -> Submission:
@@ -567,11 +576,11 @@ async def _withdraw(call: Call) -> Answer:
     message_id = call.path["message_id"]
     if await detail_of(call, message_id) is None:
         await state_of(call, message_id)  # raises NotFoundError, unless the message is the caller's
-        raise ControlError("nothing of this message waits any more")
+        raise ControlError("no delivery of this message is queued any more")
     request = Drop(filter=Filter(message_id=message_id), reason="withdrawn")
     changed = await call.one(request, Changed)
     if not changed.changed:
-        raise ControlError("nothing of this message waits: it is on its way at this moment")
+        raise ControlError("all remaining deliveries of this message are being attempted now")
     return Withdrawn(withdrawn=changed.changed, in_flight=changed.busy)
 
 
@@ -589,7 +598,9 @@ async def _zonemta_send(call: Call) -> Answer:
 
 async def _zonemta_send_raw(call: Call) -> Answer:
     if media_type(call.request) != _MESSAGE:
-        raise Problem(415, "unsupported_media_type", f"{media_type(call.request)} is not taken here")
+        raise Problem(
+            415, "unsupported_media_type", f"the media type {media_type(call.request)} is not supported"
+        )
     with _submitted(call) as origin:
         accepted = await _take_raw(call, origin)
     return zonemta.Sent(id=accepted.id, to=[each.address for each in accepted.recipients])
@@ -607,14 +618,14 @@ SUBMISSION: tuple[Verb, ...] = (
         path="/v1/messages",
         scope="submit",
         also="read",
-        summary="Find messages: a user's own, for operators any.",
+        summary="Find messages: your own, or any as an operator.",
         run=list_of,
         answer=MessageList,
         parameters=Sought,
     ),
     _mail(
         "/v1/messages",
-        "Hand in a message. It is accepted when this is answered with 202.",
+        "Submit a message. The response 202 means that it is accepted and stored.",
         _submit,
         Accepted,
         parameters=RawQuery,
@@ -623,7 +634,7 @@ SUBMISSION: tuple[Verb, ...] = (
     ),
     _mail(
         "/v1/messages/batch",
-        "Hand in up to 500 messages, each with an answer of its own.",
+        "Submit up to 500 messages; each gets its own response.",
         _batch,
         BatchAnswers,
         streams={_JSON: Batch},
@@ -634,7 +645,7 @@ SUBMISSION: tuple[Verb, ...] = (
         path="/v1/messages/{message_id}",
         scope="submit",
         also="read",
-        summary="What became of a message: a user's own, for operators any.",
+        summary="Show what happened to a message: your own, or any as an operator.",
         run=_state,
         answer=MessageState,
     ),
@@ -643,20 +654,20 @@ SUBMISSION: tuple[Verb, ...] = (
         path="/v1/messages/{message_id}",
         scope="submit",
         also="operate",
-        summary="Withdraw what waits of a message, without a report.",
+        summary="Cancel the queued deliveries of a message without sending a DSN.",
         run=_withdraw,
         answer=Withdrawn,
     ),
     _mail(
         "/send",
-        "As ZoneMTA takes it: the fields of Nodemailer.",
+        "ZoneMTA-compatible: submit a message in the fields of Nodemailer.",
         _zonemta_send,
         zonemta.Sent,
         streams={_JSON: dict[str, Any]},
     ),
     _mail(
         "/send-raw",
-        "As ZoneMTA takes it: a message.",
+        "ZoneMTA-compatible: submit a raw message.",
         _zonemta_send_raw,
         zonemta.Sent,
         parameters=RawQuery,

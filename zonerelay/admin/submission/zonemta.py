@@ -51,7 +51,7 @@ def submission_of(document: Mapping[str, Any], body: JsonBody) -> dict[str, Any]
             found["headers"] = {**found["headers"], name: document[field]}
     given = document.get("attachments") or []
     if not isinstance(given, list):
-        raise wrong("/attachments", "attachments is a list")
+        raise wrong("/attachments", "attachments must be a list")
     found["attachments"] = [_attachment(each, body, f"/attachments/{at}") for at, each in enumerate(given)]
     envelope = document.get("envelope")
     if isinstance(envelope, dict):
@@ -87,24 +87,24 @@ def _people(given: object, pointer: str) -> list[_Person]:
         elif isinstance(each, dict) and isinstance(each.get("address"), str):
             found.append({"name": each.get("name") or "", "email": each["address"]})
         else:
-            raise wrong(pointer, "an address is a text or {name, address}")
+            raise wrong(pointer, "an address must be a string or {name, address}")
     return found
 
 
 def _first(given: object, pointer: str) -> _Person:
     found = _people(given, pointer)
     if len(found) != 1:
-        raise wrong(pointer, "one address is needed")
+        raise wrong(pointer, "expected exactly one address")
     return found[0]
 
 
 def _attachment(given: object, body: JsonBody, pointer: str) -> dict[str, Any]:
     if not isinstance(given, dict) or not isinstance(given.get("content"), str):
-        raise wrong(pointer, "an attachment has content; files and addresses of the Web are not read")
+        raise wrong(pointer, "an attachment must have content; files and URLs are not read")
     content = given["content"]
     if given.get("encoding") != "base64":
         if body.long(content):
-            raise wrong(pointer, 'a large attachment is base64: "encoding": "base64"')
+            raise wrong(pointer, 'a large attachment must be base64-encoded: "encoding": "base64"')
         content = base64.b64encode(content.encode()).decode()
     found = {
         "filename": given.get("filename") or "",

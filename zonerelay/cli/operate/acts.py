@@ -19,7 +19,7 @@ from zonerelay.operations.requests import Acts, Undo
 
 def acts(arguments: Namespace) -> int:
     rows, end = connect(arguments).all(request_of(arguments, Acts), ActRow)
-    nothing = "No operator has changed the queue in the last 24 hours."
+    nothing = "No changes by operators in the last 24 hours."
     output.print_rows(rows, _table, nothing, as_json=arguments.json)
     return output.completeness(end)
 
@@ -51,14 +51,14 @@ def undo(arguments: Namespace) -> int:
 
 
 def _tell(changed: Changed) -> None:
-    were = "is as it was" if changed.changed == 1 else "are as they were"
-    before = f"before act {changed.undoes}"
+    were = "was restored" if changed.changed == 1 else "were restored"
+    before = f"before change {changed.undoes}"
     output.console().print(f"{text.deliveries(changed.changed)} {were} {before}.")
     chatter = output.chatter()
     for count, what in (
-        (changed.gone, "left the queue meanwhile"),
-        (changed.altered, "changed since by something else and left alone"),
-        (changed.busy, "being attempted at this moment and left alone: try again"),
+        (changed.gone, "has left the queue since"),
+        (changed.altered, "changed since by other means and not restored"),
+        (changed.busy, "being attempted now and not changed; run the command again"),
     ):
         if count:
             chatter.print(f"{text.deliveries(count)} {what}.")

@@ -27,7 +27,7 @@ from zonerelay.operations.requests import CHANGES, Bounce, Drop, QueueChange, Un
 SAMPLE = 5
 
 _DONE = {
-    "retry": "will be tried now",
+    "retry": "will be retried now",
     "hold": "held",
     "release": "released",
     "reroute": "rerouted",
@@ -69,13 +69,13 @@ def change(arguments: Namespace) -> int:
 def _check_bulk(request: QueueChange, *, asked: bool) -> None:
     if request.filter.is_everything and not request.everything:
         raise CliError(
-            f"which deliveries? Give message ids or a filter such as --domain; --all is the whole queue "
-            f"(see zonerelay queue {request.action} --help)",
+            "no deliveries selected: specify message ids, a filter such as --domain, or --all for the "
+            f"whole queue (see zonerelay queue {request.action} --help)",
             USAGE,
         )
     if asked and not request.dry_run and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise CliError(
-            "there is no person to ask on this input: add --yes to go ahead, or --dry-run to look first",
+            "standard input is not a terminal: add --yes to confirm, or --dry-run to preview",
             USAGE,
         )
 
@@ -118,7 +118,7 @@ def _dry_run(client: ControlClient, requests: Sequence[QueueChange], *, as_json:
     if rows:
         console.print(delivery_table(rows, now=time.time(), wide=console.width >= output.WIDE))
     action = requests[0].action
-    final = ", which could not be undone" if _is_final(requests[0]) else ""
+    final = ", which could not be restored" if _is_final(requests[0]) else ""
     console.print(f"{action} would change {text.deliveries(total.matched)}{final}; nothing was changed.")
     return OK
 
@@ -146,7 +146,7 @@ def _total(results: Sequence[Changed]) -> Changed:
 def _tell(request: QueueChange, total: Changed) -> None:
     if (at := getattr(request, "at", None)) is not None:
         # Round to minutes: the time that the command itself takes would turn "+2h" into "in 1h59m".
-        done = f"will be tried at {text.when(at)} ({text.until(at + 30, time.time())})"
+        done = f"will be retried at {text.when(at)} ({text.until(at + 30, time.time())})"
     else:
         done = " ".join(filter(None, (_DONE[request.action], total.note)))
     output.console().print(f"{text.deliveries(total.changed)} {done}.")

@@ -21,10 +21,10 @@ from zonerelay.operations.requests import Explain, QueueExplain
 
 _TLS = {
     "none": "never",
-    "opportunistic": "when the host offers STARTTLS; clear text otherwise",
-    "required": "always; mail waits when the host has none",
-    "verify": "always, with a certificate for the host's name; mail waits otherwise",
-    "dane": "always, with a certificate that its TLSA records vouch for; mail waits otherwise",
+    "opportunistic": "if the host offers STARTTLS; otherwise clear text",
+    "required": "always; mail is deferred if the host does not offer TLS",
+    "verify": "always, with a valid certificate for the host's name; otherwise mail is deferred",
+    "dane": "always, with a certificate that matches the TLSA records; otherwise mail is deferred",
 }
 
 _BECAUSE = {"destination": "the [[destination]]", "mta-sts": "the domain's MTA-STS policy"}
@@ -77,7 +77,7 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     if found.priority not in ("", "normal"):
         yield "priority", found.priority
     yield from _route_facts(found)
-    kept = " it is kept to be looked at, and not sent ([capture])" if found.next_hop == CAPTURE else ""
+    kept = " it is captured instead of being sent ([capture])" if found.next_hop == CAPTURE else ""
     yield "next hop", f"{found.next_hop}{kept}" if found.next_hop else f"MX of {text.clean(found.route)}"
     if found.unroutable:
         yield "result", Text(f"{found.verdict}: {text.clean(found.unroutable)}", style="red")
@@ -116,7 +116,7 @@ def zone_of(row: DeliveryRow) -> Text:
     if not row.new_zone:
         return Text(row.zone + why)
     new = f"a new message would go to zone {row.new_zone} ({text.clean(row.new_why)})"
-    return Text(f"{row.zone}{why}; {new}; `queue reroute` moves this one", "yellow")
+    return Text(f"{row.zone}{why}; {new}; `queue reroute` moves it", "yellow")
 
 
 def _limit(name: str, value: int | str) -> str:
@@ -152,11 +152,11 @@ def _change_facts(plan: ChangePlan | None) -> Iterator[tuple[str, output.Cell]]:
             yield what, "\n".join(map(text.clean, rules))
     of = f"for {text.clean(plan.author)}" if plan.author else ""
     if of and plan.author_assumed:
-        of += ", if that is the domain in From"
+        of += ", if this is the domain in From"
     for signature in plan.signed_by:
         yield "signs", f"{signature} {of}"
     if plan.unsigned:
-        waits = Text(f"{text.clean(plan.unsigned)}: the mail would wait", style="yellow")
+        waits = Text(f"{text.clean(plan.unsigned)}: the mail would be deferred", style="yellow")
         yield "signs", waits if plan.must_sign else f"not: {text.clean(plan.unsigned)}"
 
 
@@ -179,9 +179,9 @@ def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.
         turn = ("this one" if each.chosen else "not this one") if certain else f"{each.share:.0%} of the mail"
         yield f"source {each.name}", f"{', '.join(each.addresses)} as {each.ehlo_name}: {turn}"
         if each.refused_until is not None:
-            what = "its IPv6 was refused" if each.refused_ipv6_only else "refused"
+            what = "its IPv6 address was refused" if each.refused_ipv6_only else "refused"
             over = text.until(each.refused_until, now)
-            line = f"{what} by this destination, used again {over}: {text.clean(each.refused_reply)}"
+            line = f"{what} by this destination, usable again {over}: {text.clean(each.refused_reply)}"
             yield "", Text(line, style="yellow")
         if each.absent:
             yield "", Text(f"not an address of this machine: {', '.join(each.absent)}", style="yellow")

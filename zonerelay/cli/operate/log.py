@@ -115,7 +115,9 @@ def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
     except NotFoundError:
         with contextlib.suppress(CliError, RedactKeyError, SearchError):
             if told := history.became(load_for_reading(config, quietly=True), message_id, time.time()):
-                raise NotFoundError(f"{told}. zonerelay log show {message_id} has its time line") from None
+                raise NotFoundError(
+                    f"{told}. Run zonerelay log show {message_id} for its time line"
+                ) from None
         raise
 
 
@@ -160,7 +162,7 @@ def forget_address(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     form = _told(lambda: history.form(arguments.address, settings, history.redactor_of(settings)))
     if not form.exact:
-        raise CliError("give one whole address, or its pseudonym", USAGE)
+        raise CliError("specify one complete address or its pseudonym", USAGE)
     count = 0
     directory = settings.spool.path.parent / DIRECTORY
     for path in sorted(directory.glob("[0-9][0-9]*.db")):
@@ -168,7 +170,7 @@ def forget_address(arguments: Namespace) -> int:
             with contextlib.closing(open_for_writing(path)) as database:
                 count += forget(database, sorted(form.exact), FORGOTTEN)
         except (sqlite3.Error, OSError) as error:
-            raise CliError(f"{path}: {error}; what was forgotten until then stays so") from error
+            raise CliError(f"{path}: {error}; addresses removed so far stay removed") from error
     print(f"Written over in {text.plural(count, 'place')} of the history.")
     if aside := sorted(directory.glob("*.aside")):
         output.chatter().print(f"It may still be in {' '.join(map(str, aside))}: remove that.")
@@ -201,13 +203,15 @@ def pseudonym_of(settings: Settings, address: str) -> str:
     wanted = address.strip().strip("<>")
     if "*" in wanted:
         raise CliError(
-            f"{address}: a pseudonym stands for one whole address; no part of one has any. Give an address,"
-            " or a domain as @example.com",
+            f"{address}: a pseudonym represents one complete address and cannot be searched by parts. "
+            "Specify a complete address, or a domain as @example.com",
             USAGE,
         )
     redactor = _told(lambda: history.redactor_of(settings))
     if redactor is None:
-        raise CliError(f"there is no key of pseudonyms at {redact_key_of(settings)}: the log has none")
+        raise CliError(
+            f"the pseudonym key {redact_key_of(settings)} does not exist, so the log contains no pseudonyms"
+        )
     domain = wanted.startswith("@")
     pseudonym = redactor.mailbox(Mailbox(f"x{wanted}" if domain else wanted))
     return pseudonym.partition("@")[2] if domain else pseudonym

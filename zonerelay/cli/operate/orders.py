@@ -32,17 +32,19 @@ def suspend(arguments: Namespace) -> int:
         return _list(arguments)
     request = request_of(arguments, Suspend, effect="hold" if arguments.hold else "suspend")
     if request.about == Selectors():
-        raise CliError("which mail? Give a --zone, --domain, --sender or the like, or --all", USAGE)
+        raise CliError(
+            "no mail selected: specify --zone, --domain, --sender or another selector, or --all", USAGE
+        )
     if not request.reason:
         raise CliError(
-            "why? Give a --reason: other operators see it until the order is over, clients never do", USAGE
+            "the reason is missing: specify --reason (shown to operators, never to clients)", USAGE
         )
     answer, status = _ask(arguments, request, OrderGiven)
     if arguments.json:
         output.print_document(answer)
         return status
     now, order = time.time(), answer.order
-    end = "until it is resumed" if order.until is None else f"until {text.when(order.until)}"
+    end = "until resumed" if order.until is None else f"until {text.when(order.until)}"
     print(f"Order {order.id}{'' if answer.new else ', which was in force already'}: {what_of(order)}, {end}.")
     print(f"To end it: zonerelay resume {order.id}")
     for line in _clock(answer, now):
@@ -79,14 +81,14 @@ def resume(arguments: Namespace) -> int:
 def _list(arguments: Namespace) -> int:
     orders, end = connect(arguments).all(Orders(), OrderRow)
     now = time.time()
-    nothing = "No order is in force."
+    nothing = "There are no active suspensions."
     output.print_rows(orders, lambda rows: orders_table(rows, now), nothing, as_json=arguments.json)
     return output.completeness(end)
 
 
 def what_of(order: OrderRow) -> str:
     """Return a description of the suspension or hold rule."""
-    doing = "holds" if order.effect == "hold" else "refuses and suspends" if order.refuse else "suspends"
+    doing = "holds" if order.effect == "hold" else "rejects and suspends" if order.refuse else "suspends"
     given = ((name, getattr(order, name)) for name in SELECTORS)
     about = " ".join(f"{name} {text.clean(value) or '<>'}" for name, value in given if value is not None)
     return f"{doing} {about or 'all mail'}{' with its clock stopped' if order.stop_clock else ''}"

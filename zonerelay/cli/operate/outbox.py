@@ -65,7 +65,7 @@ def _encrypt(settings: OutboxSettings, arguments: Namespace) -> int:
     except StoreOpenError as error:
         raise CliError(str(error)) from error
     if not keys:
-        raise CliError("[outbox] keys names no key: openssl rand -base64 32 > FILE makes one")
+        raise CliError("[outbox] keys is empty: create a key with openssl rand -base64 32 > FILE")
     password = _password()
     nonce = secrets.token_bytes(NONCE_SIZE)
     print(seal(password, keys[0], nonce, host=arguments.host, port=arguments.port, user=arguments.user))
@@ -75,9 +75,9 @@ def _encrypt(settings: OutboxSettings, arguments: Namespace) -> int:
 def _password() -> str:
     password = ask("Password of the mailbox: ") if sys.stdin.isatty() else read_line()
     if not password:
-        raise CliError("there is no password")
+        raise CliError("no password was given")
     if len(password.encode()) > MAX_PASSWORD or not password.isprintable():
-        raise CliError(f"a password is one line of {MAX_PASSWORD} octets at most")
+        raise CliError(f"the password must be a single line of at most {MAX_PASSWORD} bytes")
     return password
 
 
@@ -85,7 +85,7 @@ def _status(settings: OutboxSettings, arguments: Namespace) -> int:
     from zonerelay.store.contract import StoreError
 
     if not settings.url:
-        raise CliError("the configuration has no outbox: [outbox] url says where its database is")
+        raise CliError("the outbox is not configured: set [outbox] url to its database")
     try:
         found = asyncio.run(_ask(settings))
     except StoreError as error:

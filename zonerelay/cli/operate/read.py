@@ -98,7 +98,7 @@ class _Rows:
         self.end = End()
 
     def page(self) -> list[DeliveryRow]:
-        with output.progress("Looking through the queue") as reach:
+        with output.progress("Scanning the queue") as reach:
             return list(islice(self._rows(output.frames_seen(reach)), PAGE))
 
     def _rows(self, saw: Callable[[Frame], None]) -> Iterator[DeliveryRow]:
@@ -131,7 +131,7 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
         "zone": row.zone if row.priority in ("", "normal") else f"{row.zone} {row.priority}",
         "from": text.path(row.sender),
         "to": text.clean(row.recipient),
-        "last reply": (row.order and f"waits for order {row.order}")
+        "last reply": (row.order and f"suspended by {row.order}")
         or _phase(row)
         or text.clean(row.reply)
         or _held_back(row, now),
@@ -149,7 +149,7 @@ def _held_back(row: DeliveryRow, now: float) -> str:
     """Return a text with the release time that the sender requested (RFC 4865), or "" if it has passed."""
     if row.created <= now or row.state not in ("deferred", "held"):
         return ""
-    return f"held back by its sender until {text.when(row.created)}"
+    return f"held by its sender until {text.when(row.created)}"
 
 
 def show(arguments: Namespace) -> int:
@@ -245,7 +245,7 @@ def trace(arguments: Namespace) -> int:
 def resolve(arguments: Namespace) -> int:
     if not _PSEUDONYM.fullmatch(arguments.pseudonym.strip().strip("<>").lower()):
         return _resolve_address(arguments)
-    with output.progress("Looking through the queue") as reach:
+    with output.progress("Scanning the queue") as reach:
         request, saw = request_of(arguments, Resolve), output.frames_seen(reach)
         found, end = connect(arguments).all(request, Address, saw)
     if arguments.json:
@@ -262,7 +262,7 @@ def resolve(arguments: Namespace) -> int:
 
 
 def summary(arguments: Namespace) -> int:
-    with output.progress("Looking through the queue") as reach:
+    with output.progress("Scanning the queue") as reach:
         request, saw = request_of(arguments, QueueSummary), output.frames_seen(reach)
         found, end = connect(arguments).answered(request, Summary, saw)
     if arguments.json:

@@ -45,7 +45,7 @@ def status(arguments: Namespace) -> int:
     client, config = find_relay(arguments)
     if arguments.watch:
         if arguments.json:
-            raise CliError("--watch is for a terminal, --json for scripts: leave one of the two out", USAGE)
+            raise CliError("--watch and --json cannot be combined", USAGE)
         return _watch(client, config, is_all=arguments.all)
     found = client.ask(Status(), RelayStatus)
     if arguments.json:
@@ -62,7 +62,7 @@ def _watch(client: ControlClient, config: Path | None, *, is_all: bool) -> int:
     Raise CliError if there is no terminal.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise CliError("--watch draws on a terminal, and here is none", USAGE)
+        raise CliError("--watch requires a terminal", USAGE)
     from rich.live import Live
 
     keys = sys.stdin.fileno()
@@ -162,7 +162,7 @@ def _configuration(found: RelayStatus, config: Path | None, now: float) -> Itera
 
 def _history(found: RelayStatus, now: float) -> str:
     if found.history_size is None:
-        return "none is kept"
+        return "not available"
     since = "" if found.history_since is None else f" of the last {text.span(now - found.history_since)}"
     return f"{text.size(found.history_size)}{since}"
 
@@ -273,7 +273,7 @@ def _figures(each: DestinationStatus, now: float, every: int) -> Sequence[str]:
 
 def _suspended(each: DestinationStatus, now: float) -> str:
     tried = "" if each.suspended_until is None else text.until(each.suspended_until, now)
-    return f"{each.suspended:,} by order" if each.suspended else tried
+    return f"{each.suspended:,} suspended by operators" if each.suspended else tried
 
 
 def _narrow(destinations: Sequence[DestinationStatus], now: float, every: int) -> Text:

@@ -125,7 +125,7 @@ def _short(address: str) -> str:
 
 
 def _missed(frame: Missed) -> Text:
-    why = f"{text.plural(frame.count, 'line')} missing here: this reader is too slow" if frame.count else ""
+    why = f"{text.plural(frame.count, 'line')} skipped: this reader is too slow" if frame.count else ""
     return Text(f"… {why or text.clean(frame.why)}", style="yellow")
 
 

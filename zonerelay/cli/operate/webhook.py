@@ -21,7 +21,7 @@ _STYLES = {"ok": "green", "failing": "yellow"}
 
 def list_webhooks(arguments: Namespace) -> int:
     rows, end = connect(arguments).all(WebhookList(), WebhookRow)
-    nothing = "The configuration has no [[webhook]]."
+    nothing = "No [[webhook]] is configured."
     output.print_rows(rows, _table, nothing, as_json=arguments.json)
     return output.completeness(end)
 
@@ -53,6 +53,6 @@ def test(arguments: Namespace) -> int:
 
 def replay(arguments: Namespace) -> int:
     answer = connect(arguments).ask(request_of(arguments, WebhookReplay), WebhookReplayed)
-    words = f"{arguments.name}: {text.plural(answer.queued, 'event')} on the way"
+    words = f"{arguments.name}: {text.plural(answer.queued, 'event')} being sent"
     output.print_answer(answer, words, as_json=arguments.json)
     return OK

@@ -85,14 +85,12 @@ def _paths(arguments: Namespace, name: str) -> tuple[Path, Path]:
     """Return the paths of the certificate and the key."""
     certificate, key = arguments.certificate, arguments.key
     if (certificate is None) != (key is None):
-        raise CliError("--certificate and --key go together: name both files", USAGE)
+        raise CliError("--certificate and --key must be given together", USAGE)
     if certificate is not None:
         if arguments.out is not None:
-            raise CliError(
-                "--out makes up the names of the files: give it, or --certificate and --key", USAGE
-            )
+            raise CliError("--out names the files; use either --out, or --certificate and --key", USAGE)
         if certificate.absolute() == key.absolute():
-            raise CliError("--certificate and --key are the same file: give the key one of its own", USAGE)
+            raise CliError("--certificate and --key are the same file; use separate files", USAGE)
         return certificate.absolute(), key.absolute()
     stem = name.replace("*", "wildcard").replace(":", "-")
     directory = (arguments.out or Path()).absolute()

@@ -134,7 +134,7 @@ def _values(name: str, values: Sequence[object]) -> str:
 
 
 def _zone(zone: ZoneSettings) -> str:
-    to = f"to {_next_hops(zone)}" if zone.next_hop else "to each domain's MX"
+    to = f"to {_next_hops(zone)}" if zone.next_hop else "to the MX of each domain"
     limits = f"{zone.max_connections} connections, {zone.max_connections_per_destination} per destination"
     sources = f", from {', '.join(zone.sources)}" if zone.sources else ""
     login = f", logs in as {' | '.join(zone.credentials)}" if zone.credentials else ""

@@ -120,24 +120,24 @@ def _told(domain: str, selector: str, path: Path, name: str, record: str) -> str
         f"The key is in {path}, which only its owner can read.",
         *([f"If the relay runs as another user: chown zonerelay {path}"] if os.geteuid() == 0 else []),
         "",
-        "1. Publish its record. In a zone file:",
+        "1. Publish its DNS record. In a zone file:",
         "",
         f"{name}. IN TXT (",
         *quoted,
         "    )",
         "",
-        "or in a form, all of it as one value:",
+        "or in a web form, all of it as one value:",
         "",
         record,
         "",
-        "2. In the configuration:",
+        "2. Add to the configuration:",
         "",
         "[[dkim]]",
         f'domain = "{domain}"',
         f'selector = "{selector}"',
         f"key_file = {json.dumps(str(path), ensure_ascii=False)}",
         "",
-        "3. When the record can be seen (zonerelay dkim check), reload the relay.",
+        "3. When the record is visible (zonerelay dkim check), reload the relay.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -153,7 +153,7 @@ async def _look_up(settings: Settings, entries: Sequence[DkimEntry]) -> list[Fin
 async def _finding(resolver: Resolver, entry: DkimEntry) -> Finding:
     domain = entry.signing_domain or entry.domain
     if domain.startswith("*."):
-        detail = "each name below has a record of its own; signing_domain would need one for all"
+        detail = "each name below needs its own record; with signing_domain one record is enough for all"
         return Finding(RecordStatus.WILDCARD, detail)
     answer = await resolver.txt(record_name(entry.selector, domain))
     if not answer.status.is_definite:

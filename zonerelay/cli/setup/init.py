@@ -39,7 +39,7 @@ def init(arguments: Namespace) -> int:
     directory, program = arguments.directory.absolute(), Path(sys.argv[0]).absolute()
     for path in (directory, program):
         if not _PLAIN.fullmatch(str(path)):
-            raise CliError(f"{path}: choose a path of letters, digits and . _ + @ - only", USAGE)
+            raise CliError(f"{path}: the path may contain only letters, digits and . _ + @ -", USAGE)
     machine = directory.is_relative_to("/etc")
     user = SERVICE_USER if machine or os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
     config = directory / "zonerelay.toml"
@@ -96,7 +96,7 @@ def _told(files: Mapping[Path, str], program: Path, config: Path, user: str, dir
     units = " ".join(str(path) for path in files if path != config)
     start = [] if directory is None else [
         "",
-        "Start the relay; Ctrl-C ends it:",
+        "Start the relay (Ctrl-C stops it):",
         "",
         f"    {program} serve --config {config}",
     ]  # fmt: skip
@@ -105,11 +105,11 @@ def _told(files: Mapping[Path, str], program: Path, config: Path, user: str, dir
         "",
         *(f"    {path}" for path in files),
         "",
-        f"As it stands, this machine alone can hand in mail, at 127.0.0.1:2525; it is kept in {spool}.",
-        "Every option with its default and reason: zonerelay config show --defaults",
+        f"By default only this machine can submit mail, at 127.0.0.1:2525. Mail is stored in {spool}.",
+        "List every option with its default and reason: zonerelay config show --defaults",
         *start,
         "",
-        "Or let systemd run it, as root:",
+        "Or run it with systemd, as root:",
         "",
         *new_user,
         *own,

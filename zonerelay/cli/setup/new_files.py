@@ -25,4 +25,4 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
 def refuse_existing(*paths: Path, hint: str) -> None:
     for path in paths:
         if path.is_symlink() or path.exists():
-            raise CliError(f"{path} exists already: {hint}")
+            raise CliError(f"{path} already exists: {hint}")

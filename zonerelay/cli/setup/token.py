@@ -55,16 +55,16 @@ def _check_user(settings: Settings, name: str, scope: Scope, user: str) -> None:
     if not user:
         if scope == "submit":
             raise CliError(
-                "a token of scope submit hands mail in as a user, whose limits count: "
-                f"zonerelay token add {name} --scope submit --user USER"
+                "a token with the scope submit needs a user, whose limits apply: zonerelay token "
+                f"add {name} --scope submit --user USER"
             )
         return
     try:
         found = credentials.read(path)
     except CredentialsError as error:
-        raise CliError(f"{error}. A token needs its user there: zonerelay user add {user}") from error
+        raise CliError(f"{error}. Add the user first: zonerelay user add {user}") from error
     if user not in found:
-        raise CliError(f"there is no user {user} in {path}: zonerelay user add {user}")
+        raise CliError(f"the user {user} is not in {path}; add it with: zonerelay user add {user}")
 
 
 def _list(tokens: tuple[Token, ...], *, as_json: bool) -> None:

@@ -180,7 +180,7 @@ def _users(settings: Settings, report: Report) -> None:
         users = credentials.read(settings.auth.credentials)
     except CredentialsError as error:
         missing = isinstance(error.__cause__, FileNotFoundError)
-        hint = "; zonerelay user add makes it" if missing else ""
+        hint = "; create it with zonerelay user add" if missing else ""
         report.refuse(path, f"{error}{hint}")
         return
     for user in users.values():
@@ -242,7 +242,10 @@ def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Re
         report.refuse((*path, "policy"), problem)
     if listener.policy_max_size < listener.max_message_size and hasattr(policy, WholeMessage.step):
         where = f"{path[0]}[{path[1]}].policy_max_size"
-        return [f"{where}: messages up to this size only: {listener.policy} gets them whole (handle_DATA)"]
+        return [
+            f"{where}: the maximum message size is limited to this value because {listener.policy} holds "
+            "whole messages in memory (handle_DATA)"
+        ]
     return []
 
 

@@ -247,7 +247,9 @@ def _finish_rotation(arguments: Namespace, path: Path) -> int:
     _users(path)
     hashed = _rails(path, name).second_hash
     if not hashed:
-        raise CliError(f"{text.clean(name)} has one password: zonerelay user rotate NAME adds a second one")
+        raise CliError(
+            f"{text.clean(name)} has one password; add a second one with: zonerelay user rotate NAME"
+        )
 
     def replace(there: User | None) -> User:
         if there is None:
@@ -256,7 +258,7 @@ def _finish_rotation(arguments: Namespace, path: Path) -> int:
 
     def drop(_: User, there: Rails) -> Rails:
         if there.second_hash != hashed:
-            raise CliError("the passwords were changed meanwhile; nothing was changed here")
+            raise CliError("the passwords were changed by someone else; nothing was changed")
         return dataclasses.replace(there, second_hash="")
 
     change_user(path, name, replace, rails.change_beside(path, name, drop))
@@ -287,7 +289,7 @@ def _show_user(arguments: Namespace, path: Path) -> int:
         ("user", text.clean(name)),
         ("senders", ", ".join(map(text.clean, found.senders)) or "any"),
         ("priority", found.priority or "the listener's"),
-        ("passwords", "2: a rotation is not finished" if there.second_hash else "1"),
+        ("passwords", "2: rotation not finished" if there.second_hash else "1"),
     ]
     own = rails.read(rails.file_beside(path), whole=True).own(name).given
     for line in rails.lines_of(dataclasses.replace(there, second_hash="")):
@@ -336,7 +338,7 @@ def _rails(path: Path, name: str) -> Rails:
 def _rotating(name: str) -> CliError:
     shown = text.clean(name)
     return CliError(
-        f"{shown} has two passwords already: zonerelay user rotate {shown} --finish ends the old one"
+        f"{shown} already has two passwords; remove the old one with: zonerelay user rotate {shown} --finish"
     )
 
 
@@ -344,7 +346,7 @@ def _users(path: Path, *, missing_ok: bool = False) -> dict[str, User]:
     if not path.exists():
         if missing_ok:
             return {}
-        raise CliError(f"{path} does not exist: zonerelay user add NAME makes it")
+        raise CliError(f"{path} does not exist; create it with: zonerelay user add NAME")
     return credentials.read(path, whole=True)
 
 
@@ -366,11 +368,13 @@ def _senders(patterns: list[str]) -> tuple[str, ...]:
 
 
 def _exists(name: str, path: Path) -> CliError:
-    return CliError(f"{text.clean(name)} is in {path} already: zonerelay user passwd changes the password")
+    return CliError(
+        f"{text.clean(name)} is already in {path}; change the password with: zonerelay user passwd"
+    )
 
 
 def _unknown(name: str, path: Path) -> CliError:
-    return CliError(f"{path} has no user {text.clean(name)}; names are case-sensitive")
+    return CliError(f"{path} does not contain the user {text.clean(name)}; names are case-sensitive")
 
 
 def _say(words: str) -> None:
@@ -436,30 +440,29 @@ def new_password(arguments: Namespace, name: str) -> str:
         return _checked(read_line(), name)
     if not sys.stdin.isatty():
         raise CliError(
-            "there is no person to ask for a password on this input: add --password-stdin to read it from "
-            "there, "
-            "or --generate to get one",
+            "cannot prompt for a password: standard input is not a terminal. Use --password-stdin to read "
+            "it, or --generate to create one",
             USAGE,
         )
     password = _checked(ask(f"Password for {name}: "), name)
-    if prepare_password(ask("The same again: ")) != password:
-        raise CliError("the two are not the same; nothing was changed")
+    if prepare_password(ask("Repeat the password: ")) != password:
+        raise CliError("the passwords do not match; nothing was changed")
     return password
 
 
 def _checked(password: str, name: str) -> str:
     if not password:
-        raise CliError("there is no password; nothing was changed")
+        raise CliError("no password was given; nothing was changed")
     if not all(c.isprintable() or c.isspace() for c in password) or "\n" in password or "\r" in password:
-        raise CliError("a password is one line without control characters; nothing was changed")
+        raise CliError("the password must be a single line without control characters; nothing was changed")
     # Hash the normalized form, which a client's password is also converted to.
     prepared = prepare_password(password)
     if len(prepared.encode()) > MAX_PASSWORD:
-        raise CliError(f"a password has at most {MAX_PASSWORD} octets; nothing was changed")
+        raise CliError(f"the password exceeds {MAX_PASSWORD} bytes; nothing was changed")
     if len(prepared) < MIN_PASSWORD or prepared == name:
         raise CliError(
-            f"too weak: a password needs {MIN_PASSWORD} characters or more and is not the user's name "
-            "(--generate makes a good one); nothing was changed"
+            f"the password is too weak: use at least {MIN_PASSWORD} characters, and not the user's name "
+            "(--generate creates a strong one); nothing was changed"
         )
     return prepared
 

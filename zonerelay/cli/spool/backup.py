@@ -86,7 +86,7 @@ def backup(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     target: Path = arguments.path.absolute()
     if target.exists():
-        raise CliError(f"{target} exists: name a directory that does not", USAGE)
+        raise CliError(f"{target} exists; specify a new directory", USAGE)
     started = time.monotonic()
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
@@ -96,7 +96,7 @@ def backup(arguments: Namespace) -> int:
         durable.sync_tree(draft)
         durable.rename(draft, target)
     except (StoreError, TransferError, OSError) as error:
-        raise CliError(f"no backup was made: {error}", USAGE) from error
+        raise CliError(f"the backup failed: {error}", USAGE) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     if arguments.json:
@@ -159,7 +159,7 @@ async def _octets(store: QueueView) -> int:
 def _check_room(draft: Path, octets: int) -> None:
     """Raise StoreError if the disk does not have enough free space."""
     if octets > (free := shutil.disk_usage(draft).free):
-        raise StoreError(f"{draft.parent} needs {text.size(octets)}, {text.size(free)} free")
+        raise StoreError(f"{draft.parent} requires {text.size(octets)}, but only {text.size(free)} are free")
 
 
 async def _export(store: QueueView, sheet: BackupSheet, target: files.Target) -> None:
@@ -229,7 +229,9 @@ def restore(arguments: Namespace) -> int:
         except OrdersError as error:
             raise CliError(f"nothing was restored: {error}", USAGE) from error
         except (StoreError, TransferError, OSError) as error:
-            raise CliError(f"{error}. What was restored until then is kept; run it again") from error
+            raise CliError(
+                f"{error}. Everything restored so far is kept; run the command again to continue"
+            ) from error
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sheet.made))
     print(f"{text.plural(messages, 'message')} with {text.deliveries(deliveries)} restored, as of {when}.")
     return FAILED if unusable else OK
@@ -240,13 +242,15 @@ def _checked(source: Path) -> BackupSheet:
     try:
         raw = (source / _SHEET).read_bytes()
         if (version := msgspec.json.decode(raw, type=_Format).format) != FORMAT:
-            raise CliError(f"{source} has format {version}, this release reads {FORMAT}", USAGE)
+            raise CliError(f"{source} has format {version}; this release supports {FORMAT}", USAGE)
         sheet = msgspec.json.decode(raw, type=BackupSheet)
         for name, wanted in sheet.files.items():
             if _checksum(source / name) != wanted:
-                raise CliError(f"{source / name} is damaged: {_SHEET} has another checksum of it", USAGE)
+                raise CliError(
+                    f"{source / name} is damaged: its checksum differs from the one in {_SHEET}", USAGE
+                )
     except (OSError, msgspec.MsgspecError) as error:
-        raise CliError(f"{source} is no backup of zonerelay: {error}", USAGE) from error
+        raise CliError(f"{source} is not a zonerelay backup: {error}", USAGE) from error
     return sheet
 
 
@@ -258,8 +262,8 @@ async def _restore(settings: Settings, source: Path, sheet: BackupSheet, home: P
     async with opened(settings) as store:
         if not under_way.exists() and (await store.queues() or await _left_over(settings, store)):
             raise CliError(
-                "there is mail in the spool: a backup is restored into an empty one. To add its mail to a"
-                f" queue, import it: zonerelay spool import {source / '00.tar'}",
+                "the spool is not empty: a backup can be restored only into an empty spool. To add its "
+                f"mail to a queue, import it: zonerelay spool import {source / '00.tar'}",
                 USAGE,
             )
         durable.make_directory(under_way)

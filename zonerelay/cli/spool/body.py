@@ -22,7 +22,9 @@ from zonerelay.operations.requests import QueueCat
 def cat(arguments: Namespace) -> int:
     request = request_of(arguments, QueueCat)
     if request.zone and not request.as_sent:
-        raise CliError("--zone chooses what --as-sent shows: a stored body is the same in all zones", USAGE)
+        raise CliError(
+            "--zone can be used only with --as-sent: the stored body is the same in all zones", USAGE
+        )
     show = output.print_line if arguments.json else _Octets().show
     try:
         for frame in connect(arguments).stream(request):

@@ -50,7 +50,7 @@ async def _send(
                 return
     except (StoreError, ValueError) as error:
         raise CliError(str(error)) from error
-    raise CliError(f"no message {request.message_id} in the queue")
+    raise CliError(f"message {request.message_id} is not in the queue")
 
 
 def _renderer(settings: Settings, store: Store) -> Renderer:

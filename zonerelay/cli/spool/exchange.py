@@ -60,8 +60,8 @@ def export_to(arguments: Namespace) -> int:
     words = f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} in {target}."
     if done.suspended:
         words += (
-            f"\n{text.deliveries(done.suspended)} of it are suspended by orders, and held where they are"
-            " imported: zonerelay queue release sends them."
+            f"\n{text.deliveries(done.suspended)} of them are suspended by operators, and will be held "
+            "where they are imported; release them with: zonerelay queue release"
         )
     output.print_answer(done, words, as_json=arguments.json)
     return FAILED if done.unusable else OK
@@ -128,7 +128,10 @@ def _suspending(settings: Settings, now: float) -> Callable[[Message, Delivery],
 
 def import_from(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
-    with stopped(settings) as home, _translated("what was done until then is kept; run it again"):
+    with (
+        stopped(settings) as home,
+        _translated("everything done so far is kept; run the command again to continue"),
+    ):
         done = asyncio.run(_import_from(settings, arguments.system, arguments.place, home))
     return _report(arguments, done)
 
@@ -228,5 +231,7 @@ def check_room(needed: int, place: Path, guard: int) -> None:
     usage = os.statvfs(place)
     free = max(usage.f_bavail * usage.f_frsize - guard, 0)
     if needed > free:
-        beside = f" beside the {text.size(guard)} of min_free_space" if guard else ""
-        raise CliError(f"{place} needs {text.size(needed)}, {text.size(free)} free{beside}", USAGE)
+        beside = f" in addition to the {text.size(guard)} of min_free_space" if guard else ""
+        raise CliError(
+            f"{place} requires {text.size(needed)}, but only {text.size(free)} are free{beside}", USAGE
+        )

@@ -43,7 +43,7 @@ _BLOCK = 4096
 DIRECTORIES = (HISTORY, USAGE, CAPTURED, ACTS, ORDERS, _POLICIES, _REFRESH_TOKENS)
 """In the home, whose files a command that root has run gives to the relay's user."""
 
-_SET_ASIDE = ": a relay sets a history that it cannot use aside, and begins another"
+_SET_ASIDE = ": a relay renames an unusable history file and starts a new one"
 
 
 def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
@@ -155,14 +155,14 @@ def _problem_in(file: Path) -> str:
         with contextlib.closing(open_for_reading(file, immutable=kept_from)) as database:
             found = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
     except OrdersError as error:
-        return f"{error}. Until then no relay starts here"
+        return f"{error}. Relays do not start until it is fixed"
     except identities.IdentitiesError as error:
-        return f"{error}. Until then no token is let in"
+        return f"{error}. Tokens are rejected until it is fixed"
     except (OSError, sqlite3.Error) as error:
         found = str(error)
     found = "" if found == "ok" else " ".join(found.split())
     if found and file.parent.name == CAPTURED:
-        return f"{found}. Mail for it waits in the queue until the file is moved away"
+        return f"{found}. Mail that needs it stays in the queue until the file is moved away"
     return found and f"{found}. No mail depends on it{_SET_ASIDE}"
 
 

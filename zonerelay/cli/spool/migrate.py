@@ -97,7 +97,7 @@ def migrate(arguments: Namespace) -> int:
     source, target = load_settings(arguments.config), load_settings(arguments.to)
     places = [_place(source), _place(target)]
     if places[0] == places[1]:
-        raise CliError(f"both configurations keep the queue in {places[0]}", USAGE)
+        raise CliError(f"both configurations store the queue in {places[0]}", USAGE)
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(_source(source))
@@ -138,7 +138,7 @@ def migrate(arguments: Namespace) -> int:
 def _place(settings: Settings) -> str:
     """Return the location of the queue for people. Raise CliError if the engine stores nothing."""
     if settings.spool.backend is Backend.MEMORY:
-        raise CliError('backend = "memory" keeps no queue that survives its relay', USAGE)
+        raise CliError('backend = "memory" stores no queue that can be migrated', USAGE)
     return place_of_queue(settings) or f"{settings.spool.backend.value} {settings.spool.path.resolve()}"
 
 
@@ -157,8 +157,8 @@ def _source(settings: Settings) -> Iterator[Path]:
             yield home
     except RunningError as error:
         raise CliError(
-            f"{error}. To take mail all the time, start the relay of the other configuration first, with"
-            " another [spool] path, and send clients there; then stop this one and migrate",
+            f"{error}. To accept mail during the migration, start the relay of the other configuration "
+            "first, with another [spool] path, and send clients there; then stop this one and migrate",
             USAGE,
         ) from error
 
@@ -195,7 +195,7 @@ def _free_spool(target: Settings) -> int:
     for number in range(MAX_WORKERS - 1, _workers(target) - 1, -1):
         if not any((place / name_of(number)).exists() for place in directories_of(target.spool)):
             return number
-    raise CliError(f"{target.spool.path} has no room for another spool: stop its relay first", USAGE)
+    raise CliError(f"{target.spool.path} has no partition for another spool; stop its relay first", USAGE)
 
 
 def _as_node(settings: Settings) -> Settings:
@@ -209,7 +209,9 @@ def _translated() -> Iterator[None]:
     except (TransferError, OrdersError, ControlError) as error:
         raise CliError(str(error), USAGE) from error
     except (StoreError, OSError) as error:
-        raise CliError(f"{error}. What was done until then is kept: run it again to go on") from error
+        raise CliError(
+            f"{error}. Everything done so far is kept; run the command again to continue"
+        ) from error
     except KeyboardInterrupt:
         output.chatter().print("Interrupted. Mail may be held in both queues: run it again to go on.")
         raise
@@ -227,10 +229,10 @@ def _confirm_orders(target: Settings, wanted: set[str]) -> None:
     shown, end = client_of(target).all(Orders(), OrderRow)  # each worker reads the file before it answers
     now = {each.id for each in OrdersFile(target.spool.path.parent).read() if each.is_in_force(time.time())}
     if end.missing or not wanted & now <= {each.id for each in shown}:
-        missing = ", ".join(end.missing) or "its orders are others than those in its file"
+        missing = ", ".join(end.missing) or "its active suspensions differ from those in its file"
         raise CliError(
-            "the mail stays in the source: the relay of the target has not put the orders of the source in"
-            f" force: {missing}. Run it again, or stop that relay",
+            "the mail stays in the source: the relay of the target has not activated the suspensions of "
+            f"the source: {missing}. Run the command again, or stop that relay",
             USAGE,
         )
 
@@ -318,10 +320,11 @@ class _Run:
         while (others := await living(self._target, os.environ) - own) > 0:
             if time.monotonic() > deadline:
                 raise CliError(
-                    f"the mail stays in the source: other relays ({others}) send that of the target, perhaps"
-                    f" on other machines, and the orders of the source ({', '.join(sorted(orders))}) would be"
-                    " in force on this machine only: they would send what is suspended. Stop these relays"
-                    " until the orders are over, or end the orders first (zonerelay resume)",
+                    f"the mail stays in the source: the target is shared with other relays ({others}), "
+                    "perhaps on other machines, and the suspensions of the source "
+                    f"({', '.join(sorted(orders))}) would apply on this machine only, so the others would "
+                    "send suspended mail. Stop these relays until the suspensions have ended, or end them "
+                    "first (zonerelay resume)",
                     USAGE,
                 )
             await asyncio.sleep(_PAUSE)

@@ -183,7 +183,7 @@ def _print(report: RepairReport) -> None:
         ("kept", ", ".join(report.kept)),
     ]
     if not report.done:
-        pairs[1:] = [("state", Text("nothing was changed; --yes does it", style="yellow"))]
+        pairs[1:] = [("state", Text("nothing was changed; use --yes to repair", style="yellow"))]
     console.print(output.facts(pairs))
     if report.salvage:
         console.print("What is whole in it is sent, to those too who may have it, once you import it:")

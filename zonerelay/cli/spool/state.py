@@ -40,7 +40,7 @@ def acknowledge(arguments: Namespace) -> int:
         try:
             if not acknowledge_loss(settings.spool, arguments.loss):
                 raise CliError(
-                    f"no loss {arguments.loss} of the spool in {settings.spool.path} waits to be acknowledged"
+                    f"the spool in {settings.spool.path} has no unacknowledged loss {arguments.loss}"
                 ) from None
         except (StoreError, OSError) as error:
             raise CliError(str(error)) from error
@@ -55,8 +55,8 @@ def accept_empty(arguments: Namespace) -> int:
     place = place_of_queue(settings)
     if not place:
         raise CliError(
-            f'backend = "{spool.backend.value}" keeps its queue in {spool.path}, which is believed as it is:'
-            " there is nothing to accept",
+            f'backend = "{spool.backend.value}" stores its queue in {spool.path} and does not compare it '
+            "with an earlier state, so there is nothing to accept",
             USAGE,
         )
     try:
@@ -64,7 +64,10 @@ def accept_empty(arguments: Namespace) -> int:
     except (StoreError, OSError) as error:
         raise CliError(str(error)) from error
     if not forgotten:
-        raise CliError(f"this machine knows no queue in {place}: the store is believed as it is already")
+        raise CliError(
+            f"this machine has no recorded state of the queue in {place}: the store is already accepted as "
+            "it is"
+        )
     print(
         f"The queue {forgotten!r} in {place} is forgotten here: the relay believes the store as it is, at its"
         " next start. Do the same on each machine that"
@@ -79,7 +82,7 @@ def is_empty(arguments: Namespace) -> int:
     spool = settings.spool
     if spool.backend not in (Backend.LEVELDB, Backend.DISK):
         raise CliError(
-            f'backend = "{spool.backend.value}": only a spool of leveldb or disk can be proved empty'
+            f'backend = "{spool.backend.value}": only leveldb and disk spools can be checked for emptiness'
         )
     found = [path for path in directories_of(spool) if path.is_dir()]
     if spool.path in found:
@@ -97,15 +100,15 @@ def is_empty(arguments: Namespace) -> int:
 async def _left_in(settings: Settings, worker: int) -> str:
     """Return a description of what is left in a worker's spool; "" proves that it is empty."""
     async with opened(settings, worker) as store:
-        told = ["it could not be read in time"]
+        told = ["reading it timed out"]
         try:
             if queues := await store.queues():
                 path = spool_of(settings.spool, worker).path
                 if zones := sorted(str(each) for each in queues if each.kind is not Kind.BIN):
-                    return f"mail waits in the zones {', '.join(zones)} of {path}"
+                    return f"mail is queued in the zones {', '.join(zones)} of {path}"
                 return (
-                    f"dropped mail is in the bin of {path} for a day, so that `zonerelay undo` can restore it"
-                    " (`zonerelay queue drop --purge` destroys mail at once)"
+                    f"dropped mail is kept for a day in {path}, so that `zonerelay undo` can restore it "
+                    "(`zonerelay queue drop --purge` deletes mail at once)"
                 )
             await asyncio.wait_for(until_empty(store, told.append), PROOF_TIMEOUT)
         except TimeoutError:

@@ -50,7 +50,7 @@ def stopped(settings: Settings) -> Iterator[Path]:
     the directory cannot be used.
     """
     if settings.spool.backend is Backend.MEMORY and settings.spool.shelve is None:
-        raise CliError('backend = "memory" without shelve keeps no spool of a stopped relay', USAGE)
+        raise CliError('backend = "memory" without shelve stores nothing while the relay is stopped', USAGE)
     with _private():
         held = _lock(settings)
         try:
@@ -92,7 +92,7 @@ def _lock(settings: Settings) -> int:
         home = prepare_home(settings)
         return lock.take(home, patience=0.0, waiting=lambda _: None, refuse=lambda _: None)
     except (StartError, ControlError) as error:
-        raise CliError(f"{error}. This verb needs the relay stopped", USAGE) from error
+        raise CliError(f"{error}. This command requires the relay to be stopped", USAGE) from error
     except OSError as error:
         raise CliError(f"the spool in {settings.spool.path} cannot be used: {error}", USAGE) from error
 
@@ -106,11 +106,11 @@ def _refuse_running(settings: Settings) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             return
         except OSError as error:
-            raise CliError(f"{path}: {error.strerror}; is the relay running there?", USAGE) from error
+            raise CliError(f"{path}: {error.strerror}; check whether the relay is running", USAGE) from error
         process, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     raise RunningError(
-        f"the relay is running as process {process} (it answers at {path}): stop it first, for the spool is"
-        " its own while it runs",
+        f"the relay is running as process {process} (it answers at {path}); stop it first, because it has "
+        "exclusive use of the spool",
         process,
     )
 

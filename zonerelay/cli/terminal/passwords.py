@@ -17,7 +17,7 @@ def ask(prompt: str) -> str:
     try:
         return getpass.getpass(prompt)
     except EOFError:  # Ctrl-D
-        raise CliError("there is no password; nothing was changed") from None
+        raise CliError("no password was given; nothing was changed") from None
 
 
 def read_line() -> str:
