@@ -353,6 +353,13 @@ def test_only_who_may_sees_and_acts(relay: Served) -> None:
     assert relay.request("GET", "/queue", Cookie=reader)[0] == 303
 
 
+def test_the_overview_has_messages_per_minute(relay: Served) -> None:
+    _, _, text = relay.request("GET", "/", Cookie=log_in(relay, relay.token))
+    assert f"{QUEUED // 1000 + 1} accepted</span>" in text
+    plot = re.search(r'class="node ready" d="(M[^"]+)"', text)
+    assert plot is not None
+
+
 def test_a_session_can_be_ended(relay: Served) -> None:
     one, other = log_in(relay, relay.token), log_in(relay, relay.token)
     _, _, text = relay.request("GET", "/sessions", Cookie=one)

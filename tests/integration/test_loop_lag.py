@@ -3,6 +3,9 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
+from zonerelay.telemetry.metrics import instruments
 from zonerelay.telemetry.metrics.instruments import IDLE, IDLE_INTERVAL, INTERVAL, LoopLag, interval_after
 from zonerelay.telemetry.metrics.metrics import Metrics
 
@@ -23,6 +26,21 @@ def test_it_is_measured_less_often_while_there_is_nothing_to_do() -> None:
     assert interval_after(IDLE / 2, 0.0) == IDLE_INTERVAL
     assert interval_after(IDLE, 0.0) == INTERVAL
     assert interval_after(0.0, INTERVAL) == INTERVAL
+
+
+async def test_each_minute_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instruments, "SPAN", 0.05)
+    marks, marked = list[None](), asyncio.Event()
+
+    def mark() -> None:
+        marks.append(None)
+        if len(marks) == 3:
+            marked.set()
+
+    lag = LoopLag(lambda _: None, mark)
+    lag.start()
+    await asyncio.wait_for(marked.wait(), 10)
+    lag.stop()
 
 
 async def test_after_the_stop_nothing_is_measured_any_more() -> None:

@@ -15,7 +15,7 @@ def test_what_has_no_band_of_its_own_is_shown_together() -> None:
         for n in range(MOST + 3)
     )
     flow = flow_of(structs.replace(_status(), destinations=rows))
-    shown = {node.name: node.count for node in flow.nodes if node.x}
+    shown = {node.name: node.count for node in flow.nodes if node.kind}
     assert len(shown) == MOST + 1
     assert shown[f"d{MOST + 2}"] == str(MOST + 3), "the largest"
     assert shown["3 others"] == str(1 + 2 + 3)

@@ -22,7 +22,7 @@ from zonerelay.store.spool_paths import remove_spool, spool_of, spools_beyond
 from zonerelay.supervisor.merge import merging
 from zonerelay.supervisor.merge.merging import merge_changed, merge_status
 from zonerelay.supervisor.reload import plan
-from zonerelay.telemetry.metrics.instruments import Family, MetricTotals, ZoneQueue, exposition
+from zonerelay.telemetry.metrics.instruments import Family, MetricTotals, PerMinute, ZoneQueue, exposition
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 
@@ -179,6 +179,24 @@ def test_the_status_adds_up_and_a_problem_says_whose_it_is() -> None:
     assert zone.ready + zone.active + zone.deferred + zone.held == 13, "the queue is one"
     assert zone.active == 3
     assert merge_status({}, own, shared=False).destinations == ()
+
+
+def test_minutes_of_workers_that_have_run_for_different_times_are_added_from_the_last() -> None:
+    parts = {
+        n: msgspec.structs.replace(status(), accepted_per_minute=some) for n, some in enumerate(((1, 2, 3), (10,), ()))
+    }
+    assert merge_status(parts, status(), shared=False).accepted_per_minute == (1, 2, 13)
+
+
+def test_the_last_hour_is_counted_by_minute() -> None:
+    total = iter((3, 3, 10, *range(11, 200)))
+    minutes = PerMinute(lambda: next(total))
+    minutes.mark()
+    minutes.mark()
+    assert minutes.counts() == ((3, 0, 7),)
+    for _ in range(100):
+        minutes.mark()
+    assert minutes.counts() == ((1,) * 60,)
 
 
 def test_the_status_says_once_from_where_limits_are_leased_and_who_cannot_reach_it() -> None:

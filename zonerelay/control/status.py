@@ -59,6 +59,8 @@ class Surface:
     history: History | None = None
     settings: Settings | None = None
     """Those that are active."""
+    per_minute: tuple[tuple[int, ...], ...] = ((), ())
+    """Messages accepted, and deliveries, of the last hour."""
 
 
 class StatusBoard:
@@ -222,6 +224,8 @@ class StatusBoard:
                 QuotaStatus(user=user, quota=quota, used=used, most=most)
                 for user, quota, used, most in surface.quotas
             ),
+            accepted_per_minute=surface.per_minute[0],
+            delivered_per_minute=surface.per_minute[1],
         )
 
     def _missing(self, settings: Settings | None, told: Sequence[str]) -> list[str]:

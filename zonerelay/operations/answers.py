@@ -526,6 +526,10 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """Those in force."""
     quotas: tuple[QuotaStatus, ...] = ()
     """Of users who have sent lately."""
+    accepted_per_minute: tuple[int, ...] = ()
+    """Messages in each minute of the last hour, or since the start; the minute that runs is the last."""
+    delivered_per_minute: tuple[int, ...] = ()
+    """Deliveries in each of these minutes."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):

@@ -209,6 +209,7 @@ class Worker:
             parts.leaps,
         )
         return Surface(
+            per_minute=self.metrics.per_minute.counts(),
             listeners=self.addresses(),
             inbound_connections=parts.listeners.connections,
             state="draining" if self.draining else "running",

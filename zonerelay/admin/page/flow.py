@@ -1,4 +1,5 @@
-"""The chart of the overview: waiting mail from its zone to its destination, by what stops it. No I/O.
+"""The charts of the overview: waiting mail from its zone to its destination, by what stops it, and mail by
+minute. No I/O.
 
 The thickness of a band is the square root of its mail, so that one large queue does not hide the others.
 """
@@ -16,9 +17,10 @@ from zonerelay.operations.answers import DestinationStatus, RelayStatus, ZoneSta
 
 MOST = 8
 WIDTH = 720
-LEFT, RIGHT = 0, 230
+LEFT, RIGHT = 12, 240
 GAP = 12.0
 THICKEST, LEAST = 60.0, 3.0
+STEP, PLOT = 12, 90
 TITLE = 24.0
 """The room for the name of a zone, above its bar."""
 
@@ -90,6 +92,27 @@ def flow_of(status: RelayStatus) -> Flow:
     what = ", ".join(f"{row.destination} {mail_of(row):,} {kind_of(row)}" for row in shown)
     title = f"Queued mail by zone and destination: {what}" if shown else "No mail is queued."
     return Flow(title, nodes, bands, round(max(left_y, right_y, 60.0), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Mail by minute: a bar for accepted messages, a line for deliveries. `most` is the height."""
+
+    bars: str
+    lines: str
+    most: int
+
+
+def plot_of(status: RelayStatus) -> Plot:
+    accepted, delivered = status.accepted_per_minute, status.delivered_per_minute
+    most = max(*accepted, *delivered, 1, 1)
+
+    def path(counts: Sequence[int], step: str) -> str:
+        begin = WIDTH - STEP * len(counts)
+        heights = [round(PLOT * count / most, 1) for count in counts]
+        return "".join(f"M{begin + STEP * n} {PLOT - y}{step.format(y)}" for n, y in enumerate(heights) if y)
+
+    return Plot(path(accepted, f"h{STEP - 2}v{{0}}h{2 - STEP}z"), path(delivered, f"h{STEP}"), most)
 
 
 def _less(zone: ZoneStatus, rows: Sequence[DestinationStatus]) -> DestinationStatus:

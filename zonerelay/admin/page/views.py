@@ -12,7 +12,7 @@ from aiohttp import web
 
 from zonerelay.admin.page import search
 from zonerelay.admin.page.filter_text import FilterTextError, command, parse, term
-from zonerelay.admin.page.flow import flow_of, mail_of
+from zonerelay.admin.page.flow import flow_of, mail_of, plot_of
 from zonerelay.admin.page.text import when
 from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor
 from zonerelay.config import toml_text
@@ -48,6 +48,7 @@ async def overview(visitor: Visitor) -> web.StreamResponse:
         status=status,
         hurting=_with_filters(visitor, list(filter(_matters, status.destinations))[:HURTING]),
         flow=flow_of(status),
+        plot=plot_of(status),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import msgspec
@@ -125,7 +126,15 @@ def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: 
         name_servers=_usual({worker: part.name_servers for worker, part in parts.items()}),
         orders=merge_orders(part.orders for part in answers),
         quotas=_quotas(each for part in answers for each in part.quotas),
+        accepted_per_minute=_by_minute(part.accepted_per_minute for part in answers),
+        delivered_per_minute=_by_minute(part.delivered_per_minute for part in answers),
     )
+
+
+def _by_minute(parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Return the sums for each minute. The last minutes of all workers are the same."""
+    sums = [sum(minute) for minute in zip_longest(*map(reversed, parts), fillvalue=0)]
+    return tuple(sums[::-1])
 
 
 def _until(penalty: SourcePenalty) -> float:

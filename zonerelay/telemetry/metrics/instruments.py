@@ -17,8 +17,9 @@ import asyncio
 import contextlib
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
@@ -247,10 +248,10 @@ SPAN = 60.0
 
 
 class LoopLag:
-    """Measures the lag of the event loop on which it is started."""
+    """Measures the lag of the event loop on which it is started. `mark` is called every minute."""
 
-    def __init__(self, observe: Callable[[float], None]) -> None:
-        self._observe = observe
+    def __init__(self, observe: Callable[[float], None], mark: Callable[[], None] = lambda: None) -> None:
+        self._observe, self._mark = observe, mark
         self._used = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -285,10 +286,30 @@ class LoopLag:
         lag = max(0.0, now - self._due)
         self._observe(lag)
         if now >= self._span_ends:
-            self._worst_before, self._worst, self._span_ends = self._worst, 0.0, now + SPAN
+            self._worst_before, self._worst = self._worst, 0.0
+            self._span_ends = max(self._span_ends + SPAN, now)
+            self._mark()
         self._worst = max(self._worst, lag)
         before, self._used = self._used, time.thread_time()
         self._arm(self._loop, interval_after(self._used - before, lag))
+
+
+class PerMinute:
+    """Counts of the last hour by minute, from totals that only grow. The minute that runs is the last."""
+
+    def __init__(self, *totals: Callable[[], int]) -> None:
+        self._totals = totals
+        self._marks = deque([tuple(0 for _ in totals)], maxlen=60)
+
+    def mark(self) -> None:
+        """Begin the next minute."""
+        self._marks.append(tuple(total() for total in self._totals))
+
+    def counts(self) -> tuple[tuple[int, ...], ...]:
+        """Return the counts of each total, at most 60."""
+        marks = [*self._marks, tuple(total() for total in self._totals)]
+        columns = zip(*marks, strict=True)
+        return tuple(tuple(end - begin for begin, end in pairwise(column)) for column in columns)
 
 
 def interval_after(cpu: float, lag: float) -> float:
@@ -379,6 +400,9 @@ class Histogram:
         self._bounds = (*bounds, float("inf"))
         self._counts = [0] * len(self._bounds)
         self._sum = 0.0
+
+    def count(self) -> int:
+        return sum(self._counts)
 
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1

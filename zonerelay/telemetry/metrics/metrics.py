@@ -34,6 +34,7 @@ from zonerelay.telemetry.metrics.instruments import (
     Family,
     Instruments,
     LoopLag,
+    PerMinute,
     QueueCollector,
     ReadCounter,
     ReadGauge,
@@ -439,7 +440,9 @@ class Metrics:
             "level",
             "result",
         )
-        self.loop_lag = LoopLag(lag.observe)
+        self.per_minute = PerMinute(lambda: self._accepted.value, self._seconds.count)
+        """Messages accepted, and deliveries."""
+        self.loop_lag = LoopLag(lag.observe, self.per_minute.mark)
         self.sts = StsCounters()
         self.smarthosts = SmarthostMetrics()
         self.limits = LimitMetrics()
