@@ -18,7 +18,7 @@ from zonerelay.config.settings import S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.keys.partition import Partition, open_partition
-from zonerelay.store.keys.port import FencedError, KeyRange, Write, pages
+from zonerelay.store.keys.port import Batch, FencedError, KeyRange, Position, Write, pages
 from zonerelay.store.objects import objects
 from zonerelay.store.objects.directory import DirectoryPlace
 from zonerelay.store.objects.objects import Object, ObjectEngine, ObjectKeys
@@ -328,6 +328,21 @@ async def test_a_second_relay_where_there_are_no_conditions_is_noticed(queue: Qu
     with pytest.raises(FencedError):
         await first.write(Write({b"a": b"2"}))
     await second.write(Write({b"a": b"3"}))
+
+
+async def test_a_write_without_an_answer_is_not_taken_for_another_writer(queue: Queue) -> None:
+    """The lease is renewed before the relay finds out what became of it. One behind it is another writer."""
+    partition = await queue.open()
+    keys, seen = keys_of(partition), partition._seen
+    queue.place.hold = lambda name: "/log/" in name
+    with pytest.raises(StoreError, match="no answer"):
+        await keys.apply(Batch(Position(seen.epoch, seen.last.number + 1), Write({b"a": b"1"}), 1))
+    queue.place.hold = lambda name: False
+    assert await queue.place.land() == [True]
+    await keys.renew()
+    await queue.open("of another")
+    with pytest.raises(FencedError):
+        await keys.renew()
 
 
 async def test_a_log_that_is_shorter_than_the_last_beat_says_is_an_error(queue: Queue) -> None:

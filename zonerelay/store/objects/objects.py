@@ -705,7 +705,12 @@ class ObjectKeys:
 
     async def _is_fenced(self) -> bool:
         if self._place.is_conditional:
-            return await self._place.read(self._slot(self._state.slot + 1)) is not None
+            slot = self._state.slot + 1
+            while (data := await self._place.read(self._slot(slot))) is not None:
+                if self._entry(data, self._slot(slot)).epoch != self._epoch:
+                    return True
+                slot += 1  # an entry of this writer whose answer was lost
+            return False
         beat = await self._engine.beat_of(self._node) or Beat()
         own = (self._epoch, self._state.writer)
         return beat.epoch > own[0] or (beat.epoch == own[0] and beat.writer != own[1])
