@@ -22,7 +22,7 @@ from zonerelay.store.leveldb import in_flight, ready_window
 BOUNDS = {
     window: ("LOW_MARK", "CLAIM_LIMIT", "MAX_PASSED_OVER"),
     in_flight: ("HOT_MESSAGES",),
-    ready_window: ("WINDOW_LIMIT", "NEW_LIMIT", "PARKED_LIMIT"),
+    ready_window: ("WINDOW_LIMIT", "NEW_LIMIT", "SKIPPED_LIMIT"),
 }
 SMALL = 40
 

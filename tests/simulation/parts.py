@@ -138,7 +138,7 @@ NARROW = {
     "store.leveldb.in_flight.HOT_MESSAGES": 2,
     "store.leveldb.in_flight.HOT_RECIPIENTS": 4,
     "store.leveldb.ready_window.NEW_LIMIT": 3,
-    "store.leveldb.ready_window.PARKED_LIMIT": 4,
+    "store.leveldb.ready_window.SKIPPED_LIMIT": 4,
     "store.leveldb.ready_window.WINDOW_LIMIT": 6,
 }
 

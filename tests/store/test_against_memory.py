@@ -44,7 +44,7 @@ RECIPIENTS = tuple(f"{name}@{domain}" for domain in DOMAINS for name in ("x", "y
 SIZES = (0, 10, 64 * 1024, 70_000, 600_000)
 
 TINY: dict[object, dict[str, int]] = {
-    ready_window: {"WINDOW_LIMIT": 3, "NEW_LIMIT": 2, "PARKED_LIMIT": 2},
+    ready_window: {"WINDOW_LIMIT": 3, "NEW_LIMIT": 2, "SKIPPED_LIMIT": 2},
     leveldb_scan: {"SAMPLED_ROWS": 7},
     queue_reads: {"PAGE_ROWS": 3},
     port: {"PAGE_ROWS": 3},
@@ -156,7 +156,9 @@ class Comparison(RuleBasedStateMachine):
     def claim_new(self, zone: str, back: int, limit: int, skip: set[str]) -> None:
         since = message_id(max(1, self.number - back))
         fresh = [d for d in self.claimable(zone, set()) if d.next_attempt <= 0 and d.message_id >= since]
-        found = self.run(self.spool.store.claim_new(queue_of(zone), limit, since=since, skip_domains=skip))
+        found = self.run(
+            self.spool.store.claim(queue_of(zone), limit, now=self.now, since=since, skip_domains=skip)
+        )
         self.check_found(found, [d for d in fresh if d.domain not in skip])
         taken = {d.key for d in found}
         left = [d for d in fresh if d.key not in self.passed_over | taken and d.domain not in skip]
@@ -170,7 +172,7 @@ class Comparison(RuleBasedStateMachine):
     @rule(zone=st.sampled_from(ZONES), domain=st.sampled_from(DOMAINS), limit=limits)
     def claim_domain(self, zone: str, domain: str, limit: int) -> None:
         claimable = [d for d in self.claimable(zone, set()) if d.domain == domain]
-        found = self.run(self.spool.store.claim_domain(queue_of(zone), domain, limit, now=self.now))
+        found = self.run(self.spool.store.claim(queue_of(zone), limit, now=self.now, domain=domain))
         assert {d.key for d in found} <= {d.key for d in claimable}
         self.take(found)
 

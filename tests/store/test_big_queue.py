@@ -92,10 +92,10 @@ async def test_a_zone_holds_its_window_in_memory_and_finds_the_rest(
     for number in range(1, MANY + 1):
         await store_message(store, number)
     window = store._zones[queue_of("default")].window
-    assert len(window._known) <= 40
+    assert len(window._ready) <= 40
     in_memory: list[int] = []
     Counted.reset()
-    assert await deliver_all(store, 10, lambda claimed: in_memory.append(len(window._known))) == MANY
+    assert await deliver_all(store, 10, lambda claimed: in_memory.append(len(window._ready))) == MANY
     assert max(in_memory) <= 40 + 20
     # Each row once or twice (a page begins with the one that ended the page before), never from the start.
     assert Counted.rows_read <= 2 * MANY

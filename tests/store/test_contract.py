@@ -183,7 +183,7 @@ class TestHandingOut:
         await store_message(store, 1)
         assert len(await claim_all(store)) == 1
         assert await claim_all(store) == []
-        assert await store.claim_domain(queue_of("default"), "example.net", 10, now=NOW) == []
+        assert await store.claim(queue_of("default"), 10, now=NOW, domain="example.net") == []
 
     async def test_concurrent_claims_share_the_queue_without_overlap(self, store: Store) -> None:
         for number in range(40):
@@ -239,8 +239,8 @@ class TestHandingOut:
         await store_message(store, 2, "c@full.example")
         free = await store.claim(queue_of("default"), 10, now=NOW, skip_domains={"full.example"})
         assert names(free) == [(1, "b@free.example")]
-        first = await store.claim_domain(queue_of("default"), "full.example", 1, now=NOW)
-        rest = await store.claim_domain(queue_of("default"), "full.example", 10, now=NOW)
+        first = await store.claim(queue_of("default"), 1, now=NOW, domain="full.example")
+        rest = await store.claim(queue_of("default"), 10, now=NOW, domain="full.example")
         assert names(first) == [(1, "a@full.example")]
         assert names(rest) == [(2, "c@full.example")]
 
@@ -252,7 +252,7 @@ class TestHandingOut:
     async def test_passed_over_deferred_delivery_is_found_too(self, store: Store) -> None:
         await store_message(store, 1, "a@full.example", next_attempt=NOW - 1)
         assert await store.claim(queue_of("default"), 10, now=NOW, skip_domains={"full.example"}) == []
-        assert len(await store.claim_domain(queue_of("default"), "full.example", 10, now=NOW)) == 1
+        assert len(await store.claim(queue_of("default"), 10, now=NOW, domain="full.example")) == 1
 
     async def test_fresh_and_due_deliveries_take_turns(self, store: Store) -> None:
         for number in range(10):
@@ -267,30 +267,23 @@ class TestHandingOut:
         for number in range(1, 9):
             await store_message(store, number, f"r@{'full' if number == 6 else 'b'}.example")
         await store_message(store, 9, "r@c.example", next_attempt=NOW - 5)
-        some = await store.claim_new(
-            queue_of("default"), 2, since=message_id(5), skip_domains={"full.example"}
+        some = await store.claim(
+            queue_of("default"), 2, now=NOW, since=message_id(5), skip_domains={"full.example"}
         )
         assert [number for number, _ in names(some)] == [5, 7]
-        assert names(await store.claim_new(queue_of("default"), 10, since=message_id(5))) == [
+        assert names(await store.claim(queue_of("default"), 10, now=NOW, since=message_id(5))) == [
             (8, "r@b.example")
         ]
         await store_message(store, 10, "r@b.example")
-        assert names(await store.claim_new(queue_of("default"), 10, since=message_id(9))) == [
+        assert names(await store.claim(queue_of("default"), 10, now=NOW, since=message_id(9))) == [
             (10, "r@b.example")
         ]
         store.release([delivery.key for delivery in some])
-        assert names(await store.claim_new(queue_of("default"), 1, since=message_id(6))) == [
+        assert names(await store.claim(queue_of("default"), 1, now=NOW, since=message_id(6))) == [
             (7, "r@b.example")
         ]
         # Nothing of the rest is forgotten: older, passed over, released, deferred.
         assert sorted(number for number, _ in names(await claim_all(store))) == [1, 2, 3, 4, 5, 6, 9]
-
-    async def test_has_ready_tells_of_fresh_mail(self, store: Store) -> None:
-        await store_message(store, 1)
-        assert store.has_ready(queue_of("default"))
-        await claim_all(store)
-        assert await claim_all(store) == []
-        assert not store.has_ready(queue_of("default"))
 
 
 class TestDeferring:
@@ -688,7 +681,7 @@ class TestClosing:
         assert store.unhealthy()
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: store.claim(queue_of("default"), 1, now=NOW),
-            lambda: store.claim_domain(queue_of("default"), "example.net", 1, now=NOW),
+            lambda: store.claim(queue_of("default"), 1, now=NOW, domain="example.net"),
             lambda: store.settle([Finish(delivery)]),
             lambda: store.update([delivery.key], lambda _: None),
             lambda: store.read_message(message_id(1)),

@@ -33,7 +33,7 @@ HOUR = 3600.0
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every limit is reached by a handful of messages."""
     monkeypatch.setattr(ready_window, "WINDOW_LIMIT", 4)
-    monkeypatch.setattr(ready_window, "PARKED_LIMIT", 2)
+    monkeypatch.setattr(ready_window, "SKIPPED_LIMIT", 2)
     monkeypatch.setattr(queue_reads, "PAGE_ROWS", 3)
     monkeypatch.setattr(leveldb_claims, "_READ_AHEAD", 1)
 
@@ -72,7 +72,7 @@ class Claimer:
             if len(found) < limit:
                 break
         for domain in list(self._passed):
-            while found := await self._store.claim_domain(queue_of("default"), domain, 2, now=self.now):
+            while found := await self._store.claim(queue_of("default"), 2, now=self.now, domain=domain):
                 await self._attempt(found)
             self._passed.discard(domain)
             self.tell()  # it is passed over no longer: what was given back meanwhile may be there
@@ -142,7 +142,7 @@ async def test_commits_that_overtake_each_other_and_the_claims_are_all_found(sto
 async def found_again(store: Store, now: float) -> list[DeliveryKey]:
     """What the queue would come to, were it not told anything."""
     due = await store.next_due(queue_of("default"))
-    found = await store.claim_domain(queue_of("default"), "full.example", 10, now=now)
+    found = await store.claim(queue_of("default"), 10, now=now, domain="full.example")
     found += await store.claim(queue_of("default"), 10, now=now)
     if not found and due is not None:
         found += await store.claim(queue_of("default"), 10, now=due)
@@ -152,10 +152,10 @@ async def found_again(store: Store, now: float) -> list[DeliveryKey]:
 async def test_what_was_passed_over_is_found_after_the_clock_was_set_back(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ready_window, "PARKED_LIMIT", 0)
+    monkeypatch.setattr(ready_window, "SKIPPED_LIMIT", 0)
     (delivery,) = await store_message(store, 1, "a@full.example", next_attempt=NOW - 1)
     assert await store.claim(queue_of("default"), 10, now=NOW, skip_domains={"full.example"}) == []
-    early = await store.claim_domain(queue_of("default"), "full.example", 10, now=NOW - HOUR)
+    early = await store.claim(queue_of("default"), 10, now=NOW - HOUR, domain="full.example")
     early += await store.claim(queue_of("default"), 10, now=NOW - HOUR)
     found = [each.key for each in early] or await found_again(store, NOW - HOUR)
     assert found == [delivery.key]
@@ -165,7 +165,7 @@ async def test_what_was_being_passed_over_as_the_spool_failed_is_found_afterward
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LevelDB writes down what it passes over when memory is full."""
-    monkeypatch.setattr(ready_window, "PARKED_LIMIT", 1)
+    monkeypatch.setattr(ready_window, "SKIPPED_LIMIT", 1)
     store = spool.store
     keys = {(await store_message(store, number, "a@full.example"))[0].key for number in (1, 2, 3)}
     committer = store._keeper.committer  # type: ignore[attr-defined]  # the store cannot be asked to fail
@@ -173,7 +173,7 @@ async def test_what_was_being_passed_over_as_the_spool_failed_is_found_afterward
     with pytest.raises(StoreError, match="away"):
         await store.claim(queue_of("default"), 10, now=NOW, skip_domains={"full.example"})
     committer.resume()
-    found = await store.claim_domain(queue_of("default"), "full.example", 10, now=NOW)
+    found = await store.claim(queue_of("default"), 10, now=NOW, domain="full.example")
     found += await store.claim(queue_of("default"), 10, now=NOW)
     assert {delivery.key for delivery in found} == keys
 

@@ -78,8 +78,8 @@ async def test_relays_that_work_make_no_finding(tmp_path: Path, backend: Backend
                         else Finish(delivery)
                     )
                     await spool.store.settle([change])
-                for delivery in await spool.store.claim_domain(
-                    queue_of("default"), "two.example", 2, now=NOW
+                for delivery in await spool.store.claim(
+                    queue_of("default"), 2, now=NOW, domain="two.example"
                 ):
                     await spool.store.settle([Finish(delivery)])
             return number - worker * 1_000_000

@@ -118,28 +118,26 @@ class MemoryStore:
     # --- handing out
 
     async def claim(
-        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
+        self,
+        queue: QueueName,
+        limit: int,
+        *,
+        now: float,
+        skip_domains: Collection[str] = (),
+        since: MessageId | None = None,
+        domain: str | None = None,
     ) -> list[Delivery]:
         self.check_writable()
+        over = self._passed_over
+        if domain is not None:
+            # They were due when they were passed over.
+            skipped = [each for each in self._claimable(queue, math.inf) if each.key in over]
+            return self._claim([each for each in skipped if each.domain == domain], limit)
+        if since is not None:
+            fresh = self._claimable(queue, 0.0)
+            new = [each for each in fresh if each.message_id >= since and each.key not in over]
+            return self._claim(new, limit, skip_domains)
         return self._claim(self._claimable(queue, now), limit, skip_domains)
-
-    async def claim_new(
-        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        self.check_writable()
-        fresh = self._claimable(queue, 0.0)
-        new = [each for each in fresh if each.message_id >= since and each.key not in self._passed_over]
-        return self._claim(new, limit, skip_domains)
-
-    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        self.check_writable()
-        # They were due when they were passed over.
-        found = [
-            delivery
-            for delivery in self._claimable(queue, math.inf)
-            if delivery.domain == domain and delivery.key in self._passed_over
-        ]
-        return self._claim(found, limit)
 
     def _claimable(self, queue: QueueName, now: float) -> list[Delivery]:
         """Fresh ones by message, deferred ones by due time, in turns."""
@@ -179,9 +177,6 @@ class MemoryStore:
     async def next_due(self, queue: QueueName) -> float | None:
         self.check_writable()
         return min((when for when in self._waiting(queue) if when > 0), default=None)
-
-    def has_ready(self, queue: QueueName) -> bool:
-        return any(when <= 0 for when in self._waiting(queue))
 
     def _waiting(self, queue: QueueName) -> Iterator[float]:
         """The times of the next attempts that `claim` could hand out."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Unpack
 
 from tests.support.memory_store import MemoryStore
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
@@ -26,7 +27,7 @@ from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.routing.destinations.mx import ExaminedRoute
 from zonerelay.routing.destinations.route import Batch, MxHost, Route, Unroutable
 from zonerelay.routing.zones.zones import Choice, ZoneOf
-from zonerelay.store.contract import Change, StoreError
+from zonerelay.store.contract import Change, ClaimFilter, StoreError
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
@@ -110,18 +111,11 @@ class FlakyStore(MemoryStore):
             raise StoreError("refused by the test")
 
     async def claim(
-        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
     ) -> list[Delivery]:
-        self._refuse("claim")
+        self._refuse("claim" if only.get("since") is None else "claim_new")
         await asyncio.sleep(0)
-        return await super().claim(queue, limit, now=now, skip_domains=skip_domains)
-
-    async def claim_new(
-        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        self._refuse("claim_new")
-        await asyncio.sleep(0)
-        return await super().claim_new(queue, limit, since=since, skip_domains=skip_domains)
+        return await super().claim(queue, limit, now=now, **only)
 
     async def next_due(self, queue: QueueName) -> float | None:
         self._refuse("next_due")

@@ -24,7 +24,6 @@ from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.destination.destinations import Destination, Work
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.queue.zone.window import Claim, Refill
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, SiteKey
 
 NOW = 1_700_000_000.0
@@ -283,12 +282,11 @@ class Plans(RuleBasedStateMachine):
                 for key in sorted(self.ready, key=lambda key: key.message_id)
                 if key.queue.priority is plan.priority
             ]
-            if isinstance(plan, Claim):
+            if plan.domain is None:
                 chosen = [each for each in due if each.domain not in plan.skip][: plan.limit]
                 more = len(chosen) >= plan.limit
                 runner.more.discard(plan.priority)
             else:
-                assert isinstance(plan, Refill)
                 chosen = [each for each in due if each.domain == plan.domain][: plan.limit]
                 more = len(chosen) < plan.limit
             if more:

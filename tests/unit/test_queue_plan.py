@@ -20,7 +20,7 @@ from zonerelay.queue.destination.backlog import Backlog
 from zonerelay.queue.destination.destinations import Destination, Work
 from zonerelay.queue.destination.suspension import Suspension, Transition
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.queue.zone.window import Claim, NewClaim, Refill
+from zonerelay.queue.zone.window import Claim
 
 NOW = 1_700_000_000.0
 MORE = {Priority.NORMAL}
@@ -242,7 +242,7 @@ def test_a_long_line_is_passed_over_and_fetched_by_name_when_short() -> None:
         queue.finished(work, [DELIVERED], NOW)
     assert queue.waiting == 3
     plan = queue.plan_claim(())
-    assert plan == Refill("slow.example", 5)
+    assert plan == Claim(5, domain="slow.example")
     queue.add([number(50, "u@slow.example")], NOW)
     queue.claimed(plan, 1)
     assert queue.plan_claim(()) is None
@@ -276,7 +276,7 @@ def test_an_unroutable_domain_that_was_passed_over_is_fetched() -> None:
     assert isinstance(queue.plan_claim(MORE), Claim)
     assert len(queue.unroutable("gone.example")) == 8
     plan = queue.plan_claim(())
-    assert plan == Refill("gone.example", 8)
+    assert plan == Claim(8, domain="gone.example")
     queue.add([number(9, "u@gone.example")], NOW)
     queue.claimed(plan, 1)
     assert queue.take_look_ups() == ["gone.example"]
@@ -510,13 +510,13 @@ class World:
         plan = self.queue.plan_claim(MORE if self.more else (), MORE if self.new else ())
         if plan is None:
             return False
-        if isinstance(plan, NewClaim):
+        if plan.since is not None:
             new = [d for d in self.ready if d.message_id >= plan.since]
             self.overflow += [d for d in new if d.domain in plan.skip]
             claimed = [d for d in new if d.domain not in plan.skip][: plan.limit]
             self.ready = [d for d in self.ready if d not in claimed and d not in self.overflow]
             self.new = len(claimed) == plan.limit
-        elif isinstance(plan, Claim):
+        elif plan.domain is None:
             self.overflow += [d for d in self.ready if d.domain in plan.skip]
             rest = [d for d in self.ready if d.domain not in plan.skip]
             claimed, self.ready = rest[: plan.limit], rest[plan.limit :]

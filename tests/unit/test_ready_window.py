@@ -127,8 +127,8 @@ def test_cursor_never_goes_back_over_what_was_delivered() -> None:
     assert disk.take() == [20]
 
 
-def test_parked_deliveries_beyond_the_limit_are_spilled_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready_window, "PARKED_LIMIT", 2)
+def test_skipped_deliveries_beyond_the_limit_are_spilled_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready_window, "SKIPPED_LIMIT", 2)
     disk = Disk(1, 2, 3, 4)
     disk.take(0)
     spill: Taken = {}

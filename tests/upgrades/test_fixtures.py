@@ -76,7 +76,7 @@ async def _sent(store: Store) -> int:
     for zone in sorted(await store.queues()):
         while claimed := [
             *await store.claim(zone, 100, now=mail.NOW + 10 * 86400),
-            *await store.claim_domain(zone, mail.FULL, 100, now=mail.NOW + 10 * 86400),
+            *await store.claim(zone, 100, now=mail.NOW + 10 * 86400, domain=mail.FULL),
         ]:
             await store.settle([Finish(delivery) for delivery in claimed])
             sent += len(claimed)

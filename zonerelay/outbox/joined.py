@@ -8,6 +8,7 @@ never waits for the outbox's database, and a failure of that database affects th
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
+from typing import Unpack
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -18,6 +19,7 @@ from zonerelay.store.common.reading import read_each
 from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import (
     Change,
+    ClaimFilter,
     Finish,
     Postpone,
     QueueCounts,
@@ -59,18 +61,19 @@ class JoinedStore:
     # --- claims
 
     async def claim(
-        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
     ) -> list[Delivery]:
+        """Claim half of the limit from each store while both have enough. New mail is in the spool alone.
+        Rows do not wait for it, because they have half of every other claim.
+        """
         if queue.kind is Kind.MAILBOX:
-            return self._outbox.claim(queue, limit, skip_domains)
-        # Half of the limit for each while both have enough.
-        found = self._outbox.claim(queue, max(limit // 2, 1), skip_domains)
+            return self._outbox.claim(queue, limit, **only)
+        found = self._outbox.claim(queue, max(limit // 2, 1), **only)
         if len(found) < limit:
-            room = limit - len(found)
-            claim = self._spool.claim(queue, room, now=now, skip_domains=skip_domains)
+            claim = self._spool.claim(queue, limit - len(found), now=now, **only)
             found = await self._beside(found, claim)
         if len(found) < limit:
-            found += self._outbox.claim(queue, limit - len(found), skip_domains)
+            found += self._outbox.claim(queue, limit - len(found), **only)
         return found
 
     async def _beside(self, rows: list[Delivery], claim: Awaitable[list[Delivery]]) -> list[Delivery]:
@@ -88,21 +91,6 @@ class JoinedStore:
             self._waiting = [each for each in self._waiting if each is not kept]
         return [*kept.values(), *found]
 
-    async def claim_new(
-        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        """Claim from the spool alone. The outbox gets half of every `claim`, so its rows do not wait."""
-        if queue.kind is Kind.MAILBOX:
-            return []
-        return await self._spool.claim_new(queue, limit, since=since, skip_domains=skip_domains)
-
-    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        found = self._outbox.claim_domain(queue, domain, limit)
-        if len(found) < limit and queue.kind is not Kind.MAILBOX:
-            claim = self._spool.claim_domain(queue, domain, limit - len(found), now=now)
-            found = await self._beside(found, claim)
-        return found
-
     def release(self, keys: Collection[DeliveryKey]) -> None:
         theirs = [key for key in keys if is_row(key.message_id)]
         if theirs:
@@ -115,11 +103,6 @@ class JoinedStore:
 
     async def next_due(self, queue: QueueName) -> float | None:
         return None if queue.kind is Kind.MAILBOX else await self._spool.next_due(queue)
-
-    def has_ready(self, queue: QueueName) -> bool:
-        return self._outbox.claims.has_fresh(queue) or (
-            queue.kind is not Kind.MAILBOX and self._spool.has_ready(queue)
-        )
 
     # --- settling
 

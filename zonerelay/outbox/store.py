@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from itertools import groupby
 from operator import attrgetter
+from typing import Unpack
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -29,6 +30,7 @@ from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Row, Write, keys_of, r
 from zonerelay.outbox.rows.writer import OutboxWriter
 from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import (
+    ClaimFilter,
     ClaimLostError,
     Finish,
     MessageNotFoundError,
@@ -88,15 +90,9 @@ class OutboxStore:
 
     # --- claims
 
-    def claim(self, queue: QueueName, limit: int, skip: Collection[str]) -> list[Delivery]:
-        return self._hand_out(self.claims.take(queue, limit, skip))
-
-    def claim_domain(self, queue: QueueName, domain: str, limit: int) -> list[Delivery]:
-        return self._hand_out(self.claims.take_domain(queue, domain, limit))
-
-    def _hand_out(self, found: Sequence[Delivery]) -> list[Delivery]:
+    def claim(self, queue: QueueName, limit: int, **only: Unpack[ClaimFilter]) -> list[Delivery]:
         handed = []
-        for delivery in found:
+        for delivery in self.claims.take(queue, limit, **only):
             self._handed.add(delivery.key)
             if delivery.key in self._lost:
                 # An attempt of an earlier claim has not ended. It counts again, because another attempt would

@@ -260,6 +260,23 @@ class MessageWriter(Protocol):
     async def __aexit__(self, *failure: object) -> None: ...
 
 
+class ClaimFilter(TypedDict, total=False):
+    """Restricts a claim to some deliveries of a queue."""
+
+    skip_domains: Collection[str]
+    """Deliveries to these domains are skipped and remembered, so that a claim of the domain finds them
+    without another scan of the queue.
+    """
+    since: MessageId | None
+    """Only fresh deliveries of messages from this one on are claimed. Older messages are not read, however
+    many there are. Deliveries that were skipped before are left alone.
+    """
+    domain: str | None
+    """Only deliveries of this domain that earlier claims have skipped are claimed. They were due then. If the
+    clock was set back since, they are returned anyway, or `next_due` includes them from now on.
+    """
+
+
 class QueueStore(Protocol):
     """The operations that the running relay needs."""
 
@@ -267,35 +284,13 @@ class QueueStore(Protocol):
         """Start a message without raising. `envelope.recipients` must be complete."""
 
     async def claim(
-        self,
-        queue: QueueName,
-        limit: int,
-        *,
-        now: float,
-        skip_domains: Collection[str] = (),
+        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
     ) -> list[Delivery]:
         """Claim up to `limit` deliveries of the queue that are due at `now`, oldest message first.
 
-        Deliveries to a domain in `skip_domains` are skipped and remembered, so `claim_domain` finds them
-        without another scan of the queue. Due deferred deliveries (earliest first) and fresh ones (oldest
-        message first) alternate, so that neither starves the other. The result is in message order. Fewer
-        than `limit` deliveries mean that no more are due.
-        """
-
-    async def claim_new(
-        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        """Claim up to `limit` fresh deliveries of messages from `since` on, oldest message first.
-
-        Older messages are not read, however many there are. Domains are skipped as in `claim`; deliveries
-        that were skipped before are left alone. Fewer than `limit` deliveries mean that there are no more.
-        """
-
-    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        """Claim deliveries of one domain that `claim` has skipped. Works like `claim`.
-
-        They were due when they were skipped. If the clock was set back since, they are returned anyway, or
-        `next_due` includes them from then on.
+        Due deferred deliveries (earliest first) and fresh ones (oldest message first) alternate, so that
+        neither starves the other. The result is in message order. Fewer than `limit` deliveries mean that
+        there are no more.
         """
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
@@ -328,14 +323,7 @@ class QueueStore(Protocol):
     async def next_due(self, queue: QueueName) -> float | None:
         """Return the Unix time of the earliest unclaimed deferred delivery of the queue, or `None`.
 
-        Deliveries that `claim` has skipped are excluded, because they wait for `claim_domain`.
-        """
-
-    def has_ready(self, queue: QueueName) -> bool:
-        """Return whether `claim` could return a delivery that is not deferred. Cheap, and may be wrongly
-        true.
-
-        Deliveries that `claim` has skipped are excluded, because they wait for `claim_domain`.
+        Deliveries that `claim` has skipped are excluded, because they wait for a claim of their domain.
         """
 
     def unhealthy(self) -> Unhealthy | None:

@@ -15,10 +15,50 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.leveldb.ready_order import FreshOrder
 
 _Fresh = list[DeliveryKey]
 _Due = list[tuple[float, DeliveryKey]]
+
+
+class FreshOrder:
+    """The fresh deliveries of one queue, the oldest first, or the oldest of the new ones, in two heaps: one
+    for messages from the last `since` of `first_since` on, and one for the rest.
+    """
+
+    def __init__(self, is_there: Callable[[DeliveryKey], bool]) -> None:
+        self._is_there = is_there
+        self._since: MessageId | None = None
+        self._old: _Fresh = []
+        self._new: _Fresh = []
+
+    def push(self, key: DeliveryKey) -> None:
+        is_new = self._since is not None and key.message_id >= self._since
+        heapq.heappush(self._new if is_new else self._old, key)
+
+    def first(self) -> DeliveryKey | None:
+        both = (self._peek(self._old), self._peek(self._new))
+        return min((key for key in both if key is not None), default=None)
+
+    def first_since(self, since: MessageId) -> DeliveryKey | None:
+        if since != self._since:
+            self._since = since
+            keys = [*self._old, *self._new]
+            self._old = [key for key in keys if key.message_id < since]
+            self._new = [key for key in keys if key.message_id >= since]
+            heapq.heapify(self._old)
+            heapq.heapify(self._new)
+        return self._peek(self._new)
+
+    def pop(self, key: DeliveryKey) -> None:
+        """Remove the key that `first` or `first_since` has just returned."""
+        heapq.heappop(self._new if self._new and self._new[0] == key else self._old)
+
+    def _peek(self, heap: _Fresh) -> DeliveryKey | None:
+        while heap:
+            if self._is_there(heap[0]):
+                return heap[0]
+            heapq.heappop(heap)
+        return None
 
 
 class _Zone:
@@ -73,11 +113,29 @@ class IndexedStore(MemoryStore):
     # Handing out
 
     async def claim(
-        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
+        self,
+        queue: QueueName,
+        limit: int,
+        *,
+        now: float,
+        skip_domains: Collection[str] = (),
+        since: MessageId | None = None,
+        domain: str | None = None,
     ) -> list[Delivery]:
         self.check_writable()
-        found: list[Delivery] = []
         place = self._zones[queue]
+        if domain is not None:
+            found = self._unpark(place, domain, limit, now)
+        elif since is not None:
+            found = self._claim_new(place, limit, since, skip_domains)
+        else:
+            found = self._claim_ready(place, limit, now, skip_domains)
+        return sorted(found, key=lambda delivery: delivery.message_id)
+
+    def _claim_ready(
+        self, place: _Zone, limit: int, now: float, skip_domains: Collection[str]
+    ) -> list[Delivery]:
+        found: list[Delivery] = []
         while len(found) < limit and (delivery := self._next(place, now)) is not None:
             if delivery.domain in skip_domains:
                 self._park(place, delivery)
@@ -87,14 +145,12 @@ class IndexedStore(MemoryStore):
         for domain in list(place.parked) if len(found) < limit else ():
             if domain not in skip_domains:
                 found += self._unpark(place, domain, limit - len(found), now)
-        return sorted(found, key=lambda delivery: delivery.message_id)
+        return found
 
-    async def claim_new(
-        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    def _claim_new(
+        self, place: _Zone, limit: int, since: MessageId, skip_domains: Collection[str]
     ) -> list[Delivery]:
-        self.check_writable()
         found: list[Delivery] = []
-        place = self._zones[queue]
         while len(found) < limit and (key := place.fresh.first_since(since)) is not None:
             place.fresh.pop(key)
             delivery = self._deliveries[key]
@@ -103,12 +159,7 @@ class IndexedStore(MemoryStore):
             else:
                 found.append(delivery)
                 self._claimed.add(key)
-        return sorted(found, key=lambda delivery: delivery.message_id)
-
-    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        self.check_writable()
-        found = self._unpark(self._zones[queue], domain, limit, now)
-        return sorted(found, key=lambda delivery: delivery.message_id)
+        return found
 
     def _next(self, place: _Zone, now: float) -> Delivery | None:
         fresh, due = self._first_fresh(place), self._first_due(place.due)
@@ -199,9 +250,6 @@ class IndexedStore(MemoryStore):
         self.check_writable()
         due = self._first_due(self._zones[queue].due)
         return None if due is None else due.next_attempt
-
-    def has_ready(self, queue: QueueName) -> bool:
-        return self._first_fresh(self._zones[queue]) is not None
 
     def oldest_ready(self, queue: QueueName, now: float) -> float | None:
         """Since when the zone's first unclaimed delivery that is due waits."""

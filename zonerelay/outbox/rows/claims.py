@@ -24,10 +24,10 @@ from zonerelay.model.queue_name import QueueName, mailbox_zone
 from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
-from zonerelay.outbox.rows.pool import ZonePool
 from zonerelay.outbox.rows.row import Row, Write, keys_of, put_off, read_row, refused
 from zonerelay.outbox.rows.window import Window
 from zonerelay.process.tasks import cancel_all
+from zonerelay.store.common.ready import ReadyMail
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import Columns
 
@@ -65,9 +65,8 @@ class OutboxClaims:
         self._events = around.events
         self._redact = around.redact
         self._clock = around.clock
-        self._pools: defaultdict[QueueName, ZonePool] = defaultdict(ZonePool)
+        self._ready: defaultdict[QueueName, ReadyMail] = defaultdict(ReadyMail)
         self._window = Window()
-        self._parked: dict[QueueName, dict[DeliveryKey, Delivery]] = {}
         self._turn_of_due = False
         self._in_doubt = False
         self._wanted = asyncio.Event()
@@ -196,8 +195,8 @@ class OutboxClaims:
             return None
 
     def _admit(self, columns: Columns) -> QueueName | None:
-        """Add a claimed row to its pool. Return its queue, or `None` if the row was not admitted and its
-        new state was queued for writing.
+        """Add the deliveries of a claimed row. Return its queue, or `None` if the row was not admitted and
+        its new state was queued for writing.
         """
         try:
             mailbox = self._mailbox_of(columns)
@@ -220,9 +219,8 @@ class OutboxClaims:
             self.finished(row)
             self._put(row.write(self._clock.now(), self._redact))
             return None
-        pool = self._pools[row.queue]
         for delivery in deliveries:
-            pool.put(delivery)
+            self._ready[row.queue].add(delivery.key, delivery)
         return row.queue
 
     def _mailbox_of(self, columns: Columns) -> Mailbox | None:
@@ -240,8 +238,7 @@ class OutboxClaims:
         if self._window.remove(row.queue):
             self.look()
         if row.queue not in self._window:
-            self._pools.pop(row.queue, None)
-            self._parked.pop(row.queue, None)
+            self._ready.pop(row.queue, None)
 
     def lose(self) -> list[DeliveryKey]:
         """Forget all claims because they were lost. Return the keys of the deliveries that were being
@@ -249,57 +246,43 @@ class OutboxClaims:
         """
         keys = [key for row in self.rows.values() for key in keys_of(row)]
         self.rows.clear()
-        self._pools.clear()
-        self._parked.clear()
+        self._ready.clear()
         self._window.clear()
         return keys
 
-    # --- the pool
+    # --- ready deliveries
 
     def queues(self) -> set[QueueName]:
         return self._window.queues
 
-    def has_fresh(self, queue: QueueName) -> bool:
-        pool = self._pools.get(queue)
-        return pool is not None and pool.has_fresh
-
-    def take(self, queue: QueueName, limit: int, skip: Collection[str]) -> list[Delivery]:
-        pool = self._pools.get(queue)
-        if pool is None or not self._keeper.may_begin:
+    def take(
+        self,
+        queue: QueueName,
+        limit: int,
+        *,
+        skip_domains: Collection[str] = (),
+        since: MessageId | None = None,
+        domain: str | None = None,
+    ) -> list[Delivery]:
+        """Take deliveries as `QueueStore.claim` does. No row is new mail."""
+        ready = self._ready.get(queue)
+        if ready is None or since is not None or not self._keeper.may_begin:
             return []
-        found, passed = pool.take(limit, skip, self._clock.now())
-        if passed:
-            self._parked.setdefault(queue, {}).update({each.key: each for each in passed})
-        if len(found) < limit and queue in self._parked:
-            found += self._unpark(queue, limit - len(found), lambda each: each.domain not in skip)
+        if domain is None:
+            found = ready.take(limit, skip_domains, self._clock.now())
+        else:
+            found = ready.take_skipped(domain, limit)
         return [each for each in found if self._is_ours(each.key)]
-
-    def take_domain(self, queue: QueueName, domain: str, limit: int) -> list[Delivery]:
-        if queue not in self._parked or not self._keeper.may_begin:
-            return []
-        found = self._unpark(queue, limit, lambda each: each.domain == domain)
-        return [each for each in found if self._is_ours(each.key)]
-
-    def _unpark(self, queue: QueueName, limit: int, wanted: Callable[[Delivery], bool]) -> list[Delivery]:
-        parked = self._parked[queue]
-        found = [each for each in parked.values() if wanted(each)][:limit]
-        for each in found:
-            del parked[each.key]
-        if not parked:
-            del self._parked[queue]
-        return found
 
     def give_back(self, key: DeliveryKey) -> None:
         row = self.rows.get(key.message_id)
         if row is not None and key.recipient in row.out:
-            self._pools[key.queue].put(row.delivery(key.recipient, due=True))
+            self._ready[key.queue].add(key, row.delivery(key.recipient, due=True))
 
     def withdraw(self, key: DeliveryKey) -> None:
-        """Remove a delivery from the pool, because an operator has changed it."""
-        if key.queue in self._pools:
-            self._pools[key.queue].forget(key)
-        if key.queue in self._parked:
-            self._parked[key.queue].pop(key, None)
+        """Remove a delivery, because an operator has changed it."""
+        if key.queue in self._ready:
+            self._ready[key.queue].remove(key)
 
     def _is_ours(self, key: DeliveryKey) -> bool:
         row = self.rows.get(key.message_id)

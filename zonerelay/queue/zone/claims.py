@@ -15,7 +15,7 @@ from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.aio import Alarm, Tasks
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.queue.zone.window import Claim, NewClaim, Question, Refill
+from zonerelay.queue.zone.window import Claim
 
 CLAIM_PAUSE = 0.02
 """Seconds between claims while much mail waits already. New mail for an idle destination waits no longer than
@@ -163,27 +163,26 @@ class Claims:
             await asyncio.sleep(CLAIM_PAUSE)
         return True
 
-    async def _carry_out(self, plan: Question) -> None:
+    async def _carry_out(self, plan: Claim) -> None:
         now = self._clock.now()
         priority = plan.priority
         queue = queue_of(self._zone, priority)
-        if isinstance(plan, Claim):
+        if plan.is_of_backlog:
             self._more.discard(priority)
             self._claimed_at[priority] = now
-            due = self._plan.due_time(now)
-            claimed = await self._store.claim(queue, plan.limit, now=due, skip_domains=plan.skip)
-            more = len(claimed) >= plan.limit
-        elif isinstance(plan, NewClaim):
+            now = self._plan.due_time(now)
+        elif plan.since is not None:
             self._new.discard(priority)
-            claimed = await self._store.claim_new(queue, plan.limit, since=plan.since, skip_domains=plan.skip)
-            more = False
-            if len(claimed) >= plan.limit:
+        claimed = await self._store.claim(
+            queue, plan.limit, now=now, skip_domains=plan.skip, since=plan.since, domain=plan.domain
+        )
+        is_full = len(claimed) >= plan.limit
+        if plan.since is not None:
+            if is_full:
                 self._new.add(priority)
-        else:
-            claimed = await self._store.claim_domain(queue, plan.domain, plan.limit, now=now)
-            # The domain is no longer passed over, so a claim may find what was released since.
-            more = len(claimed) < plan.limit
-        if more:
+        elif is_full is plan.is_of_backlog:
+            # A domain of which there is no more is no longer passed over, so a claim may find what was
+            # released since.
             self._more.add(priority)
         if self._stopping:
             if claimed:
@@ -217,5 +216,5 @@ class Claims:
             self._delay = min(self._delay * 2, CLAIM_RETRY_LONGEST)
 
 
-def _is_worthwhile(plan: Question) -> bool:
-    return isinstance(plan, Refill) and plan.limit >= WORTHWHILE
+def _is_worthwhile(plan: Claim) -> bool:
+    return plan.domain is not None and plan.limit >= WORTHWHILE

@@ -68,7 +68,7 @@ from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.destination.suspension import Transition, learn
 from zonerelay.queue.orders.order import OPEN, Gate, Order
 from zonerelay.queue.selection import MOST_IN_VISIT, VISIT_SECONDS, BacklogThrottle, Destinations, RoundRobin
-from zonerelay.queue.zone.window import Question, QueueWindow, Refill
+from zonerelay.queue.zone.window import Claim, QueueWindow
 from zonerelay.routing.destinations.route import DestinationKey, Route
 
 WINDOW = 4000
@@ -143,11 +143,11 @@ class ZonePlan:
         self._enter(claimed, now, priority)
         self._table.tidy()
 
-    def claimed(self, plan: Question, count: int) -> None:
+    def claimed(self, plan: Claim, count: int) -> None:
         """Note that a claim returned `count` deliveries, which have been added."""
         self._is_asked = False
         self._given_back.clear()
-        if not isinstance(plan, Refill) or count >= plan.limit:
+        if plan.domain is None or count >= plan.limit:
             self._window.claimed(plan, count)
             return
         line = self._lines[plan.domain]
@@ -258,7 +258,7 @@ class ZonePlan:
         """Whether so much waits that the next claim may wait until more can be claimed."""
         return self._window.is_crowded
 
-    def plan_claim(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Question | None:
+    def plan_claim(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Claim | None:
         """Return the next claim, or None. Pass its result to `add`, then to `claimed`."""
         plan = self._window.next(more, new)
         self._is_asked = plan is not None

@@ -52,33 +52,19 @@ _NO_DOMAINS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of the oldest due deliveries, skipping these domains."""
+    """A claim of the oldest due deliveries, skipping these domains. With `since` it is one of new mail. With
+    `domain` it is a *refill*, of what earlier claims passed over.
+    """
 
     limit: int
-    skip: frozenset[str]
+    skip: frozenset[str] = frozenset()
     priority: Priority = Priority.NORMAL
+    since: MessageId | None = None
+    domain: str | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class NewClaim:
-    """A claim of the oldest fresh deliveries of messages from `since` on, skipping these domains."""
-
-    limit: int
-    skip: frozenset[str]
-    since: MessageId
-    priority: Priority = Priority.NORMAL
-
-
-@dataclass(frozen=True, slots=True)
-class Refill:
-    """A claim of deliveries of one domain that earlier claims passed over."""
-
-    domain: str
-    limit: int
-    priority: Priority = Priority.NORMAL
-
-
-Question = Claim | NewClaim | Refill
+    @property
+    def is_of_backlog(self) -> bool:
+        return self.since is None and self.domain is None
 
 
 class PriorityWindow:
@@ -243,7 +229,7 @@ class PriorityWindow:
             self._frozen = frozenset(self._skip)
         return self._frozen
 
-    def plan_refill(self) -> Refill | None:
+    def plan_refill(self) -> Claim | None:
         """Return the next refill, of new mail and other mail alternately, as there are free places."""
         self._refills_new = not self._refills_new
         for new in (self._refills_new, not self._refills_new):
@@ -254,7 +240,7 @@ class PriorityWindow:
                 return refill
         return None
 
-    def _refill(self, hungry: dict[Backlog, None], places: int) -> Refill | None:
+    def _refill(self, hungry: dict[Backlog, None], places: int) -> Claim | None:
         for line in list(hungry):
             if not line.passed_over or not self._is_short(line):
                 self._sate(line)
@@ -267,7 +253,8 @@ class PriorityWindow:
             # Move it to the end, so that the domains of one destination alternate.
             del line.passed_over[domain]
             line.passed_over[domain] = None
-            return Refill(domain, min(self.share(line) - line.waiting, places), self.priority)
+            limit = min(self.share(line) - line.waiting, places)
+            return Claim(limit, priority=self.priority, domain=domain)
         return None
 
     def _sate(self, line: Backlog) -> None:
@@ -332,7 +319,7 @@ class QueueWindow:
             return self._wants(window, bool(more)) or (bool(new) and window.new_room > 0)
         return bool(self._wanted(more, new))
 
-    def next(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Question | None:
+    def next(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Claim | None:
         wanted = self._wanted(more, new)
         if not wanted:
             return None
@@ -346,13 +333,13 @@ class QueueWindow:
         plan = self._plan(window, priority in more) if self._wants(window, priority in more) else None
         return self._newer(window) if plan is None and is_new else plan
 
-    def _newer(self, window: PriorityWindow) -> NewClaim:
-        assert window.since is not None
-        return NewClaim(min(CLAIM_LIMIT, window.new_room), window.skip_list(), window.since, window.priority)
+    def _newer(self, window: PriorityWindow) -> Claim:
+        limit = min(CLAIM_LIMIT, window.new_room)
+        return Claim(limit, window.skip_list(), window.priority, since=window.since)
 
-    def claimed(self, plan: Question, count: int) -> None:
+    def claimed(self, plan: Claim, count: int) -> None:
         """Note that a claim returned `count` deliveries."""
-        if isinstance(plan, Claim) and count < plan.limit:
+        if plan.is_of_backlog and count < plan.limit:
             self._windows[plan.priority].claimed_all()
 
     def drain(self, line: Line) -> list[Delivery]:
@@ -384,7 +371,7 @@ class QueueWindow:
             return more and window.waiting < most and not window.is_resting
         return (more and window.room > 0) or window.wants_refill
 
-    def _plan(self, window: PriorityWindow, more: bool) -> Claim | Refill | None:
+    def _plan(self, window: PriorityWindow, more: bool) -> Claim | None:
         # Claims and refills alternate, so that neither new mail nor passed-over mail waits for the other.
         may_claim = more and window.room > 0
         if not may_claim or not window.refilled_last:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from operator import attrgetter
+from typing import Unpack
 
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
-from zonerelay.store.contract import StoreError
+from zonerelay.store.contract import ClaimFilter, StoreError
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.in_flight import InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
@@ -26,10 +27,6 @@ from zonerelay.store.leveldb.ready_window import DiskRange, Taken, ZoneWindow
 _by_message = attrgetter("message_id")
 _READ_AHEAD = 200
 """The smallest number of ready deliveries that one read loads into memory."""
-
-
-Take = Callable[[int, Taken, Taken], DiskRange | None]
-"""`take(room, found, spill)` of a window. It returns the range that must be read first, if any."""
 
 
 class ZoneClaims:
@@ -49,17 +46,29 @@ class ZoneClaims:
         self._in_flight = in_flight
         self._lock = asyncio.Lock()
 
-    async def claim(self, take: Take, limit: int, now: float) -> list[Delivery]:
-        """Claim up to `limit` deliveries that `take` finds in the window, and return them in message
-        order.
-        """
-        found: Taken = {}
+    async def claim(
+        self,
+        limit: int,
+        now: float,
+        *,
+        skip_domains: Collection[str] = (),
+        since: MessageId | None = None,
+        domain: str | None = None,
+    ) -> list[Delivery]:
+        """Claim as `QueueStore.claim` does."""
+        window, found = self.window, dict[DeliveryKey, Delivery]()
         async with self._lock:
             try:
                 while True:
                     taken: Taken = {}
                     spill: Taken = {}
-                    source = take(limit - len(found), taken, spill)
+                    room = limit - len(found)
+                    if domain is not None:
+                        source = window.take_domain(domain, room, taken)
+                    elif since is not None:
+                        source = window.take_new(room, since, skip_domains, taken, spill)
+                    else:
+                        source = window.take(room, skip_domains, now, taken, spill)
                     # The attribute is read each time, because a failed write replaces the dict.
                     self._in_flight.claims.update(taken)
                     found |= taken
@@ -181,27 +190,10 @@ class Zones(dict[QueueName, ZoneClaims]):
         return zone
 
     async def claim(
-        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
     ) -> list[Delivery]:
         self._keeper.check_claims()
-        take = self[queue].window.take
-        return await self[queue].claim(
-            lambda room, found, spill: take(room, skip_domains, now, found, spill), limit, now
-        )
-
-    async def claim_new(
-        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        self._keeper.check_claims()
-        take = self[queue].window.take_new
-        return await self[queue].claim(
-            lambda room, found, spill: take(room, since, skip_domains, found, spill), limit, 0.0
-        )
-
-    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        self._keeper.check_claims()
-        take = self[queue].window.take_domain
-        return await self[queue].claim(lambda room, found, _: take(domain, room, found), limit, now)
+        return await self[queue].claim(limit, now, **only)
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
         for key in keys:
@@ -210,6 +202,3 @@ class Zones(dict[QueueName, ZoneClaims]):
     async def next_due(self, queue: QueueName) -> float | None:
         self._keeper.check_usable()
         return await self[queue].next_due()
-
-    def has_ready(self, queue: QueueName) -> bool:
-        return self[queue].window.has_ready()

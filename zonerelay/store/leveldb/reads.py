@@ -133,7 +133,8 @@ class QueueReads:
 
     async def scan_page(self, start: bytes, end: bytes, wanted: Wanted) -> Page:
         """Return a page of deliveries in any state. Only the keys of unwanted recipients are decoded."""
-        found, cursor = await self.keys.page(start, end, rows=PAGE_ROWS)
+        found = list(await self._rows(start, end, PAGE_ROWS + 1))
+        cursor = found.pop()[0] if len(found) > PAGE_ROWS else None
         if wanted is not everybody:
             found = [row for row in found if wanted(records.unfield(row[0].rpartition(b" ")[2]))]
         return Page(list(self._decoded(found)), cursor, [])

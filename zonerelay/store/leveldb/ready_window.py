@@ -22,15 +22,13 @@ delivered mail.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Collection
 
-from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
-from zonerelay.store.leveldb.ready_order import ReadyOrder
+from zonerelay.store.common.ready import ReadyMail
 
 
 class DiskRange:
@@ -86,7 +84,7 @@ WINDOW_LIMIT = 10_000
 """The number of a zone's deliveries in memory above which further ones stay on disk."""
 NEW_LIMIT = 1000
 """An additional limit for new deliveries while the cursor is far behind."""
-PARKED_LIMIT = 5_000
+SKIPPED_LIMIT = 5_000
 """The number of these whose destination is full. More go to the `delivery-domain` index."""
 
 Taken = dict[DeliveryKey, Delivery]
@@ -115,10 +113,7 @@ class ZoneWindow:
         self.new_range: DiskRange | None = None
         self._new_start = b""
         self.domain_ranges: dict[str, DiskRange] = {}
-        self._known: dict[DeliveryKey, Delivery] = {}
-        self._order = ReadyOrder(self._when_of)
-        self._parked: dict[str, list[DeliveryKey]] = {}
-        self._parked_count = 0
+        self._ready = ReadyMail()
         self._touched: set[DeliveryKey] | None = None
 
     def reset(self) -> None:
@@ -141,15 +136,14 @@ class ZoneWindow:
         if delivery.next_attempt > 0:
             self.due_range.note(records.deferred_key(key, delivery.next_attempt))
         elif self._may_remember(key):
-            self._remember(key, delivery)
+            self._ready.add(key, delivery)
         else:
             self._note_fresh(records.delivery_key(key))
 
     def put_back(self, key: DeliveryKey, delivery: Delivery) -> None:
         """Add a delivery whose claim was released. Claims are few, so these may exceed the memory limit."""
-        if delivery.held:
-            return
-        self._remember(key, delivery)
+        if not delivery.held:
+            self._ready.add(key, delivery)
 
     def look_for(self, key: DeliveryKey) -> None:
         """Note that the delivery may be ready, but its state must be read."""
@@ -161,7 +155,7 @@ class ZoneWindow:
         """Remove a delivery that is being changed or was removed."""
         if self._touched is not None:
             self._touched.add(key)
-        self._known.pop(key, None)
+        self._ready.remove(key)
 
     def spilled(self, domain: str, key: DeliveryKey) -> None:
         """Note that a delivery skipped by `take` is now in the `delivery-domain` index."""
@@ -175,19 +169,18 @@ class ZoneWindow:
     ) -> DiskRange | None:
         """Move up to `limit` ready deliveries to `found`. Return the range that must be read first, if any.
 
-        Fresh and due ones alternate, so that neither starves the other. Deliveries to a domain in `skip` are
-        parked, or left in `spill` for the index if memory is full.
+        Deliveries to a domain in `skip` are skipped, or left in `spill` for the index if memory is full.
         """
         while len(found) < limit:
-            fresh, due = self._peek_fresh(), self._order.first_due()
+            fresh, due = self._peek_fresh(), self._ready.first_due()
             if fresh is None and self.fresh_range.low is not None:
                 return self.fresh_range
             if due is None and self.due_range.low is not None and self._is_due(now):
                 return self.due_range
-            key = self._order.pop_either(fresh, due)
-            if key is None:
-                return self._take_unparked(limit, skip, found)
-            self._take(key, skip, found, spill)
+            delivery = self._ready.pop_either(fresh, due)
+            if delivery is None:
+                return self._take_unskipped(limit, skip, found)
+            self._sort_out(delivery, skip, found, spill)
         return None
 
     def take_new(
@@ -196,26 +189,19 @@ class ZoneWindow:
         """Move fresh deliveries of messages from `since` on. Works like `take`."""
         source = self._range_from(self.fresh_range.prefix + since.encode("ascii"))
         while len(found) < limit:
-            key = self._order.fresh.first_since(since)
+            key = self._ready.first_since(since)
             if source.low is not None and (key is None or records.delivery_key(key) >= source.low):
                 return source
-            if key is None:
+            delivery = None if key is None else self._ready.remove(key)
+            if delivery is None:
                 return None
-            self._order.fresh.pop(key)
-            self._take(key, skip, found, spill)
+            self._sort_out(delivery, skip, found, spill)
         return None
 
     def take_domain(self, domain: str, limit: int, found: Taken) -> DiskRange | None:
         """Move skipped deliveries of one domain. Works like `take`."""
-        heap = self._parked.get(domain)
-        while heap and len(found) < limit:
-            key = heapq.heappop(heap)
-            self._parked_count -= 1
-            delivery = self._known.pop(key, None)
-            if delivery is not None:
-                found[key] = delivery
-        if heap is not None and not heap:
-            del self._parked[domain]
+        taken = self._ready.take_skipped(domain, limit - len(found))
+        found.update((delivery.key, delivery) for delivery in taken)
         behind = self.domain_ranges.get(domain)
         if behind is None:
             return None
@@ -224,9 +210,6 @@ class ZoneWindow:
             return None
         return behind if len(found) < limit else None
 
-    def has_ready(self) -> bool:
-        return len(self._order.fresh) > 0 or self.fresh_range.low is not None
-
     def skip_taken(self, keys: list[tuple[bytes, DeliveryKey]]) -> None:
         """Move the mark of `due_range` to the first of `keys` (the rows from the mark on) that is neither
         claimed nor in memory, or after all of them.
@@ -234,14 +217,14 @@ class ZoneWindow:
         touched = self._touched or set()
         self._touched = None
         for raw, key in keys:
-            if key not in self._known and not self._is_busy(key):
+            if key not in self._ready and not self._is_busy(key):
                 self.due_range.read_up_to(raw, exact=key not in touched)
                 return
         self.due_range.read_up_to(keys[-1][0] + b" " if keys else None, exact=False)
 
     def due_in_memory(self) -> float | None:
         """Return the time of the first unclaimed deferred delivery in memory."""
-        first = self._order.first_due()
+        first = self._ready.first_due()
         return None if first is None else first[0]
 
     def domain_range(self, domain: str) -> DiskRange:
@@ -266,39 +249,24 @@ class ZoneWindow:
         touched = self._touched or set()
         self._touched = None
         source.read_up_to(low)
-        parked = None
-        if source not in (self.fresh_range, self.new_range, self.due_range):
-            parked = self._parked.setdefault(domain_of(deliveries[0].recipient), []) if deliveries else None
+        was_skipped = source not in (self.fresh_range, self.new_range, self.due_range)
         for delivery in deliveries:
             key = delivery.key
-            if key in touched or key in self._known or self._is_busy(key):
+            if key in touched or key in self._ready or self._is_busy(key) or delivery.held:
                 continue
             if not delivery.is_due(now):
-                self._put_off(key, delivery)
-                continue
-            if parked is not None:
-                self._known[key] = delivery
-                heapq.heappush(parked, key)
-                self._parked_count += 1
+                # It was deferred after it was skipped, or the clock was set back. The mark may be above it.
+                self.due_range.note(records.deferred_key(key, delivery.next_attempt))
+            elif was_skipped:
+                self._ready.skip(key, delivery)
             else:
-                self._remember(key, delivery)
+                self._ready.add(key, delivery)
 
     # --- inside
 
-    def _put_off(self, key: DeliveryKey, delivery: Delivery) -> None:
-        """Note a delivery that is not due. It was deferred after it was skipped, or the clock was set back,
-        so the mark may be above it.
-        """
-        if not delivery.held and delivery.next_attempt > 0:
-            self.due_range.note(records.deferred_key(key, delivery.next_attempt))
-
-    def _remember(self, key: DeliveryKey, delivery: Delivery) -> None:
-        self._known[key] = delivery
-        self._order.push(key, delivery.next_attempt)
-
     def _may_remember(self, key: DeliveryKey) -> bool:
         """Return whether there is room for a new fresh delivery and no older one must be read first."""
-        known, cursor, new = len(self._known), self.fresh_range.low, self.new_range
+        known, cursor, new = len(self._ready), self.fresh_range.low, self.new_range
         if known < WINDOW_LIMIT and (cursor is None or records.delivery_key(key) < cursor):
             return True
         if new is None or known >= WINDOW_LIMIT + NEW_LIMIT:
@@ -322,20 +290,20 @@ class ZoneWindow:
         self._new_start = start
         return self.new_range
 
-    def _take(self, key: DeliveryKey, skip: Collection[str], found: Taken, spill: Taken) -> None:
-        delivery = self._known.pop(key)
-        if skip and (domain := domain_of(key.recipient)) in skip:
-            self._park(domain, key, delivery, spill)
-        else:
+    def _sort_out(self, delivery: Delivery, skip: Collection[str], found: Taken, spill: Taken) -> None:
+        key = delivery.key
+        if not skip or (domain := delivery.domain) not in skip:
             found[key] = delivery
-
-    def _when_of(self, key: DeliveryKey) -> float | None:
-        known = self._known.get(key)
-        return None if known is None else known.next_attempt
+        elif self._ready.skipped_count >= SKIPPED_LIMIT or domain in self.domain_ranges:
+            # It goes after the deliveries in the index, so that the oldest still comes first.
+            self.domain_range(domain)
+            spill[key] = delivery
+        else:
+            self._ready.skip(key, delivery)
 
     def _peek_fresh(self) -> DeliveryKey | None:
         """Return the next fresh delivery, or `None` if there is none or an older one may be on disk."""
-        first, cursor = self._order.fresh.first(), self.fresh_range.low
+        first, cursor = self._ready.first_fresh(), self.fresh_range.low
         if cursor is None:
             self.new_range = None  # memory holds everything
             return first
@@ -345,21 +313,11 @@ class ZoneWindow:
         low = self.due_range.low
         return low is not None and low < self.due_range.prefix + records.due_field(now) + b"!"
 
-    def _park(self, domain: str, key: DeliveryKey, delivery: Delivery, spill: Taken) -> None:
-        # It goes after the deliveries in the index, so that the oldest still comes first.
-        if self._parked_count >= PARKED_LIMIT or domain in self.domain_ranges:
-            self.domain_range(domain)
-            spill[key] = delivery
-            return
-        self._known[key] = delivery
-        heapq.heappush(self._parked.setdefault(domain, []), key)
-        self._parked_count += 1
-
-    def _take_unparked(self, limit: int, skip: Collection[str], found: Taken) -> DiskRange | None:
+    def _take_unskipped(self, limit: int, skip: Collection[str], found: Taken) -> DiskRange | None:
         """Move deliveries of domains that are no longer skipped, in case `take_domain` is not called for
         them.
         """
-        for domain in [*self._parked, *self.domain_ranges]:
+        for domain in [*self._ready.skipped, *self.domain_ranges]:
             if domain not in skip:
                 source = self.take_domain(domain, limit, found)
                 if source is not None or len(found) >= limit:

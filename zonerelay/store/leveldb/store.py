@@ -72,11 +72,8 @@ class LevelDbStore:
         self._cold = ColdReads(keeper, in_flight, self._bodies)
         self._zones = Zones(keeper, in_flight, empty=empty)
         self.claim = self._zones.claim
-        self.claim_new = self._zones.claim_new
-        self.claim_domain = self._zones.claim_domain
         self.release = self._zones.release
         self.next_due = self._zones.next_due
-        self.has_ready = self._zones.has_ready
         self._stored_last_id: MessageId | None = None
         keeper.on_failure = self._reset
         self._reservations = Reservations(

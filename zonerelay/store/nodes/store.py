@@ -24,7 +24,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, Unpack
 from uuid import uuid4
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -39,6 +39,7 @@ from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import (
     SHARED,
     Change,
+    ClaimFilter,
     ClaimLostError,
     KeptKeys,
     MessageNotFoundError,
@@ -378,15 +379,16 @@ class NodeStore:
 
     # --- claims
 
-    async def _claim(
-        self, limit: int, claim: Callable[[LevelDbStore, int], Awaitable[list[Delivery]]]
+    async def claim(
+        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
     ) -> list[Delivery]:
-        """Claim from all partitions with a valid lease, in turns. Raises ClaimLostError if the lease of the
-        own partition has ended, because claimed deliveries could not be sent.
+        """Claim from all partitions with a valid lease, in turns, and new mail from the own one, because only
+        that receives it. Raises ClaimLostError if the lease of the own partition has ended, because claimed
+        deliveries could not be sent.
         """
         self._own.partition.check()
-        if not self._heirs:
-            return await claim(self._own.queue, limit)
+        if not self._heirs or only.get("since") is not None:
+            return await self._own.queue.claim(queue, limit, now=now, **only)
         all_held = self._held()
         self._first = (self._first + 1) % len(all_held)
         found: list[Delivery] = []
@@ -396,7 +398,7 @@ class NodeStore:
                     break
                 if not held.partition.is_held():
                     continue
-                claimed = await claim(held.queue, limit - len(found))
+                claimed = await held.queue.claim(queue, limit - len(found), now=now, **only)
                 found += claimed
                 if held is not self._own:
                     self._adopted.update((delivery.message_id, held) for delivery in claimed)
@@ -410,23 +412,6 @@ class NodeStore:
             self._adopted = {each: held for each, held in self._adopted.items() if each in claimed_ids}
         return sorted(found, key=lambda delivery: delivery.message_id)
 
-    async def claim(
-        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        return await self._claim(
-            limit, lambda store, room: store.claim(queue, room, now=now, skip_domains=skip_domains)
-        )
-
-    async def claim_new(
-        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        """Claim from the own partition, because only it receives new mail."""
-        self._own.partition.check()
-        return await self._own.queue.claim_new(queue, limit, since=since, skip_domains=skip_domains)
-
-    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        return await self._claim(limit, lambda store, room: store.claim_domain(queue, domain, room, now=now))
-
     def release(self, keys: Collection[DeliveryKey]) -> None:
         if self._lost:
             self._found_lost(keys)
@@ -436,9 +421,6 @@ class NodeStore:
     async def next_due(self, queue: QueueName) -> float | None:
         found = [due for held in self._held() if (due := await held.queue.next_due(queue)) is not None]
         return min(found, default=None)
-
-    def has_ready(self, queue: QueueName) -> bool:
-        return any(held.queue.has_ready(queue) for held in self._held())
 
     def check_claim(self, message_id: MessageId) -> None:
         if message_id in self._lost:
