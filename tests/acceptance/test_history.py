@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.test_full_disk import mounted, occupy
+from tests.support.credentials import file_of, user
 from tests.support.ports import LOOPBACK, wait_until
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
@@ -112,7 +113,8 @@ async def test_what_became_of_mail_is_found_by_all_that_is_known_of_it(
             ):
                 (found,) = zonerelay.found(relay, *words)
                 assert (found["outcome"], found["attempts"]) == ("delivered", 1), words
-                assert "bob" not in json.dumps(found), "addresses are pseudonyms"
+            files = [each.read_bytes() for each in (relay.spool.parent / "history").iterdir()]
+            assert not any(b"bob" in each for each in files), "addresses are stored as pseudonyms"
             (bounced,) = zonerelay.found(relay, "--outcome", "bounced")
             assert bounced["reply"].startswith("550")
             (late,) = zonerelay.found(relay, "--reply", "4.7.1")
@@ -163,7 +165,7 @@ async def test_the_trace_of_mail_that_waits_has_all_attempts_and_the_next(
     await off_loop(story)
 
 
-async def test_mail_has_its_addresses_while_the_queue_knows_them(
+async def test_mail_has_its_addresses_while_the_relay_knows_them(
     tmp_path: Path, sink: Sink, zonerelay: Shell
 ) -> None:
     def story() -> None:
@@ -183,8 +185,40 @@ async def test_mail_has_its_addresses_while_the_queue_knows_them(
             assert "app@example.org" in zonerelay(relay, "report").out
             zonerelay(relay, "queue", "drop", "--all", "--yes")
             zonerelay.found(relay, "--outcome", "dropped")
+            relay.wait_until_empty()
+            rows = zonerelay(relay, "log", "find", "--json").of("found")
+            assert {row["recipient"] for row in rows} == {"defer-451@example.com", "bob@example.com"}
+            traced = zonerelay(relay, "queue", "trace", message_id, "--json").rows
+            assert {row["recipient"] for row in traced} >= {"defer-451@example.com", "bob@example.com"}
+            assert "app@example.org" in zonerelay(relay, "report").out
+            # They were in memory alone.
+            assert relay.terminate() == 0
+            relay.start()
             assert "@example" not in zonerelay(relay, "log", "find").out
+            assert "@example" not in zonerelay(relay, "log", "show", message_id).out
             assert "@example" not in zonerelay(relay, "report").out
+
+    await off_loop(story)
+
+
+async def test_names_of_users_are_shown_always(tmp_path: Path, sink: Sink, zonerelay: Shell) -> None:
+    def story() -> None:
+        credentials = tmp_path / "credentials"
+        credentials.write_text(file_of(user("ann@example.org", "secret")))
+        listener: Table = {"auth": "required", "unsafe": ["cleartext-auth"]}
+        tables: dict[str, Table] = {"auth": {"credentials": str(credentials)}}
+        with RelayProcess(
+            tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", listener=listener, tables=tables
+        ) as relay:
+            with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=30) as client:
+                client.login("ann@example.org", "secret")
+                client.sendmail("app@example.org", ["bob@example.com"], MESSAGE)
+            (found,) = zonerelay.found(relay, "--outcome", "delivered")
+            assert relay.terminate() == 0
+            (found,) = zonerelay.found(relay, "--outcome", "delivered")
+            assert found["user"] == "ann@example.org"
+            assert "@example" not in found["sender"]
+            assert "as user ann@example.org" in zonerelay(relay, "log", "show", found["message_id"]).out
 
     await off_loop(story)
 

@@ -278,6 +278,10 @@ def test_one_message_its_body_and_its_history(full: int, operator: Api, reader: 
     (read,) = operator.relay.events("body-read")
     assert (read["id"], read["by"]) == (message_id, "token oscar")
     assert wait_until(lambda: reader.get(f"/v1/history/{message_id}")["steps"], timeout=10)
+    seen = operator.get(f"/v1/history?about={message_id}")["found"]
+    assert all(each["recipient"].endswith(".example.net") for each in seen)
+    hidden = reader.get(f"/v1/history?about={message_id}")["found"]
+    assert all(each["recipient"].startswith("u-") for each in hidden)
     found = reader.get("/v1/history?about=r0@d0.example.net")
     assert [each["message_id"] for each in found["found"]] == [message_id]
     assert reader("GET", "/v1/history?recipient=r*@d0.example.net").code == (422, "invalid")

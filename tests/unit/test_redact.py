@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.model.address import NULL_SENDER, Mailbox
-from zonerelay.telemetry.logs.redact import TEXT_LIMIT, RedactKeyError, Redactor, load_or_create_key
+from zonerelay.telemetry.logs.redact import (
+    CACHE_SIZE,
+    TEXT_LIMIT,
+    RedactKeyError,
+    Redactor,
+    load_or_create_key,
+)
 
 REDACTOR = Redactor(b"k" * 32, enabled=True)
 ALICE = Mailbox("alice@example.com")
@@ -178,11 +184,22 @@ def test_switched_off_it_shows_addresses_but_still_cleans_text() -> None:
 
 def test_an_operator_can_ask_which_mailbox_a_pseudonym_is() -> None:
     pseudonym = REDACTOR.mailbox(ALICE)
-    assert REDACTOR.matches(pseudonym, ALICE)
-    assert REDACTOR.matches(f"<{pseudonym}>", Mailbox("ALICE@example.com"))
-    assert REDACTOR.matches(pseudonym.partition("@")[2], Mailbox("bob@example.com"))
-    assert not REDACTOR.matches(pseudonym, Mailbox("bob@example.com"))
-    assert not REDACTOR.matches("", ALICE)
+    assert REDACTOR.matches({pseudonym}, ALICE)
+    assert REDACTOR.matches({pseudonym}, Mailbox("ALICE@example.com"))
+    assert REDACTOR.matches({pseudonym.partition("@")[2]}, Mailbox("bob@example.com"))
+    assert not REDACTOR.matches({pseudonym}, Mailbox("bob@example.com"))
+    assert not REDACTOR.matches(set(), ALICE)
+
+
+def test_the_last_addresses_are_known_by_their_pseudonyms() -> None:
+    redactor = Redactor(b"k" * 32, enabled=True)
+    alice = redactor.mailbox(ALICE)
+    redactor.message_id("<one@example.com>")
+    assert redactor.known({alice, "d-none"}) == [ALICE]
+    for number in range(CACHE_SIZE):
+        redactor.mailbox(Mailbox(f"{number}@example.net"))
+    assert redactor.known({alice}) == []
+    assert redactor.mailbox(ALICE) == alice
 
 
 def test_the_key_is_made_once_and_for_the_owner_only(tmp_path: Path) -> None:

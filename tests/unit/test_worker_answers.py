@@ -183,7 +183,8 @@ def test_the_status_adds_up_and_a_problem_says_whose_it_is() -> None:
 
 def test_minutes_of_workers_that_have_run_for_different_times_are_added_from_the_last() -> None:
     parts = {
-        n: msgspec.structs.replace(status(), accepted_per_minute=some) for n, some in enumerate(((1, 2, 3), (10,), ()))
+        n: msgspec.structs.replace(status(), accepted_per_minute=some)
+        for n, some in enumerate(((1, 2, 3), (10,), ()))
     }
     assert merge_status(parts, status(), shared=False).accepted_per_minute == (1, 2, 13)
 

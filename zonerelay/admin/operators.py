@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,10 @@ from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.control.runner import Handler, Runner
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.model.clock import Clock
-from zonerelay.operations.errors import BusyError
+from zonerelay.operations.answers import addresses_in
+from zonerelay.operations.catalogue import Call
+from zonerelay.operations.errors import BusyError, ControlError
+from zonerelay.operations.requests import Request
 
 if TYPE_CHECKING:
     from zonerelay.capture.store import Capture
@@ -122,6 +125,17 @@ class Operators:
     def captures(self) -> bool:
         """Whether mail is captured here."""
         return self.sandbox is not None or any(zone.next_hop == CAPTURE for zone in self.settings().zone)
+
+    async def addresses(self, questions: Iterable[Request]) -> list[str]:
+        """Return the addresses in the answers to `control.history.questions`."""
+        found: list[str] = []
+        for request in questions:
+            with contextlib.suppress(ControlError):
+                call = Call(request=request, caller="")
+                async with contextlib.aclosing(self.asking.frames(call)) as frames:
+                    async for frame in frames:
+                        found += addresses_in(frame)
+        return found
 
 
 def build_operators(

@@ -11,6 +11,7 @@ in chunks, so that only one is in memory. A rendition is the one that the zone's
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -358,13 +359,20 @@ class ControlHandler:
     async def _resolve(self, request: requests.Resolve, answer: Answer) -> answers.End:
         """Send each matching address once, with one message that contains it."""
         matches, seen = self._redactor.matches, set[str]()
+        wanted = set(re.split(r"[\s<>]+", request.pseudonym.lower()))
+        if request.recent:
+            redactors = (self._redactor, *([self._history.redactor] if self._history else []))
+            known = list(dict.fromkeys(address for each in redactors for address in each.known(wanted)))
+            for address in known[: request.limit]:
+                await answer.send(answers.Address(address=address, role="", message_id=""))
+            return answers.End(count=min(len(known), request.limit), more=len(known) > request.limit)
         async with aclosing(self._operations.select(QueueFilter(), None, answer)) as found:
             async for delivery, message, _ in found:
                 mailboxes = [(delivery.recipient, "recipient")]
                 if message is not None:
                     mailboxes.append((message.envelope.sender, "sender"))
                 for mailbox, role in mailboxes:
-                    if mailbox in seen or not matches(request.pseudonym, mailbox):
+                    if mailbox in seen or not matches(wanted, mailbox):
                         continue
                     if len(seen) == request.limit:
                         return answers.End(count=len(seen), more=True)

@@ -15,13 +15,14 @@ from typing import TypeVar
 
 import msgspec
 
+from zonerelay.config.credentials.file import CredentialsError, read
 from zonerelay.config.settings import HistoryAddresses, Settings
 from zonerelay.history.reader import Entry, Gap, Histories, Query, Sent, TooLongError, entries_of, steps
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
-from zonerelay.operations.answers import MessageDetail, TraceStep
+from zonerelay.operations.answers import TraceStep
 from zonerelay.operations.errors import BusyError
-from zonerelay.operations.requests import HistoryFind
+from zonerelay.operations.requests import HistoryFind, QueueShow, Resolve
 from zonerelay.process.setup import redact_key_of
 from zonerelay.process.threads import HISTORY, LOOKUPS, PoolBusyError
 from zonerelay.store.spool_paths import is_shared
@@ -34,10 +35,13 @@ LONGEST_COMMAND = 120.0
 MAX_GAPS = 5
 """Told one by one."""
 MAX_KNOWN = 1000
+TOGETHER = 100
+"""Pseudonyms in one request."""
 MAX_QUEUED = 50
 """Messages that the queue is asked about for one search."""
 
 _PSEUDONYM = re.compile(r"u-[a-z2-7]{13}@d-[a-z2-7]{13}")
+_USER = re.compile(rf"(?<=as user ){_PSEUDONYM.pattern}")
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,8 +132,12 @@ def _search(settings: Settings, wanted: HistoryFind, now: float, longest: float)
             until=float("inf") if wanted.until is None else wanted.until,
         )
         found, more = histories.find(query, wanted.limit)
+        users = _users(settings, histories.redactor)
         return Found(
-            found=tuple(found),
+            found=tuple(
+                msgspec.structs.replace(each, user=users.get(each.user, each.user)) if users else each
+                for each in found
+            ),
             more=more,
             gaps=tuple(histories.gaps(query.since, min(query.until, now))),
             refused_more=histories.refused_more(query),
@@ -157,6 +165,11 @@ def time_line(
         accepted = int(message_id[:11], 16) / 1000
         gaps, workers = tuple(histories.gaps(accepted, now)), tuple(histories.workers)
         names = pseudonyms(settings, known[:MAX_KNOWN])
+        users = _users(settings, histories.redactor)
+        told = [
+            msgspec.structs.replace(each, text=_USER.sub(lambda name: users.get(name[0], name[0]), each.text))
+            for each in told
+        ]
         return TimeLine(steps=tuple(_clear_steps(told, names)), gaps=gaps, workers=workers)
 
 
@@ -232,9 +245,16 @@ def queued(found: Iterable[Entry]) -> list[str]:
     return list(dict.fromkeys(ids))[-MAX_QUEUED:]
 
 
-def addresses_of(detail: MessageDetail) -> list[str]:
-    """Return the addresses of a message that is in the queue."""
-    return [each for each in (detail.sender, detail.user, *detail.recipients) if each]
+def questions(found: Iterable[Entry]) -> list[QueueShow | Resolve]:
+    """Return the requests for the addresses in these entries that a relay knows: the last ones, which are in
+    its memory, and those of mail in its queue.
+    """
+    entries = list(found)
+    texts = [text for each in entries for text in (each.sender, each.recipient, each.user, each.reply)]
+    names = list(dict.fromkeys(name for text in texts for name in _PSEUDONYM.findall(text)))[-MAX_KNOWN:]
+    parts = [" ".join(names[at : at + TOGETHER]) for at in range(0, len(names), TOGETHER)]
+    asked = [Resolve(pseudonym=each, recent=True, limit=2 * TOGETHER) for each in parts]
+    return [*asked, *(QueueShow(message_id=each) for each in queued(entries))]
 
 
 def named(found: Iterable[Entry], names: Mapping[str, str]) -> tuple[Entry, ...]:
@@ -266,6 +286,17 @@ def pseudonyms(settings: Settings, addresses: Iterable[str]) -> dict[str, str]:
     """Return the addresses that the operator knows by their pseudonyms."""
     redactor = redactor_of(settings)
     return {} if redactor is None else {redactor.mailbox(Mailbox(each)): each for each in addresses}
+
+
+def _users(settings: Settings, redactor: Redactor | None) -> dict[str, str]:
+    """Return the names of users that are addresses, by their pseudonyms."""
+    if redactor is None:
+        return {}
+    try:
+        names = read(settings.auth.credentials)
+    except CredentialsError:
+        return {}
+    return {redactor.user(name): name for name in names if "@" in name}
 
 
 def of_interest(answer: Found, *, asked: bool) -> list[Gap]:

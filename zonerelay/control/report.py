@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from zonerelay.config.settings import Settings
 from zonerelay.config.units import format_duration, format_size
-from zonerelay.control.history import pseudonyms
 from zonerelay.history.reader import Gap, Histories, Record
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.reply import same_reply
@@ -97,10 +96,10 @@ def report(
     hostname: str,
     period: tuple[float, float],
     now: RelayStatus | ControlError,
-    senders: Sequence[str] = (),
+    known: Callable[[Sequence[str]], Mapping[str, str]] = lambda senders: {},
 ) -> str:
     """Return the report of the `period` between two Unix times. Blocks. `now` is the relay's answer about its
-    queue. `senders` are shown by their addresses.
+    queue. `known` returns the addresses that it knows of some pseudonyms.
     """
     (since, until), figures = period, Figures()
     with Histories(settings.spool.path.parent / DIRECTORY, None) as histories:
@@ -109,8 +108,8 @@ def report(
             if number % SLICE == 0:
                 time.sleep(0.0002)
         gaps = [gap for gap in histories.gaps(since, until) if not gap.unsearchable]
-    if senders and (found := figures.lists.get(SENDERS)):
-        names = pseudonyms(settings, senders)
+    if found := figures.lists.get(SENDERS):
+        names = known([sender for sender, _ in found.most_common(MOST)])
         figures.lists[SENDERS] = Counter({names.get(each, each): found[each] for each in found})
     lines = [f"{hostname}: mail from {_when(since)} to {_when(until)}", ""]
     if not settings.history.enabled:

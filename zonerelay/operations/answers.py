@@ -717,6 +717,16 @@ def decode_frame(line: bytes) -> Frame:
     return frame
 
 
+def addresses_in(frame: object) -> list[str]:
+    """Return the addresses in an answer to a question for them."""
+    match frame:
+        case Address():
+            return [frame.address]
+        case MessageDetail():
+            return [each for each in (frame.sender, frame.user, *frame.recipients) if each]
+    return []
+
+
 def problem_of(error: ControlError) -> Problem:
     return Problem(code=error.kind, detail=str(error), pointer=error.pointer)
 

@@ -245,7 +245,7 @@ OPERATIONS: tuple[Operation, ...] = (
         reply=answers.Address,
         shape=Shape.ROWS,
         help="Show the addresses in the queue behind a pseudonym",
-        merge=Merge(how=How.SUM, key="address", of_queue=True),
+        merge=Merge(how=How.SUM, key="address"),
         scope="operate",
         method="GET",
         path="/v1/resolve",

@@ -349,12 +349,15 @@ class Explain(Request, frozen=True, kw_only=True, tag="explain"):
 
 
 class Resolve(Request, frozen=True, kw_only=True, tag="resolve"):
-    """Request the addresses in the queue that match a pseudonym from the log."""
+    """Request the addresses in the queue that match a pseudonym from the log. With `recent`, request the last
+    8,192 addresses of each worker instead, which are in memory after their mail has left the queue.
+    """
 
     pseudonym: Annotated[
         str,
-        option("Pseudonym from the log", metavar="PSEUDONYM", positional=True, min_length=1, max_length=100),
+        option("Pseudonym from the log", metavar="PSEUDONYM", positional=True, min_length=1, max_length=4000),
     ]
+    recent: Annotated[bool, option("Ask the relay's memory, not its queue", "--recent")] = False
     limit: Annotated[int, option("At most N addresses", metavar="N", ge=1, le=MAX_PAGE)] = 100
 
 

@@ -28,12 +28,12 @@ from zonerelay.config.problems import Report
 from zonerelay.control.history import (
     Found,
     TimeLine,
-    addresses_of,
     ask,
     became,
+    entries,
     named,
     pseudonyms,
-    queued,
+    questions,
     search,
     time_line,
 )
@@ -327,27 +327,19 @@ async def _find(call: Call, request: requests.HistoryFind) -> Found:
         raise InvalidError(str(error)) from error
     if not call.token.may("operate"):
         return answer
-    known: list[str] = []
-    for message_id in queued(answer.found):
-        known += await _addresses(call, message_id)
+    known = await call.operators.addresses(questions(answer.found))
     names = await LOOKUPS.run(pseudonyms, settings, known)
     return msgspec.structs.replace(answer, found=named(answer.found, names))
 
 
-async def _addresses(call: Call, message_id: str) -> list[str]:
-    """Return the addresses of a message in the queue."""
-    with suppress(ControlError):
-        return addresses_of(await call.one(requests.QueueShow(message_id=message_id), answers.MessageDetail))
-    return []
-
-
 async def _time_line(call: Call, request: requests.HistoryShow) -> TimeLine:
-    message_id, now = request.message_id, call.operators.clock.now()
+    settings, now, message_id = call.operators.settings(), call.operators.clock.now(), request.message_id
     # The relay stores the last events before it reports that it has no such message.
-    known = await _addresses(call, message_id)
-    return await ask(
-        time_line, call.operators.settings(), message_id, now, known if call.token.may("operate") else []
-    )
+    known = await call.operators.addresses([requests.QueueShow(message_id=message_id)])
+    if call.token.may("operate"):
+        found = await ask(entries, settings, message_id, None, now)
+        known += await call.operators.addresses(questions(found))
+    return await ask(time_line, settings, message_id, now, known if call.token.may("operate") else [])
 
 
 async def _config(call: Call, request: requests.ConfigShow) -> dict[str, object]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from zonerelay.admin.page.text import when
-from zonerelay.config.settings import Settings
+from zonerelay.admin.page.visitor import Visitor
 from zonerelay.config.units import parse_duration
 from zonerelay.control import history
 from zonerelay.operations.answers import TraceStep
@@ -24,15 +24,9 @@ class SearchError(Exception):
     """The search is invalid. The text is for the operator."""
 
 
-async def find(
-    settings: Settings,
-    now: float,
-    given: Mapping[str, str],
-    addresses: Callable[[str], Awaitable[list[str]]],
-) -> dict[str, object]:
-    """Return the values for the template `history`. `addresses` returns the addresses of a message in the
-    queue. Raise SearchError if the search is invalid.
-    """
+async def find(visitor: Visitor, given: Mapping[str, str]) -> dict[str, object]:
+    """Return the values for the template `history`. Raise SearchError if the search is invalid."""
+    settings, now = visitor.operators.settings(), visitor.now
     value, outcome = given["value"], given["outcome"]
     try:
         since = now - parse_duration(given["since"]) if given["since"] else 0.0
@@ -40,8 +34,8 @@ async def find(
         query = msgspec.convert({**wanted, "since": since, "limit": FOUND}, HistoryFind)
         answer = await history.ask(history.search, settings, query, now)
         clear = [value] if value else []
-        for message_id in history.queued(answer.found):
-            clear += await addresses(message_id)
+        if visitor.operates:
+            clear += await visitor.operators.addresses(history.questions(answer.found))
         known = await LOOKUPS.run(history.pseudonyms, settings, clear)
     except (ValueError, RedactKeyError, NoFormError) as error:
         raise SearchError(str(error)) from error
@@ -61,10 +55,14 @@ async def find(
 
 
 async def time_line(
-    settings: Settings, now: float, message_id: str, queued: Sequence[TraceStep], known: Sequence[str]
+    visitor: Visitor, message_id: str, queued: Sequence[TraceStep], known: Sequence[str]
 ) -> tuple[list[TraceStep], list[str]]:
     """Return the whole time line of a message, and a description of the gaps in the history."""
+    settings, now = visitor.operators.settings(), visitor.now
     try:
+        if visitor.operates:
+            found = await history.ask(history.entries, settings, message_id, None, now)
+            known = [*known, *await visitor.operators.addresses(history.questions(found))]
         line, gaps = await history.ask(history.whole_line, settings, message_id, queued, known, now)
     except RedactKeyError as error:
         return list(queued), [str(error)]

@@ -4,7 +4,7 @@ and the live tail. Views query the relay and change nothing.
 
 from __future__ import annotations
 
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from urllib.parse import urlencode
 
 import msgspec
@@ -17,7 +17,6 @@ from zonerelay.admin.page.text import when
 from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor
 from zonerelay.config import toml_text
 from zonerelay.config.problems import Report
-from zonerelay.control.history import addresses_of
 from zonerelay.history.reader import OUTCOMES
 from zonerelay.model.message_id import is_message_id
 from zonerelay.operations import answers, requests
@@ -123,9 +122,7 @@ async def message(visitor: Visitor) -> web.StreamResponse:
         queued, _ = await visitor.all(requests.QueueTrace(message_id=message_id), answers.TraceStep)
     except (NotFoundError, ControlError) as error:
         absent = str(error)
-    known = [] if detail is None else addresses_of(detail)
-    settings = visitor.operators.settings()
-    steps, gaps = await search.time_line(settings, visitor.now, message_id, queued, known)
+    steps, gaps = await search.time_line(visitor, message_id, queued, answers.addresses_in(detail))
     return await visitor.page(
         "message.html",
         200 if detail or steps else 404,
@@ -167,16 +164,9 @@ async def history(visitor: Visitor) -> web.StreamResponse:
     given = {name: visitor.given(name) for name in ("value", "since", "outcome", "reply")}
     common = {"given": given, "outcomes": OUTCOMES, "asked": any(given.values())}
 
-    async def addresses(message_id: str) -> list[str]:
-        with suppress(ControlError):
-            request = requests.QueueShow(message_id=message_id)
-            if visitor.operates:
-                return addresses_of(await visitor.one(request, answers.MessageDetail))
-        return []
-
     wanted = given if common["asked"] else {**given, "since": RECENT}
     try:
-        answer = await search.find(visitor.operators.settings(), visitor.now, wanted, addresses)
+        answer = await search.find(visitor, wanted)
     except search.SearchError as error:
         return await visitor.page("history.html", 400, problem=error, **common)
     return await visitor.page("history.html", problem="", **common, **answer)

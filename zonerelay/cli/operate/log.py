@@ -30,9 +30,9 @@ from zonerelay.history.database import forget, open_for_writing
 from zonerelay.history.reader import Entry, Gap
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
-from zonerelay.operations.answers import MessageDetail, RelayStatus, Summary, TraceStep
+from zonerelay.operations.answers import Address, RelayStatus, TraceStep, addresses_in
 from zonerelay.operations.errors import ControlError, NotFoundError
-from zonerelay.operations.requests import HistoryFind, QueueShow, QueueSummary, Status
+from zonerelay.operations.requests import HistoryFind, Resolve, Status
 from zonerelay.process.setup import redact_key_of
 from zonerelay.telemetry.logs.redact import RedactKeyError, SearchError
 
@@ -56,15 +56,15 @@ def find(arguments: Namespace) -> int:
     answer = _told(lambda: history.search(settings, wanted, now))
     gaps = history.of_interest(answer, asked=arguments.since is not None)
     found, workers = answer.found, answer.workers
-    queued = addresses_in_queue(settings, history.queued(found))
+    addresses = known_addresses(settings, found)
     if arguments.json:
-        names = _told(lambda: history.pseudonyms(settings, queued))
+        names = _told(lambda: history.pseudonyms(settings, addresses))
         for each in (*history.named(found, names), *gaps):
             output.print_line(each)
     elif found:
         asked = filter(None, [arguments.about, arguments.sender, arguments.recipient])
         console = output.console()
-        known = _told(lambda: history.pseudonyms(settings, [*asked, *queued]))
+        known = _told(lambda: history.pseudonyms(settings, [*asked, *addresses]))
         console.print(_table(found, known, wide=console.width >= output.WIDE))
     if answer.more:
         output.chatter().print(
@@ -87,8 +87,10 @@ def find(arguments: Namespace) -> int:
 
 def show(arguments: Namespace) -> int:
     settings = load_for_reading(arguments.config)
-    known = addresses_in_queue(settings, [arguments.message_id])
-    told = _told(lambda: history.time_line(settings, arguments.message_id, time.time(), known))
+    now = time.time()
+    found = _told(lambda: history.entries(settings, arguments.message_id, None, now))
+    known = known_addresses(settings, found)
+    told = _told(lambda: history.time_line(settings, arguments.message_id, now, known))
     print_steps(told.steps, as_json=arguments.json)
     if not told.steps:
         _tell_nothing(settings, told.workers)
@@ -96,15 +98,15 @@ def show(arguments: Namespace) -> int:
     return OK if told.steps else FAILED
 
 
-def addresses_in_queue(settings: Settings, message_ids: Iterable[str]) -> list[str]:
-    """Return the addresses of the given messages that are in the queue of a running relay."""
-    found: list[str] = []
+def known_addresses(settings: Settings, found: Iterable[Entry]) -> list[str]:
+    """Return the addresses in these entries that the running relay knows."""
+    known: list[str] = []
     relay = ControlClient(control_socket_path(settings))
     with contextlib.suppress(ControlError):
-        for each in message_ids:
+        for each in history.questions(found):
             with contextlib.suppress(NotFoundError):
-                found += history.addresses_of(relay.ask(QueueShow(message_id=each), MessageDetail))
-    return found
+                known += [address for frame in relay.stream(each) for address in addresses_in(frame)]
+    return known
 
 
 @contextlib.contextmanager
@@ -123,10 +125,11 @@ def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
 
 def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]) -> list[TraceStep]:
     """Return the history of a message, followed by the steps that the queue reports."""
-    with contextlib.suppress(CliError, RedactKeyError):
+    with contextlib.suppress(CliError, RedactKeyError, SearchError):
         settings = load_for_reading(config, quietly=True)
-        known = addresses_in_queue(settings, [message_id] if queued else [])
-        return history.whole_line(settings, message_id, queued, known, time.time())[0]
+        now = time.time()
+        known = known_addresses(settings, history.entries(settings, message_id, None, now))
+        return history.whole_line(settings, message_id, queued, known, now)[0]
     return list(queued)
 
 
@@ -185,13 +188,20 @@ def report(arguments: Namespace) -> int:
     hostname = resolve_hostname(settings, socket.getfqdn)
     client = ControlClient(control_socket_path(settings))
     status: RelayStatus | ControlError
-    senders: list[str] = []
     try:
         status = client.ask(Status(), RelayStatus)
-        senders = [row.key for row in client.ask(QueueSummary(by="sender"), Summary).rows]
     except ControlError as error:
         status = error
-    told = figures(settings, hostname, (now - arguments.since, now), status, senders)
+
+    def known(senders: Sequence[str]) -> Mapping[str, str]:
+        found: list[Address] = []
+        with contextlib.suppress(ControlError):
+            for recent in (True, False):
+                request = Resolve(pseudonym=" ".join(senders), recent=recent)
+                found += client.all(request, Address)[0]
+        return history.pseudonyms(settings, [each.address for each in found])
+
+    told = figures(settings, hostname, (now - arguments.since, now), status, known)
     print(text.clean_lines(told), end="")
     return OK
 

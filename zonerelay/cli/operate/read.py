@@ -247,7 +247,10 @@ def resolve(arguments: Namespace) -> int:
         return _resolve_address(arguments)
     with output.progress("Scanning the queue") as reach:
         request, saw = request_of(arguments, Resolve), output.frames_seen(reach)
-        found, end = connect(arguments).all(request, Address, saw)
+        relay = connect(arguments)
+        found, end = relay.all(request, Address, saw)
+        if not found and not request.recent:
+            found, end = relay.all(msgspec.structs.replace(request, recent=True), Address)
     if arguments.json:
         for address in found:
             output.print_line(address)
@@ -256,7 +259,7 @@ def resolve(arguments: Namespace) -> int:
         output.console().print(output.table(["address", "role", "message"], rows))
     if not found:
         output.chatter().print(
-            "No mail in the queue has this pseudonym: it has been delivered, or the key has changed."
+            "Neither mail in the queue nor recent mail has this pseudonym, or the key has changed."
         )
     return output.completeness(end) if found else FAILED
 

@@ -24,7 +24,8 @@ import ipaddress
 import re
 import secrets
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -79,6 +80,22 @@ class RedactKeyError(Exception):
     """The key cannot be read or created; the text says what the operator should do."""
 
 
+class _Names(dict[Mailbox, str]):
+    """The pseudonyms of the last `CACHE_SIZE` mailboxes. Safe in several threads."""
+
+    def __init__(self, make: Callable[[Mailbox], str]) -> None:
+        super().__init__()
+        self._make, self._lock = make, threading.Lock()
+
+    def __missing__(self, mailbox: Mailbox) -> str:
+        name = self._make(mailbox)
+        with self._lock:
+            if len(self) >= CACHE_SIZE:
+                del self[next(iter(self))]
+            self[mailbox] = name
+        return name
+
+
 class Redactor:
     """Makes pseudonyms with one key. Disabled, it shows addresses as they are, but still cleans text."""
 
@@ -91,11 +108,12 @@ class Redactor:
         self.enabled = enabled
         self.problem = ""
         """Why the key is not the one that the configuration names."""
+        self._names = _Names(self._hash_mailbox)
         self._domain = lru_cache(CACHE_SIZE)(self._hash_domain)
         self.mailbox: Callable[[Mailbox], str] = self._shown
         self.client: Callable[[str], str] = printable
         if enabled:
-            self.mailbox = lru_cache(CACHE_SIZE)(self._hash_mailbox)
+            self.mailbox = self._names.__getitem__
             self.client = lru_cache(CACHE_SIZE)(self._hash_client)
 
     def user(self, name: str) -> str:
@@ -153,13 +171,15 @@ class Redactor:
         """An identifier of the key that reveals nothing about it."""
         return self._token(b"d", "") if self.enabled else ""
 
-    def matches(self, pseudonym: str, mailbox: Mailbox) -> bool:
-        """Return whether `pseudonym` (or its domain part alone) is this redactor's pseudonym of the
-        mailbox.
-        """
-        wanted = pseudonym.strip().strip("<>").lower()
+    def matches(self, pseudonyms: Collection[str], mailbox: Mailbox) -> bool:
+        """Return whether one of the pseudonyms is that of the mailbox, or its domain part alone."""
         written = self._hash_mailbox(mailbox)
-        return wanted == written or (wanted.startswith("d-") and wanted == written.rpartition("@")[2])
+        return written in pseudonyms or written.rpartition("@")[2] in pseudonyms
+
+    def known(self, pseudonyms: Collection[str]) -> list[Mailbox]:
+        """Return the mailboxes with these pseudonyms, or domain parts, that are still in memory."""
+        names = self._names.copy()
+        return [each for each, name in names.items() if {name, name.rpartition("@")[2]} & set(pseudonyms)]
 
     def _replace(self, match: re.Match[str]) -> str:
         lead, plain, quoted, sign, domain = match.groups("")
