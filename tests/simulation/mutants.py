@@ -205,7 +205,7 @@ def retry_forgotten(real: Any) -> Any:
 
 MUTANTS["due-mail-not-found"] = Mutant(
     "2.3: deferred mail is found when it is due",
-    "store.leveldb.claims:ZoneClaims.next_due",
+    "store.leveldb.claims:Claims.next_due",
     lambda real: _nothing,
 )
 

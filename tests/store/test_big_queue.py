@@ -91,7 +91,7 @@ async def test_a_zone_holds_its_window_in_memory_and_finds_the_rest(
     monkeypatch.setattr("zonerelay.store.leveldb.claims._READ_AHEAD", 20)
     for number in range(1, MANY + 1):
         await store_message(store, number)
-    window = store._zones[queue_of("default")].window
+    window = store._claims[queue_of("default")]
     assert len(window._ready) <= 40
     in_memory: list[int] = []
     Counted.reset()

@@ -1,23 +1,23 @@
-"""Claims deliveries of the LevelDB spool, and fills a zone's window from disk when claims need it.
+"""Claims deliveries of the LevelDB spool, and fills a queue's window from disk when claims need it.
 
-At most one read per zone runs at a time, under the zone's lock. The window notes changes to deliveries during
-the read. A claim that fails or is cancelled releases the deliveries that it has claimed.
+At most one read per queue runs at a time, under the queue's lock. The window notes changes to deliveries
+during the read. A claim that fails or is cancelled releases the deliveries that it has claimed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from operator import attrgetter
-from typing import Unpack
 
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
-from zonerelay.store.contract import ClaimFilter, StoreError
+from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.in_flight import InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
@@ -29,40 +29,38 @@ _READ_AHEAD = 200
 """The smallest number of ready deliveries that one read loads into memory."""
 
 
-class ZoneClaims:
-    """The claims of one zone."""
+class Claims(dict[QueueName, ZoneWindow]):
+    """The windows of all queues, created when they are first used, and the claims from them. The methods are
+    those of `QueueStore`.
+    """
 
-    def __init__(
-        self,
-        queue: QueueName,
-        keeper: SpoolKeeper,
-        in_flight: InFlight,
-        *,
-        empty: bool,
-    ) -> None:
-        self.window = ZoneWindow(queue, in_flight.is_busy, empty=empty)
+    def __init__(self, keeper: SpoolKeeper, in_flight: InFlight, *, empty: bool) -> None:
+        """Create the claims. With `empty` the spool has no deliveries, so nothing needs to be read."""
+        self.empty = empty
         self._keeper = keeper
-        self._committer = keeper.committer
         self._in_flight = in_flight
-        self._lock = asyncio.Lock()
+        self._locks: defaultdict[QueueName, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def __missing__(self, queue: QueueName) -> ZoneWindow:
+        window = self[queue] = ZoneWindow(queue, self._in_flight.is_busy, empty=self.empty)
+        return window
 
     async def claim(
         self,
+        queue: QueueName,
         limit: int,
-        now: float,
         *,
+        now: float,
         skip_domains: Collection[str] = (),
         since: MessageId | None = None,
         domain: str | None = None,
     ) -> list[Delivery]:
-        """Claim as `QueueStore.claim` does."""
-        window, found = self.window, dict[DeliveryKey, Delivery]()
-        async with self._lock:
+        self._keeper.check_claims()
+        window, found = self[queue], Taken()
+        async with self._locks[queue]:
             try:
                 while True:
-                    taken: Taken = {}
-                    spill: Taken = {}
-                    room = limit - len(found)
+                    taken, spill, room = Taken(), Taken(), limit - len(found)
                     if domain is not None:
                         source = window.take_domain(domain, room, taken)
                     elif since is not None:
@@ -73,10 +71,10 @@ class ZoneClaims:
                     self._in_flight.claims.update(taken)
                     found |= taken
                     if spill:
-                        await self._spill(spill)
+                        await self._spill(window, spill)
                     if source is None:
                         break
-                    await self._read(source, max(limit - len(found), _READ_AHEAD), now)
+                    await self._read(window, source, max(limit - len(found), _READ_AHEAD), now)
                     found = self._still_claimed(found)
             except BaseException:
                 self.release(found)
@@ -91,56 +89,55 @@ class ZoneClaims:
         return {key: claims[key] or delivery for key, delivery in found.items() if key in claims}
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
-        """Release claims."""
+        in_flight = self._in_flight
         for key in keys:
-            if key not in self._in_flight.claims:
+            if key not in in_flight.claims:
                 continue
-            delivery = self._in_flight.claims.pop(key)
-            if key in self._in_flight.writing:
+            delivery = in_flight.claims.pop(key)
+            if key in in_flight.writing:
                 continue  # the pending write determines the next state
             if delivery is None:
-                self.window.look_for(key)
+                self[key.queue].look_for(key)
             else:
-                self.window.put_back(key, delivery)
+                self[key.queue].put_back(key, delivery)
 
-    async def next_due(self) -> float | None:
-        """Return the Unix time of the first unclaimed deferred delivery."""
-        window = self.window
-        async with self._lock:
+    async def next_due(self, queue: QueueName) -> float | None:
+        self._keeper.check_usable()
+        window = self[queue]
+        async with self._locks[queue]:
             while window.due_range.low is not None and not window.due_range.exact:
-                await self._find_due()
+                await self._find_due(window)
         low = window.due_range.low
-        on_disk = None if low is None else records.parse_due(low)
-        in_memory = window.due_in_memory()
-        if on_disk is None or in_memory is None:
-            return in_memory if on_disk is None else on_disk
-        return min(on_disk, in_memory)
+        times = (None if low is None else records.parse_due(low), window.due_in_memory())
+        return min((due for due in times if due is not None), default=None)
 
     # --- reading
 
     @contextlib.contextmanager
-    def _reading(self, source: DiskRange) -> Iterator[bytes]:
+    def _reading(self, window: ZoneWindow, source: DiskRange) -> Iterator[bytes]:
         """Yield the key to read from. The mark of the range moves only if the read succeeds."""
         try:
-            yield self.window.start_reading(source)
+            yield window.start_reading(source)
         except BaseException:
-            self.window.stop_reading(source)
+            window.stop_reading(source)
             raise
 
-    async def _read(self, source: DiskRange, wanted: int, now: float) -> None:
-        window, epoch = self.window, self.window.epoch
-        with self._reading(source) as start:
-            page = await self._read_page(source, start, wanted, now)
+    async def _read(self, window: ZoneWindow, source: DiskRange, wanted: int, now: float) -> None:
+        epoch = window.epoch
+        with self._reading(window, source) as start:
+            page = await self._read_page(window, source, start, wanted, now)
         if window.epoch != epoch:
             return
         window.absorb(source, page.deliveries, page.low, now)
         if page.keys and source is not window.due_range:
             # Memory has them now. If the process dies, the next start finds them with the cursor.
             hints: list[Op] = [(key, None) for key in page.keys]
-            self._committer.submit(hints, lazy=True)
+            self._keeper.committer.submit(hints, lazy=True)
 
-    async def _read_page(self, source: DiskRange, start: bytes, wanted: int, now: float) -> Page:
-        window, read = self.window, self._keeper.read
+    async def _read_page(
+        self, window: ZoneWindow, source: DiskRange, start: bytes, wanted: int, now: float
+    ) -> Page:
+        read = self._keeper.read
         if source is window.fresh_range or source is window.new_range:
             return await read(lambda reads: reads.fresh(start, source.end, wanted))
         bound = source.end
@@ -148,16 +145,16 @@ class ZoneClaims:
             bound = source.prefix + records.due_field(now) + b"!"
         return await read(lambda reads: reads.index(start, bound, source.end, wanted))
 
-    async def _find_due(self) -> None:
-        window, epoch = self.window, self.window.epoch
-        with self._reading(window.due_range) as start:
+    async def _find_due(self, window: ZoneWindow) -> None:
+        epoch = window.epoch
+        with self._reading(window, window.due_range) as start:
             keys = await self._keeper.read(lambda reads: reads.page_of_keys(start, window.due_range.end))
         if window.epoch == epoch:
             window.skip_taken(keys)
 
-    async def _spill(self, spill: Taken) -> None:
+    async def _spill(self, window: ZoneWindow, spill: Taken) -> None:
         """Write skipped deliveries that exceed the memory limit to the overflow index."""
-        window, epoch = self.window, self.window.epoch
+        epoch = window.epoch
         domains = {key: domain_of(key.recipient) for key in spill}
         ops: list[Op] = [(records.domain_key(key, domain), b"") for key, domain in domains.items()]
 
@@ -167,38 +164,10 @@ class ZoneClaims:
                     window.spilled(domain, key)
 
         try:
-            await self._committer.submit(ops, size=100 * len(ops), applied=applied)
+            await self._keeper.committer.submit(ops, size=100 * len(ops), applied=applied)
         except StoreError:
             # The spool had failed before, so no read will find these again.
             if window.epoch == epoch:
                 for key, delivery in spill.items():
                     window.put_back(key, delivery)
             raise
-
-
-class Zones(dict[QueueName, ZoneClaims]):
-    """The claims of all zones, created when they are first used. The methods are those of `QueueStore`."""
-
-    def __init__(self, keeper: SpoolKeeper, in_flight: InFlight, *, empty: bool) -> None:
-        """Create the claims. With `empty` the spool has no deliveries, so nothing needs to be read."""
-        self.empty = empty
-        self._keeper = keeper
-        self._in_flight = in_flight
-
-    def __missing__(self, name: QueueName) -> ZoneClaims:
-        zone = self[name] = ZoneClaims(name, self._keeper, self._in_flight, empty=self.empty)
-        return zone
-
-    async def claim(
-        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
-    ) -> list[Delivery]:
-        self._keeper.check_claims()
-        return await self[queue].claim(limit, now, **only)
-
-    def release(self, keys: Collection[DeliveryKey]) -> None:
-        for key in keys:
-            self[key.queue].release((key,))
-
-    async def next_due(self, queue: QueueName) -> float | None:
-        self._keeper.check_usable()
-        return await self[queue].next_due()

@@ -36,7 +36,7 @@ from zonerelay.store.contract import (
     Submit,
 )
 from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.claims import Zones
+from zonerelay.store.leveldb.claims import Claims
 from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.in_flight import NOTHING, InFlight
@@ -70,10 +70,10 @@ class LevelDbStore:
         self._read = keeper.read
         self._in_flight = in_flight = InFlight()
         self._cold = ColdReads(keeper, in_flight, self._bodies)
-        self._zones = Zones(keeper, in_flight, empty=empty)
-        self.claim = self._zones.claim
-        self.release = self._zones.release
-        self.next_due = self._zones.next_due
+        self._claims = Claims(keeper, in_flight, empty=empty)
+        self.claim = self._claims.claim
+        self.release = self._claims.release
+        self.next_due = self._claims.next_due
         self._stored_last_id: MessageId | None = None
         keeper.on_failure = self._reset
         self._reservations = Reservations(
@@ -237,7 +237,7 @@ class LevelDbStore:
         plan.seal()
         for key, (old, _) in plan.transitions.items():
             if old is not None and key not in claims:
-                self._zones[key.queue].window.forget(key)
+                self._claims[key.queue].forget(key)
         if plan.removes_message and self._last_id is not None and self._last_id != self._stored_last_id:
             # While the newest message exists, its keys contain its id.
             self._stored_last_id = self._last_id
@@ -256,7 +256,7 @@ class LevelDbStore:
                 self._keeper.note_removed(message_id)
 
     def _apply_step(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
-        in_flight, window = self._in_flight, self._zones[key.queue].window
+        in_flight, window = self._in_flight, self._claims[key.queue]
         self._keeper.counts.move(key, old, new)
         if old is not None and old.next_attempt and (was_due := records.due_time(old)):
             window.due_range.gone(records.deferred_key(key, was_due))
@@ -290,9 +290,9 @@ class LevelDbStore:
         self._bodies.clear()
         self._stored_last_id = None
         self._doubtful |= self._reporting
-        self._zones.empty = False
-        for zone in self._zones.values():
-            zone.window.reset()
+        self._claims.empty = False
+        for window in self._claims.values():
+            window.reset()
 
     # --- reading
 
@@ -317,7 +317,7 @@ class LevelDbStore:
                 yield chunk
 
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:
-        window = self._zones[queue].window
+        window = self._claims[queue]
         start = window.oldest
         begin, end = start or window.fresh_range.prefix, window.fresh_range.end
         first = await self._read(lambda reads: reads.oldest(begin, end, now))
