@@ -39,8 +39,6 @@ BY_WORKERS = [each for each in OPERATIONS if each.path and each.merge.how is not
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
 def test_an_operation_is_described_whole(operation: Operation) -> None:
-    assert bool(operation.path) is bool(operation.method) is not bool(operation.http_absent)
-    assert bool(operation.command) is not bool(operation.command_absent)
     assert 0 < len(operation.help) <= 60
     assert operation.help[0].isupper()
     assert not operation.help.endswith(".")

@@ -204,26 +204,24 @@ WORKER = Merge(how=How.WORKER)
 class Operation:
     """One thing that operators can query or change.
 
-    `path` has the names of fields in braces. `http_absent` and `command_absent` are the reasons for having no
-    HTTP path or no command. `reply` is the frame that answers, or `None` if the process answers by itself
-    from its own state. `wrapped` is the member of the JSON document that contains the frame or the rows; ""
-    is the document itself. `completes` means that the operation runs to its end even if the client
-    disconnects. `preview` means that `dry_run` counts and changes nothing. `audited` means that each request
-    is logged by name; changes, suspensions and reads of bodies have events of their own. `flags` maps names
-    of fields to flags that only this command uses. Exactly one of the fields in `one_of` must be given.
+    `path` is its HTTP path, with the names of fields in braces; "" means that it has none, as for `command`.
+    `reply` is the frame that answers, or `None` if the process answers by itself from its own state.
+    `wrapped` is the member of the JSON document that contains the frame or the rows; "" is the document
+    itself. `completes` means that the operation runs to its end even if the client disconnects. `preview`
+    means that `dry_run` counts and changes nothing. `audited` means that each request is logged by name;
+    changes, suspensions and reads of bodies have events of their own. `flags` maps names of fields to flags
+    that only this command uses. Exactly one of the fields in `one_of` must be given.
     """
 
     request: type[msgspec.Struct]
-    reply: type[msgspec.Struct] | None
-    shape: Shape
     help: str
-    merge: Merge
+    reply: type[msgspec.Struct] | None = None
+    shape: Shape = Shape.ONE
+    merge: Merge = CUSTOM
     scope: Scope = "read"
-    method: str = ""
+    method: str = "GET"
     path: str = ""
-    http_absent: str = ""
     command: str = ""
-    command_absent: str = ""
     wrapped: str = ""
     completes: bool = False
     preview: bool = False
