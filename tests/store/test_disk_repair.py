@@ -1,24 +1,21 @@
-"""What a check of a disk queue finds, what a repair makes of it, and what a snapshot of a busy one holds."""
+"""What a check of a disk queue finds, what a repair makes of it, and what a view of one has."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.store.builders import NOW, body_of, message_id, own_message, store_message
+from tests.store.builders import body_of, message_id
 from tests.store.spools import Spool
 from tests.store.test_spool_check import checked, mixed, state_of
 from zonerelay.config.settings import Backend, Settings
-from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import Fault, Repaired, Salvaged
-from zonerelay.store.contract import CHUNK_SIZE, Finish, StoreOpenError, Submit
-from zonerelay.store.offline import repair_spool, snapshot_spool
+from zonerelay.store.contract import CHUNK_SIZE, QueueView, StoreOpenError
+from zonerelay.store.offline import repair_spool, view_spool
 from zonerelay.store.spool_paths import disk_directories
 
 REPORT = b"Subject: report\r\n\r\n"
@@ -82,9 +79,9 @@ CASES: dict[str, tuple[Damage, dict[Fault, int], set[int], set[int]]] = {
 }
 
 
-async def deliveries_in(spool: Spool) -> dict[int, set[str]]:
+async def deliveries_in(store: QueueView) -> dict[int, set[str]]:
     found: dict[int, set[str]] = {}
-    async for each in spool.store.scan():
+    async for each in store.scan():
         found.setdefault(int(each.message_id, 16), set()).add(each.recipient)
     return found
 
@@ -114,7 +111,7 @@ async def repaired(
 async def test_each_damage_is_found_and_mended(queue: Spool, tmp_path: Path, name: str) -> None:
     async with queue:
         await mixed(queue.store)
-        stored = await deliveries_in(queue)
+        stored = await deliveries_in(queue.store)
         bodies = {number: await body_of(queue.store, message_id(number)) for number in stored}
     damage, found, aside, lost = CASES[name]
     damage(queue)
@@ -137,7 +134,7 @@ async def test_each_damage_is_found_and_mended(queue: Spool, tmp_path: Path, nam
     _, findings = await checked(queue, tmp_path)
     assert not findings.is_damaged
     async with queue:
-        there = await deliveries_in(queue)
+        there = await deliveries_in(queue.store)
         assert done.after == sum(map(len, there.values()))
         assert there.keys() == stored.keys() - aside - lost
         for number, recipients in there.items():
@@ -148,60 +145,20 @@ async def test_each_damage_is_found_and_mended(queue: Spool, tmp_path: Path, nam
 async def test_a_queue_in_use_is_not_repaired(queue: Spool, tmp_path: Path) -> None:
     async with queue:
         await mixed(queue.store)
-        before = await deliveries_in(queue)
+        before = await deliveries_in(queue.store)
         for carry_out in (False, True):
             with pytest.raises(StoreOpenError, match="another zonerelay has"):
                 await repaired(queue, carry_out=carry_out)
-        assert await deliveries_in(queue) == before
+        assert await deliveries_in(queue.store) == before
 
 
-async def test_a_snapshot_of_a_busy_queue_has_all_that_was_taken_or_its_report(
-    queue: Spool, tmp_path: Path
-) -> None:
-    """What was taken before the snapshot began is in it, or has left and its report is in it."""
-    async with queue:
-        taken = 0
-        reports = 10_000
-        done = False
-
-        async def take() -> None:
-            nonlocal taken
-            while not done:
-                await store_message(queue.store, taken + 1, body=REPORT + b"x" * 5000)
-                taken += 1
-                await asyncio.sleep(0.002)
-
-        async def bounce() -> None:
-            nonlocal reports
-            while not done:
-                for each in await queue.store.claim(queue_of("default"), 1, now=NOW):
-                    message, report = own_message(message_id(reports), REPORT, "from@example.org")
-                    report = replace(report, held=True)
-                    await queue.store.settle([Finish(each), Submit(message, REPORT, (report,))])
-                    reports += 1
-                await asyncio.sleep(0.001)
-
-        working = [asyncio.create_task(take()), asyncio.create_task(bounce())]
-        for number in range(5):
-            await asyncio.sleep(0.1)
-            before = taken
-            copy = await snapshot_spool(Settings(spool=queue.settings), 0, tmp_path / f"copy{number}")
-            async with Spool(copy.path, backend=Backend.DISK) as opened:
-                found = await deliveries_in(opened)
-                assert len(found) >= before
-                for each in found:
-                    assert await body_of(opened.store, message_id(each))
-        done = True
-        await asyncio.gather(*working)
-
-
-async def test_a_snapshot_changes_nothing(tmp_path: Path) -> None:
+async def test_a_view_has_what_waits_and_changes_nothing(tmp_path: Path) -> None:
     queue = Spool(tmp_path / "spool", backend=Backend.DISK)
     async with queue:
         await mixed(queue.store)
-        stored = await deliveries_in(queue)
+        stored = await deliveries_in(queue.store)
     before = state_of(tmp_path / "spool")
-    copy = await snapshot_spool(Settings(spool=queue.settings), 0, tmp_path / "copy")
+    async with view_spool(Settings(spool=queue.settings), 0, {}, tmp_path) as view:
+        found = await deliveries_in(view)
     assert state_of(tmp_path / "spool") == before
-    async with Spool(copy.path, backend=Backend.DISK) as opened:
-        assert await deliveries_in(opened) == stored
+    assert found == stored

@@ -37,8 +37,7 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import Fault, Repaired, Salvaged
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 from zonerelay.store.keys.partition import open_partition
-from zonerelay.store.offline import repair_spool
-from zonerelay.store.offline_shared import shared_engine
+from zonerelay.store.offline import opened_engine, repair_spool
 
 Salvages = dict[str, tuple[Salvaged, bytes]]
 
@@ -66,7 +65,7 @@ async def damage(spool: Spool) -> None:
         remove(b"message %b 000002" % ONE.encode(), b"delivery-zone default %b " % TWO.encode()),
         put(b"delivery-zone other%%20zone %b e9" % FOUR.encode(), b"{"),
     )
-    async with shared_engine(settings_of(spool), {"SECRET": SECRET}) as engine:
+    async with opened_engine(settings_of(spool), {"SECRET": SECRET}) as engine:
         partition = await open_partition(engine, 0, token="damage", clock=SystemClock(), wait=10.0)
         for each in change:
             await each(partition)
@@ -112,8 +111,7 @@ _KILLED = """
 import asyncio, base64, os, pickle, signal, sys
 from pathlib import Path
 from zonerelay.store.keys.partition import open_partition
-from zonerelay.store.offline import repair_spool
-from zonerelay.store.offline_shared import shared_engine
+from zonerelay.store.offline import opened_engine, repair_spool
 
 settings, place, left = pickle.loads(base64.b64decode(sys.argv[1]))
 

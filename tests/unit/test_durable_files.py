@@ -56,7 +56,6 @@ ALLOWED = {
     "store/queue/disk.py": _LOCK,
     "store/objects/s3.py": _LOCK,
     "sandbox/run.py": "a certificate in a directory that goes with the sandbox",
-    "store/queue/disk_offline.py": _SCRATCH,
     "store/keys/seen_file.py": "notes in a file that durable has made; a lost one weakens a comparison",
     "store/leveldb/snapshot.py": _SCRATCH,
     "store/leveldb/spool.py": _SCRATCH,

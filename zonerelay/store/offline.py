@@ -1,34 +1,52 @@
-"""Carries out operators' commands on a store without a relay.
+"""Carries out operators' commands on a store without a relay, and without joining a shared queue as a node.
 
-A check and a snapshot change nothing and work while a relay is running. A repair requires a stopped relay.
-Functions that are not `async` block.
+A check and a view change nothing and work while relays are running. A repair requires stopped relays.
+Functions that are not `async` block. An engine is imported when the settings name it, because its driver is
+an optional dependency.
 """
+
+# ruff: noqa: PLC0415  (see above)
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import tempfile
 import threading
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import structs
+
+from zonerelay import durable
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
+from zonerelay.model.clock import SystemClock
 from zonerelay.process.threads import STORE
-from zonerelay.store.check import Contents, Examination, Repaired, Salvage, Tell
-from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.check import Contents, Examination, Fault, Repaired, Salvage, Tell
+from zonerelay.store.contract import QueueView, StoreCorruptError, StoreOpenError
+from zonerelay.store.keys.offline import check_engine, repair_engine
+from zonerelay.store.keys.offline import living as living_nodes
+from zonerelay.store.keys.port import Engine
+from zonerelay.store.keys.repair import kept_beside
 from zonerelay.store.keys.seen_file import SeenFile
 from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
+from zonerelay.store.leveldb.scan import SpoolKeys
 from zonerelay.store.leveldb.snapshot import take_snapshot
+from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.leveldb_check import WRITE_BUFFER
 from zonerelay.store.leveldb_check import check as check_leveldb
 from zonerelay.store.leveldb_repair import repair as repair_leveldb
-from zonerelay.store.offline_shared import check_shared, repair_shared
-from zonerelay.store.queue.disk_offline import check_disk, repair_disk, snapshot_disk
-from zonerelay.store.shared import place_of, seen_directory
-from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
+from zonerelay.store.objects.objects import ObjectEngine, epoch_of
+from zonerelay.store.queue.disk import LOCK, Directories, disk_engine, foreign_in, judge_mark
+from zonerelay.store.queue.view import EngineView, view_engine
+from zonerelay.store.shared import place_of, postgres_engine, redis_engine, seen_directory
+from zonerelay.store.spool_paths import disk_directories, is_shared, spool_of, spools_beyond
+from zonerelay.store.surroundings import driver
 
 T = TypeVar("T")
 
@@ -79,40 +97,112 @@ def forget_queue(settings: Settings) -> str:
     return known
 
 
+Forgive = Callable[[str, str], None]
+
+
+@contextlib.asynccontextmanager
+async def opened_engine(
+    settings: Settings,
+    environment: Mapping[str, str],
+    *,
+    place: Path | None = None,
+    forgive: Forgive | None = None,
+    writes: bool = False,
+) -> AsyncIterator[Engine]:
+    """Open the engine that the settings name. A temporary index is made in `place`. With `writes`, a disk
+    queue, whose directories are locked, is opened with its own index. `forgive` is that of `ObjectEngine`.
+    Raises StoreError.
+    """
+    spool = settings.spool
+    engine: Engine
+    with tempfile.TemporaryDirectory(prefix=".zonerelay-", dir=place) as index:
+        match spool.backend:
+            case Backend.REDIS:
+                engine = redis_engine(settings.redis, environment)
+            case Backend.POSTGRES:
+                engine = postgres_engine(settings.postgres, environment)
+            case Backend.S3:
+                with driver("s3", "aiobotocore", "botocore"):
+                    from zonerelay.store.objects.s3 import S3Engine
+
+                engine = S3Engine(settings.s3, Path(index), SystemClock(), environment)
+                engine.fresh_for = 1.0  # many pages are read in a row
+            case Backend.DISK:
+                for path in disk_directories(spool):
+                    with contextlib.suppress(FileNotFoundError):
+                        judge_mark(path, (path / LOCK).read_bytes())
+                own = None if writes else Path(index)
+                engine = disk_engine(spool, SystemClock(), index=own, forgive=forgive)
+            case _:
+                raise StoreOpenError(_SHELF)
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+
+def _patience(settings: Settings) -> float:
+    return 1.25 * settings.s3.lease if settings.spool.backend is Backend.S3 else 0.0
+
+
 async def check_spool(settings: Settings, worker: int, examination: Examination) -> Contents:
     """Check the spool of one worker. A shared queue belongs to the first worker.
 
     Raises StoreError, or OSError, if the spool cannot be checked at all.
     """
-    spool = spool_of(settings.spool, worker)
-    if is_shared(spool):
-        return await check_shared(settings, examination)
-    match spool.backend:
-        case Backend.LEVELDB:
-            return await _in_thread(
-                lambda tell: check_leveldb(spool.path, replace(examination, tell=tell)), examination.tell
-            )
-        case Backend.DISK:
-            return await check_disk(spool, examination)
-        case Backend.MEMORY:
-            raise StoreOpenError(_SHELF)
-    raise StoreOpenError(f"[spool] backend: there is no check for {spool.backend.value}")
+    spool, findings, tell = spool_of(settings.spool, worker), examination.findings, examination.tell
+    if spool.backend is Backend.LEVELDB:
+        return await _in_thread(lambda told: check_leveldb(spool.path, replace(examination, tell=told)), tell)
+    async with opened_engine(
+        replace(settings, spool=spool),
+        examination.environment,
+        place=examination.scratch.parent,
+        forgive=lambda name, what: findings.add(Fault.UNREADABLE, name, what),
+    ) as engine:
+        try:
+            contents = await check_engine(engine, findings, tell)
+        except StoreCorruptError as error:  # of something that has no other copy, such as a snapshot
+            findings.add(Fault.UNREADABLE, str(spool.path), str(error))
+            return Contents(0, 0, 0)
+    if spool.backend is Backend.DISK and _was_started(spool):
+        for path in await STORE.run(foreign_in, *disk_directories(spool)):
+            if epoch_of(path) < 0:
+                findings.add(Fault.STRAY_FILE, path, "not a file of this queue")
+    return contents
 
 
-async def snapshot_spool(settings: Settings, worker: int, scratch: Path) -> SpoolSettings:
-    """Copy a snapshot of one worker's spool to a directory that does not exist yet. A relay may be running.
-    Raises StoreError, or OSError.
+def _was_started(spool: SpoolSettings) -> bool:
+    return (disk_directories(spool)[1] / "mark").exists()
+
+
+@contextlib.asynccontextmanager
+async def view_spool(
+    settings: Settings, worker: int, environment: Mapping[str, str], place: Path
+) -> AsyncIterator[QueueView]:
+    """Open the queue of one worker for reading: a LevelDB spool as it is now, any other message by message in
+    its current state. Temporary files are made in `place`. Raises StoreError and OSError.
     """
-    spool = spool_of(settings.spool, worker)
-    match spool.backend:
-        case Backend.LEVELDB:
-            await STORE.run(take_snapshot, spool.path, scratch)
-            return replace(spool, path=scratch)
-        case Backend.DISK:
-            return await snapshot_disk(spool, scratch)
-        case Backend.MEMORY:
-            raise StoreOpenError(_SHELF)
-    raise StoreOpenError(f"[spool] backend: snapshots are not supported by {spool.backend.value}")
+    settings = replace(settings, spool=spool_of(settings.spool, worker))
+    if settings.spool.backend is not Backend.LEVELDB:
+        async with opened_engine(settings, environment, place=place) as engine, view_engine(engine) as view:
+            yield view
+        return
+    with tempfile.TemporaryDirectory(prefix=".zonerelay-", dir=place) as scratch:
+        db = LevelDb(Path(scratch) / "copy", write_buffer=WRITE_BUFFER)
+        await STORE.run(take_snapshot, settings.spool.path, db.path)
+        db.open()
+        try:
+            yield EngineView([SpoolKeys(db)])
+        finally:
+            db.close()
+
+
+async def living(settings: Settings, environment: Mapping[str, str]) -> int:
+    """Return how many relays on all machines use the shared queue, where each worker counts as one. A relay
+    that was killed counts until its lease ends. Raises StoreError.
+    """
+    async with opened_engine(settings, environment) as engine:
+        return len(await living_nodes(engine, _patience(settings)))
 
 
 async def repair_spool(
@@ -128,20 +218,51 @@ async def repair_spool(
 
     Raises StoreError with a message, or OSError, in which case nothing was changed.
     """
-    spool = spool_of(settings.spool, worker)
-    if is_shared(spool):
-        return await repair_shared(settings, salvage, tell, carry_out=carry_out, environment=environment)
-    match spool.backend:
-        case Backend.LEVELDB:
-            home = settings.spool.path.parent
-            return await _in_thread(
-                lambda told: repair_leveldb(spool.path, home, salvage, told, carry_out=carry_out), tell
+    spool, is_disk = spool_of(settings.spool, worker), settings.spool.backend is Backend.DISK
+    if spool.backend is Backend.LEVELDB:
+        home = settings.spool.path.parent
+        return await _in_thread(
+            lambda told: repair_leveldb(spool.path, home, salvage, told, carry_out=carry_out), tell
+        )
+    if is_disk and not _was_started(spool):
+        return Repaired(before=0, after=0)
+    kept, lost = kept_beside(spool.path), dict[str, str]()
+    async with contextlib.AsyncExitStack() as stack:
+        if is_disk:
+            directories = await STORE.run(Directories, spool)
+            stack.push_async_callback(STORE.run, directories.close)
+        engine = await stack.enter_async_context(
+            opened_engine(
+                replace(settings, spool=spool), environment, forgive=lost.__setitem__, writes=carry_out
             )
-        case Backend.DISK:
-            return await repair_disk(spool, salvage, tell, carry_out=carry_out)
-        case Backend.MEMORY:
-            raise StoreOpenError(_SHELF)
-    raise StoreOpenError(f"[spool] backend: there is no repair for {spool.backend.value}")
+        )
+        done = await repair_engine(
+            engine,
+            salvage,
+            tell,
+            kept=kept,
+            carry_out=carry_out,
+            clock=SystemClock(),
+            patience=_patience(settings),
+        )
+        if lost and carry_out:
+            assert isinstance(engine, ObjectEngine)
+            await _leave_out(engine, disk_directories(spool)[1], lost, kept.with_suffix(".log"))
+    told = tuple(f"{name}: {what}; the mail that it brought is lost" for name, what in lost.items())
+    return structs.replace(done, lost=(*done.lost, *told))
+
+
+async def _leave_out(engine: ObjectEngine, meta: Path, lost: Mapping[str, str], kept: Path) -> None:
+    """Copy the damaged entries of the log of a disk queue, and replace the log by a snapshot."""
+    for name in filter(lambda each: (meta / each).exists(), lost):
+        await STORE.run(durable.copy, meta / name, kept / Path(name).name)
+    keeper = engine.keeper(0)
+    try:
+        await keeper.enter(uuid.uuid4().hex, mark="")
+        await keeper.compact()
+        await keeper.leave()
+    finally:
+        await keeper.close()
 
 
 async def _in_thread(work: Callable[[Tell], T], tell: Tell) -> T:

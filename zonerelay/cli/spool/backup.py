@@ -6,9 +6,9 @@
     home/                 the key of pseudonyms, MTA-STS policies, refresh tokens, the import log,
                           the suspensions and hold rules of operators, the history
 
-The relay may run during a backup and is not blocked. Private spools are read from snapshots, which are all
-taken before the first one is read. A shared queue is read message by message, so mail that leaves it during
-the backup is not included. The directory gets its final name when all its contents are durable.
+The relay may run during a backup and is not blocked. LevelDB spools are read from snapshots, which are all
+taken before the first one is read. Any other queue is read message by message, so mail that arrives or leaves
+during the backup may be missing. The directory gets its final name when all its contents are durable.
 
 A restore needs a stopped relay and an empty spool of any engine. Mail that has left the queue since the
 backup is sent again.
@@ -23,11 +23,8 @@ import os
 import secrets
 import shutil
 import socket
-import tempfile
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -39,13 +36,12 @@ from zonerelay.cli.spool.exchange import check_rooms
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import Backend, Settings
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Kept, QueueView, Store, StoreError
-from zonerelay.store.offline import snapshot_spool
-from zonerelay.store.offline_shared import view_shared
+from zonerelay.store.offline import view_spool
 from zonerelay.store.spool_paths import KEYS, is_shared
 from zonerelay.transfer import files
 from zonerelay.transfer.export import export, survey
@@ -109,25 +105,26 @@ def backup(arguments: Namespace) -> int:
             f" {text.size(octets)} in {seconds:.1f} s."
         )
         print("A restored backup sends again what has left the queue since it was made.")
-        if is_shared(settings.spool):
+        if settings.spool.backend is not Backend.LEVELDB:
             print("What came or left while it was made may not be in it.")
     return FAILED if sheet.unusable or sheet.missing else OK
 
 
 async def _backup(settings: Settings, draft: Path) -> BackupSheet:
     sheet = BackupSheet(made=time.time(), hostname=socket.gethostname(), backend=settings.spool.backend.value)
-    with tempfile.TemporaryDirectory(prefix=".zonerelay-backup-", dir=settings.spool.path.parent) as scratch:
-        async with contextlib.AsyncExitStack() as stack:
-            views = [
-                await stack.enter_async_context(_viewed(settings, worker, Path(scratch) / f"{worker:02d}"))
-                for worker in spools(settings.spool)
-            ]
-            _check_room(draft, home_files.octets_of(settings) + sum([await _octets(each) for each in views]))
-            for number, store in enumerate(views):
-                # Keys first: the message of a key that arrives later would not be in the backup.
-                await _export_keys(store, draft / f"{number:02d}{_KEYS}")
-                with files.writing(draft / f"{number:02d}.tar") as target:
-                    await _export(store, sheet, target)
+    async with contextlib.AsyncExitStack() as stack:
+        views = [
+            await stack.enter_async_context(
+                view_spool(settings, worker, os.environ, settings.spool.path.parent)
+            )
+            for worker in spools(settings.spool)
+        ]
+        _check_room(draft, home_files.octets_of(settings) + sum([await _octets(each) for each in views]))
+        for number, store in enumerate(views):
+            # Keys first: the message of a key that arrives later would not be in the backup.
+            await _export_keys(store, draft / f"{number:02d}{_KEYS}")
+            with files.writing(draft / f"{number:02d}.tar") as target:
+                await _export(store, sheet, target)
     carried = home_files.save(settings, draft / _HOME)
     carried.tell()
     if carried.lost:
@@ -135,20 +132,6 @@ async def _backup(settings: Settings, draft: Path) -> BackupSheet:
     sheet.files = {str(path.relative_to(draft)): _checksum(path) for path in _files(draft)}
     durable.write(draft / _SHEET, msgspec.json.format(msgspec.json.encode(sheet), indent=2) + b"\n")
     return sheet
-
-
-@contextlib.asynccontextmanager
-async def _viewed(settings: Settings, worker: int, scratch: Path) -> AsyncIterator[QueueView]:
-    """Yield a view of the spool at this moment: a private spool as a copy, a shared one through a reader that
-    does not join it.
-    """
-    if is_shared(settings.spool):
-        async with view_shared(settings, os.environ) as view:
-            yield view
-        return
-    copy = await snapshot_spool(settings, worker, scratch)
-    async with opened(replace(settings, spool=replace(copy, min_free_space=0))) as store:
-        yield store
 
 
 async def _octets(store: QueueView) -> int:

@@ -52,8 +52,7 @@ from zonerelay.operations.requests import Orders, Status
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.store.contract import QueueCounts, Store, StoreError
-from zonerelay.store.offline import place_of_queue
-from zonerelay.store.offline_shared import living
+from zonerelay.store.offline import living, place_of_queue
 from zonerelay.store.spool_paths import KEYS, directories_of, is_shared, name_of
 from zonerelay.transfer.export import Survey, survey
 from zonerelay.transfer.journal import Journal

@@ -8,7 +8,7 @@
 - `seen_file`: the file in which a machine records how far a partition had come.
 - `memory`, `postgres`, `redis`, and `objects` on a `directory` or `s3`: the engines.
 - `queue`: the queue on a partition of any engine, in the layout of docs/store/spool-format.md.
-- `disk`: the queue in a local directory. `disk_offline` implements operators' commands on it.
+- `disk`: the queue in a local directory.
 - `shelf`: the queue in memory, and the file that preserves it over an orderly restart.
 
 `tests/store/keys/test_contract.py` tests every engine.

@@ -12,7 +12,7 @@ import contextlib
 import shutil
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -215,15 +215,6 @@ class ObjectIndex(Database):
         """Return the slots of all entries that begin an epoch."""
         end = _BEGINNING[:-1] + bytes([_BEGINNING[-1] + 1])
         return [int(key[len(_BEGINNING) :]) for key, _ in self.rows(_BEGINNING, end, limit=2**62)]
-
-    def names(self) -> list[str]:
-        """Return the names of all objects that rows refer to."""
-        end = _NAME[:-1] + bytes([_NAME[-1] + 1])
-        return [key[len(_NAME) :].decode() for key, _ in self.rows(_NAME, end, limit=2**62)]
-
-    def stems_of(self, names: Collection[str]) -> set[bytes]:
-        rows = self.rows(b"\x01", limit=2**62)
-        return {key.split(b" ")[-2] for key, stored in rows if name_of(stored) in names and b" " in key}
 
     def are_named(self, names: Sequence[str]) -> list[bool]:
         """Return for each name whether any row refers to that object."""

@@ -37,7 +37,7 @@ import hashlib
 import logging
 import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar, TypeVarTuple
 
@@ -743,20 +743,6 @@ class ObjectKeys:
 
     async def compact(self) -> None:
         """Replace the log by a snapshot now. Raises StoreError."""
-        state, beginnings = await self.copy_to(self._place)
-        self._state = replace(self._state, log=self._state.log - state.log)
-        self._snapshot_slot = state.slot
-        async with self._turn:
-            if self._epoch:
-                await self._beat()  # readers of the log must know this before it is removed
-        await self._remove_before(state.slot, frozenset(beginnings))
-
-    async def copy_to(
-        self, place: ObjectPlace, without: Collection[bytes] = ()
-    ) -> tuple[LogState, list[int]]:
-        """Write a snapshot of the keys to a place, except those that contain one of the fields in `without`.
-        Values in separate objects are not copied.
-        """
         async with self._turn:
             state = self._state
             view = await self._threads.read(ObjectIndex.snapshot)
@@ -766,21 +752,17 @@ class ObjectKeys:
             number, start = 0, b"\x01"
             while rows := await self._threads.read(ObjectIndex.piece, start, PIECE, view):
                 number, start = number + 1, rows[-1][0] + b"\0"
-                if without:
-                    rows = [row for row in rows if not any(each in without for each in row[0].split(b" "))]
-                await place.create(f"{base}{number:06d}", packed(rows))
-            await place.create(f"{base}end", packed(SnapshotEnd(number, replace(state, log=0), beginnings)))
+                await self._place.create(f"{base}{number:06d}", packed(rows))
+            end = SnapshotEnd(number, replace(state, log=0), beginnings)
+            await self._place.create(f"{base}end", packed(end))
         finally:
             await STORE.run(view.close)
-        return state, beginnings
-
-    async def stems_of(self, names: Collection[str]) -> set[bytes]:
-        """Return the second to last fields of the keys whose values are in these objects."""
-        return await self._threads.read(ObjectIndex.stems_of, names) if names else set()
-
-    async def value_names(self) -> list[str]:
-        """Return the names of all objects with values in the index."""
-        return await self._threads.read(ObjectIndex.names)
+        self._state = replace(self._state, log=self._state.log - state.log)
+        self._snapshot_slot = state.slot
+        async with self._turn:
+            if self._epoch:
+                await self._beat()  # readers of the log must know this before it is removed
+        await self._remove_before(state.slot, frozenset(beginnings))
 
     async def _remove_before(self, slot: int, kept: frozenset[int]) -> None:
         for kind in ("log/", "snapshot/"):

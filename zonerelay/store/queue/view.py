@@ -16,14 +16,14 @@ from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.contract import KeptKeys, MessageNotFoundError, Wanted, everybody
 from zonerelay.store.keys.offline import nodes_of
-from zonerelay.store.keys.port import Engine, Keeper
+from zonerelay.store.keys.port import Engine, KeyReader
 from zonerelay.store.leveldb.reads import QueueReads
 
 
 class EngineView:
     """A `QueueView` of all partitions of an engine."""
 
-    def __init__(self, keepers: Sequence[Keeper]) -> None:
+    def __init__(self, keepers: Sequence[KeyReader]) -> None:
         self._readers = [QueueReads(each) for each in keepers]
 
     async def scan(
