@@ -369,6 +369,16 @@ def test_files_that_could_not_be_opened_for_a_while_are_read_later_though_they_h
     assert not house.certificates.problems
 
 
+def test_a_context_that_needs_a_descriptor_is_made_when_there_is_one(tmp_path: Path) -> None:
+    house = House(tmp_path, make("mail.example.org"))
+    before = house.certificates.context()
+    house.later(DAY)
+    with no_descriptors_left():
+        assert house.certificates.context() is before
+    house.later()
+    assert house.certificates.context() is not before
+
+
 @contextlib.contextmanager
 def no_descriptors_left() -> Iterator[None]:
     """What a relay at its limit of connections meets."""

@@ -118,7 +118,7 @@ def _certificates(listener: ListenerSettings, path: KeyPath, report: Report) -> 
     for at, (certificate, key) in enumerate(zip(listener.certificate, keys, strict=True)):
         try:
             pair = read_pair(certificate, key)
-            build_context([pair], ask_certificate=False)
+            build_context([pair], ask_certificate=bool(listener.allow_certificates))
         except CertificateError as error:
             about_key = isinstance(error, KeyFileError) and listener.key
             blamed = (*path, "key" if about_key else "certificate")

@@ -1,7 +1,8 @@
-"""TLS with clients. `ports` has the values and Protocols; the other modules import OpenSSL or cryptography.
+"""TLS with clients. `ports` has the values and Protocols; `channel` and `certificates` use `ssl`, and
+`asking` uses pyOpenSSL.
 
-These libraries are imported only if a listener offers TLS, because they use more memory than the rest of a
-listener.
+They are imported only if a listener offers TLS, because cryptography, which reads certificates, and pyOpenSSL
+use more memory than the rest of a listener.
 
 Code outside inbound/ imports `certificate_files` and `certificates`, to check certificates before a start.
 """

@@ -12,10 +12,15 @@ Files are checked at most once in LOOK_EVERY seconds, and only when a client con
 from __future__ import annotations
 
 import hashlib
+import os
+import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from OpenSSL import SSL
+from cryptography.hazmat.primitives import serialization
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.tls.certificate_files import (
@@ -28,61 +33,68 @@ from zonerelay.inbound.tls.certificate_files import (
     read_texts,
     signature,
 )
-from zonerelay.inbound.tls.channel import TlsChannel
+from zonerelay.inbound.tls.channel import TlsChannel, TlsContext
 from zonerelay.model.clock import Clock
 from zonerelay.telemetry.events.events import Events
 
 # Builds TLS contexts, and selects a certificate by the name that the client requests (SNI).
 #
-# Ciphers are those of Mozilla's "intermediate" list without finite-field DH: forward secret and AEAD. If a
-# client certificate is requested, any certificate is accepted: access depends on its fingerprint, not on its
-# issuer.
+# Ciphers of TLS 1.2 are those of Mozilla's "intermediate" list without finite-field DH: forward secret and
+# AEAD. If a client certificate is requested, any certificate is accepted: access depends on its fingerprint,
+# not on its issuer.
 
 CIPHERS = (
-    b"ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES128-GCM-SHA256:"
-    b"ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384:"
-    b"ECDHE-ECDSA-CHACHA20-POLY1305:ECDHE-RSA-CHACHA20-POLY1305"
+    "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES128-GCM-SHA256:"
+    "ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384:"
+    "ECDHE-ECDSA-CHACHA20-POLY1305:ECDHE-RSA-CHACHA20-POLY1305"
 )
-CIPHERS_13 = b"TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
+TICKETS = 1
+"""Tickets of a session. OpenSSL's default is two, and making one takes a tenth of the time of a handshake."""
 
-# One id for all contexts, because a ticket is checked before SNI selects a context. Without an id, OpenSSL
-# ends the sessions of clients that resume and have a certificate.
-_SESSION_ID = b"zonerelay"
-_OPTIONS = SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION | SSL.OP_CIPHER_SERVER_PREFERENCE
+Context = TypeVar("Context")
 
 
-def build_context(pairs: Sequence[Pair], *, ask_certificate: bool) -> SSL.Context:
-    """Return the context of the first certificate; SNI selects the others. Raise CertificateError on
-    failure.
+def build_context(pairs: Sequence[Pair], *, ask_certificate: bool) -> TlsContext:
+    """Return the context of the first certificate; SNI selects the others.
+
+    Raise CertificateError if OpenSSL refuses one, OSError if no file descriptor is left.
     """
-    try:
-        return _build(pairs, ask_certificate=ask_certificate)
-    except MemoryError as error:
-        # cffi raises this if it may not create the code for callbacks from OpenSSL.
-        raise CertificateError(
-            "TLS towards clients needs memory that is writable and executable, and this system forbids it "
-            "(systemd: MemoryDenyWriteExecute=no allows it; SELinux: execmem)"
-        ) from error
+    if ask_certificate:
+        from zonerelay.inbound.tls.asking import AskingContext  # noqa: PLC0415 - pyOpenSSL
 
-
-def _build(pairs: Sequence[Pair], *, ask_certificate: bool) -> SSL.Context:
-    contexts = [_context(pair, ask_certificate=ask_certificate) for pair in pairs]
-    by_name: dict[str, SSL.Context] = {}
-    for pair, context in zip(pairs, contexts, strict=True):
-        for name in pair.names:
-            by_name.setdefault(name, context)  # the first certificate with a name is used for it
-    # Needed for one certificate too: otherwise OpenSSL loses the name when a TLS 1.2 session is resumed.
-    contexts[0].set_tlsext_servername_callback(_chooser(by_name))
+        asking = [AskingContext(pair, CIPHERS) for pair in pairs]
+        asking[0].choose_by(partial(choose, _by_name(pairs, asking)))
+        return asking[0]
+    contexts = [_context(pair) for pair in pairs]
+    if len(contexts) > 1:
+        contexts[0].sni_callback = _chooser(_by_name(pairs, contexts))
     return contexts[0]
 
 
-def choose(by_name: Mapping[str, SSL.Context], server_name: bytes | None) -> SSL.Context | None:
+def _by_name(pairs: Sequence[Pair], contexts: Sequence[Context]) -> dict[str, Context]:
+    by_name: dict[str, Context] = {}
+    for pair, context in zip(pairs, contexts, strict=True):
+        for name in pair.names:
+            by_name.setdefault(name, context)  # the first certificate with a name is used for it
+    return by_name
+
+
+def _chooser(
+    by_name: Mapping[str, ssl.SSLContext],
+) -> Callable[[ssl.SSLObject | ssl.SSLSocket, str | None, ssl.SSLContext], None]:
+    def choose_context(session: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
+        context = choose(by_name, name or "")
+        if context is not None:
+            session.context = context
+
+    return choose_context
+
+
+def choose(by_name: Mapping[str, Context], server_name: str) -> Context | None:
     """Return the context for an exact name, else for its wildcard (RFC 6125 6.4.3), or None for the first
     one.
     """
-    if not server_name:
-        return None
-    name = server_name.decode("ascii", "replace").lower().removesuffix(".")
+    name = server_name.lower().removesuffix(".")
     found = by_name.get(name)
     if found is None:
         host, _, domain = name.partition(".")
@@ -90,42 +102,30 @@ def choose(by_name: Mapping[str, SSL.Context], server_name: bytes | None) -> SSL
     return found
 
 
-def _chooser(by_name: Mapping[str, SSL.Context]) -> Callable[[SSL.Connection], None]:
-    def choose_context(connection: SSL.Connection) -> None:
-        context = choose(by_name, connection.get_servername())
-        if context is not None:
-            connection.set_context(context)
-
-    return choose_context
-
-
-def _context(pair: Pair, *, ask_certificate: bool) -> SSL.Context:
-    context = SSL.Context(SSL.TLS_SERVER_METHOD)
-    context.set_min_proto_version(SSL.TLS1_2_VERSION)
-    context.set_cipher_list(CIPHERS)
-    context.set_tls13_ciphersuites(CIPHERS_13)
-    context.set_options(_OPTIONS)
-    context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # saves 16 KB for each idle session
-    # Tickets store sessions at the client; OpenSSL's own cache would keep 20,000 sessions here.
-    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
-    context.set_session_id(_SESSION_ID)
-    if ask_certificate:
-        context.set_verify(SSL.VERIFY_PEER, _accept_any)
+def _context(pair: Pair) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = TICKETS
     try:
-        context.use_certificate(pair.leaf)
-        for certificate in pair.chain:
-            context.add_extra_chain_cert(certificate)
-        context.use_privatekey(pair.key)
-        context.check_privatekey()
-    except SSL.Error as error:
-        reasons = error.args[0] if error.args else ()
-        words = ", ".join(reason[2] for reason in reasons) or "no reason given"
-        raise CertificateError(f"OpenSSL refuses the certificate for {pair.name}: {words}") from error
+        _load(context, pair)
+    except ssl.SSLError as error:
+        reason = (error.reason or "no reason given").replace("_", " ").lower()
+        raise CertificateError(f"OpenSSL refuses the certificate for {pair.name}: {reason}") from error
     return context
 
 
-def _accept_any(*_: object) -> bool:
-    return True
+def _load(context: ssl.SSLContext, pair: Pair) -> None:
+    """Load what has been checked, which `ssl` can only read from a file: from one in memory."""
+    key = pair.key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    chain = [each.public_bytes(serialization.Encoding.PEM) for each in (pair.leaf, *pair.chain)]
+    with os.fdopen(os.memfd_create("certificate"), "wb") as file:
+        file.write(b"".join([key, *chain]))
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
 
 LOOK_EVERY = 1.0
@@ -171,7 +171,10 @@ class _Entry:
         texts = read_texts(self.certificate, self.key)
         digest = hashlib.sha256(b"%d %b%b" % (len(texts[0]), *texts)).digest()
         if digest != self._digest:
-            self._result, self._digest = self._parsed(texts), digest
+            try:
+                self._result, self._digest = self._parsed(texts), digest
+            except OSError as error:
+                raise CertificateError(f"{self.certificate} cannot be loaded: {error.strerror}") from error
         if isinstance(self._result, str):
             raise CertificateError(self._result)
         return self._result
@@ -201,10 +204,11 @@ class Certificates:
         self._entries = [_Entry(*paths) for paths in zip(settings.certificate, keys, strict=True)]
         self._read_first()
         self._context = self._build()
+        self._is_outdated = False
         self._next_look = clock.monotonic() + LOOK_EVERY
         self._next_day = clock.monotonic() + DAILY
 
-    def context(self) -> SSL.Context:
+    def context(self) -> TlsContext:
         """Return the context for a handshake that begins now. Never raise an exception."""
         now = self._clock.monotonic()
         if now >= self._next_look:
@@ -265,8 +269,11 @@ class Certificates:
         if a_day_later:
             self._next_day = now + DAILY
             self._tell_expiring(self._entries)
-        if is_new or a_day_later:
-            self._context = self._build()
+        self._is_outdated |= is_new or a_day_later
+        if self._is_outdated:
+            with suppress(OSError):  # no descriptor is left: at the next look
+                self._context = self._build()
+                self._is_outdated = False
 
     def _read_again(self, entry: _Entry, now: float) -> bool:
         """Read one pair of files again, and return whether its certificate has changed."""
@@ -285,7 +292,7 @@ class Certificates:
         self._tell(entry)
         return True
 
-    def _build(self) -> SSL.Context:
+    def _build(self) -> TlsContext:
         return build_context(self._pairs(), ask_certificate=self._ask_certificate)
 
     def _tell(self, entry: _Entry) -> None:

@@ -1,10 +1,8 @@
-"""The TLS of one client without I/O: converts between ciphertext and plaintext (pyOpenSSL over memory BIOs).
+"""The TLS of one client without I/O: converts between ciphertext and plaintext (`ssl` over memory BIOs).
 
-pyOpenSSL is used because only it lets a server request a certificate without a known issuer and compare its
-fingerprint. Memory use is limited to what OpenSSL needs: input is fed in chunks of PIECE bytes and read
-immediately, because a memory BIO never shrinks. Before the handshake is complete, a client may send
-MAX_HANDSHAKE bytes. A new channel has no access to earlier unencrypted input, as RFC 3207 4.2 requires after
-STARTTLS.
+Memory use is limited to what OpenSSL needs: input is fed in chunks of PIECE bytes and read immediately,
+because a memory BIO never shrinks. Before the handshake is complete, a client may send MAX_HANDSHAKE bytes. A
+new channel has no access to earlier unencrypted input, as RFC 3207 4.2 requires after STARTTLS.
 
 A failure is a TlsFault, and final: `take_output` returns the alert, then the connection must be closed. Text
 that the same `receive` has decrypted is lost, because no reply to it could be sent.
@@ -12,10 +10,10 @@ that the same `receive` has decrypted is lost, because no reply to it could be s
 
 from __future__ import annotations
 
+import hashlib
 import re
-
-from cryptography.hazmat.bindings.openssl.binding import Binding
-from OpenSSL import SSL
+import ssl
+from typing import Literal, Protocol
 
 from zonerelay.inbound.tls.ports import TlsFault, TlsInfo
 
@@ -42,6 +40,7 @@ _WORDS = {
     "data length too long": "a record is longer than TLS allows",
     "excessive message size": "a handshake message is longer than allowed",
     "unexpected message": "a handshake message came out of turn",
+    "callback failed": "the client asks for a server name that is not ASCII",
     "no renegotiation": "the client wants to renegotiate, which is not allowed",
 }
 _TOO_OLD = frozenset({"unsupported protocol", "version too low", "no protocols available"})
@@ -68,11 +67,11 @@ def first_octet_fault(octet: int) -> str:
     return "not TLS: clear text" if chr(octet).isprintable() or octet in b"\r\n\t" else "not TLS"
 
 
-def fault_text(error: SSL.Error, offered: str) -> str:
-    """Return what went wrong. `offered` is the newest TLS version that the client named."""
-    if isinstance(error, SSL.SysCallError):
-        return "the connection ended within TLS"
-    reason = _first_reason(error)
+def fault_text(reason: str, offered: str) -> str:
+    """Return what went wrong. `reason` is OpenSSL's; `offered` is the newest TLS version that the client
+    named.
+    """
+    reason = reason.replace("_", " ").lower() or "no reason given"
     if alert := _ALERT.fullmatch(reason):
         name = alert[1]
         if name in _ABOUT_OUR_CERTIFICATE:
@@ -86,10 +85,41 @@ def fault_text(error: SSL.Error, offered: str) -> str:
     return _WORDS.get(reason, f"TLS failed: {reason}")
 
 
-def _first_reason(error: SSL.Error) -> str:
-    """Return the cause, which is the oldest entry of OpenSSL's error queue; later ones are callers."""
-    queue = error.args[0] if error.args else ()
-    return queue[0][2] if queue and queue[0][2] else "no reason given"
+class TlsSession(Protocol):
+    """What a channel needs of an `ssl.SSLObject`. Failures are an `ssl.SSLError`."""
+
+    def do_handshake(self) -> None:
+        """Continue the handshake. Raise SSLWantReadError if it is incomplete."""
+
+    def read(self, size: int) -> bytes:
+        """Return plaintext, `b""` after a close_notify. Raise SSLWantReadError if there is none."""
+
+    def pending(self) -> int:
+        """Return 0 if nothing can be read before more input arrives."""
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Encrypt data, and return how much."""
+
+    def unwrap(self) -> object:
+        """Send close_notify."""
+
+    def version(self) -> str | None:
+        """Return the version, such as `"TLSv1.3"`, after the handshake."""
+
+    def cipher(self) -> tuple[str, str, int] | None:
+        """Return the name of the cipher first."""
+
+    def getpeercert(self, binary_form: Literal[True]) -> bytes | None:
+        """Return the client's certificate in DER."""
+
+
+class TlsContext(Protocol):
+    """What a channel needs of an `ssl.SSLContext`."""
+
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, server_side: Literal[True]
+    ) -> TlsSession:
+        """Begin a session."""
 
 
 MAX_HANDSHAKE = 64 * 1024
@@ -99,41 +129,17 @@ RECORD = 16 * 1024  # RFC 8446 5.1: the maximum size of a record
 OUTPUT = 4 * 1024
 """Bytes per record that we send: replies are short, and the output memory BIO does not shrink either."""
 
-# Before OpenSSL 4, an entry that other code left in this thread's error queue would be taken for our own
-# error (SSL_get_error(3)), and pyOpenSSL does not check. `lib` has no types.
-_lib, _ffi = Binding.lib, Binding.ffi
-_forget_errors = _lib.ERR_clear_error
-
-# Frequent operations call OpenSSL directly: for each call, pyOpenSSL allocates a buffer and raises an
-# exception when no more data is available, which is the usual end. This took three quarters of the time of a
-# command and its reply. All channels are used on the event loop, so one buffer is sufficient.
-_buffer = _ffi.new("char[]", RECORD)
-_contents = _ffi.buffer(_buffer)
-
 
 class TlsChannel:
     """A TLS session. `established`, `closed` (the client has sent close_notify) and `info` are for
     reading.
     """
 
-    __slots__ = (
-        "_connection",
-        "_fault",
-        "_in",
-        "_octets",
-        "_offered",
-        "_out",
-        "_ssl",
-        "closed",
-        "established",
-        "info",
-    )
+    __slots__ = ("_fault", "_in", "_octets", "_offered", "_out", "_session", "closed", "established", "info")
 
-    def __init__(self, context: SSL.Context) -> None:
-        self._connection = SSL.Connection(context, None)
-        self._connection.set_accept_state()
-        self._ssl = self._connection._ssl
-        self._in, self._out = self._connection._into_ssl, self._connection._from_ssl
+    def __init__(self, context: TlsContext) -> None:
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._session = context.wrap_bio(self._in, self._out, server_side=True)
         self._octets = 0
         self._offered = "no version that is known"
         self._fault = ""  # not the exception, whose traceback would keep this object alive
@@ -145,73 +151,76 @@ class TlsChannel:
         """Return the plaintext that became readable, perhaps none. Raise TlsFault on failure."""
         if self._fault:
             raise TlsFault(self._fault)
-        if self.closed or not data:
-            return b""
-        _forget_errors()
-        plain: list[bytes] = []
         try:
             if len(data) <= PIECE:
-                self._feed(data, plain)
-            else:
-                view = memoryview(data)
-                for at in range(0, len(data), PIECE):
-                    self._feed(view[at : at + PIECE], plain)
-        except SSL.Error as error:
-            raise self._failed(fault_text(error, self._offered)) from error
-        return plain[0] if len(plain) == 1 else b"".join(plain)
+                return self._feed(data)
+            view = memoryview(data)
+            return b"".join([self._feed(view[at : at + PIECE]) for at in range(0, len(data), PIECE)])
+        except ssl.SSLError as error:
+            raise self._failed(fault_text(error.reason, self._offered)) from error
 
     def take_output(self) -> bytes:
         """Return the bytes to write now: handshake, tickets, alerts."""
-        output = self._take()
-        return output[0] if len(output) == 1 else b"".join(output)
+        return self._out.read()
 
     def send(self, plain: bytes) -> bytes:
         """Encrypt `plain`, and return it after the pending output. Never raise an exception: before the
         handshake is complete, and after a fault, only the pending output is returned.
         """
-        output: list[bytes] = []
         if self.established and not self._fault:
-            view = memoryview(plain)
-            _forget_errors()
             try:
-                while view:
-                    sent = _lib.SSL_write(self._ssl, _ffi.from_buffer(view), min(len(view), OUTPUT))
-                    if sent <= 0:
-                        self._connection._raise_ssl_error(self._ssl, sent)
-                    view = view[sent:]
-                    output += self._take()
-            except SSL.Error as error:
-                self._failed(fault_text(error, self._offered))  # the next `receive` reports it
-        return b"".join(output) if output else self.take_output()
+                if len(plain) <= OUTPUT:
+                    self._session.write(plain)
+                else:
+                    return self._send_large(memoryview(plain))
+            except ssl.SSLError as error:
+                self._failed(fault_text(error.reason, self._offered))  # the next `receive` reports it
+        return self._out.read()
+
+    def _send_large(self, plain: memoryview) -> bytes:
+        output: list[bytes] = []
+        for at in range(0, len(plain), OUTPUT):
+            self._session.write(plain[at : at + OUTPUT])
+            output.append(self._out.read())
+        return b"".join(output)
 
     def close(self) -> bytes:
         """Return the pending output and close_notify. It may be called in every state, and repeatedly."""
         if self.established and not self._fault:
-            _forget_errors()
             try:
-                self._connection.shutdown()
-            except SSL.Error as error:
+                self._session.unwrap()
+            except ssl.SSLWantReadError:
+                pass  # for the client's close_notify
+            except ssl.SSLError as error:
                 # Nothing depends on it: the connection is closed next.
-                self._failed(fault_text(error, self._offered))
+                self._failed(fault_text(error.reason, self._offered))
         return self.take_output()
 
-    def _feed(self, piece: bytes | memoryview, plain: list[bytes]) -> None:
-        if self.closed:
-            return  # RFC 8446 6.1: data after a closure alert must be ignored
+    def _feed(self, piece: bytes | memoryview) -> bytes:
+        """Return the plaintext of at most PIECE bytes of input."""
+        if self.closed or not piece:
+            return b""  # RFC 8446 6.1: data after a closure alert must be ignored
         if not self.established:
             self._admit(piece)
-        _lib.BIO_write(self._in, _ffi.from_buffer(piece), len(piece))
+        self._in.write(piece)
+        session = self._session
+        plain: list[bytes] = []
         try:
             if not self.established:
-                self._shake()
-            while (count := _lib.SSL_read(self._ssl, _buffer, RECORD)) > 0:
-                plain.append(_contents[:count])
-            if _lib.SSL_get_error(self._ssl, count) != _lib.SSL_ERROR_WANT_READ:
-                self._connection._raise_ssl_error(self._ssl, count)
-        except SSL.WantReadError:
-            return
-        except SSL.ZeroReturnError:
+                session.do_handshake()
+                self.established = True
+                self.info = _describe(session)
+            while data := session.read(RECORD):
+                plain.append(data)
+                if not self._in.pending and not session.pending():
+                    break  # another call would raise SSLWantReadError, which takes longer than all the rest
+            else:
+                self.closed = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
             self.closed = True
+        return plain[0] if len(plain) == 1 else b"".join(plain)
 
     def _admit(self, piece: bytes | memoryview) -> None:
         if not self._octets and (text := first_octet_fault(piece[0])):
@@ -222,38 +231,16 @@ class TlsChannel:
         if self._octets > MAX_HANDSHAKE:
             raise self._failed(f"the client sent {MAX_HANDSHAKE} octets without completing the handshake")
 
-    def _shake(self) -> None:
-        self._connection.do_handshake()
-        _forget_errors()  # accepting an unverified client certificate may leave some
-        self.established = True
-        self.info = _describe(self._connection)
-
-    def _take(self) -> list[bytes]:
-        pieces: list[bytes] = []
-        while (count := _lib.BIO_read(self._out, _buffer, RECORD)) > 0:
-            pieces.append(_contents[:count])
-            if count < RECORD:
-                break
-        return pieces
-
     def _failed(self, text: str) -> TlsFault:
         self._fault = text
-        _forget_errors()
         return TlsFault(text)
 
 
-def _describe(connection: SSL.Connection) -> TlsInfo:
-    certificate = connection.get_peer_certificate()
-    name = connection.get_servername()
+def _describe(session: TlsSession) -> TlsInfo:
+    cipher = session.cipher()
+    certificate = session.getpeercert(binary_form=True)
     return TlsInfo(
-        version=connection.get_protocol_version_name(),
-        cipher=connection.get_cipher_name() or "",
-        # OpenSSL's own digest: the certificate is a stranger's, and need not please a stricter parser.
-        certificate=certificate.digest("sha256").decode().replace(":", "").lower() if certificate else "",
-        server_name=_printable(name) if name else "",
+        version=session.version() or "",
+        cipher=cipher[0] if cipher else "",
+        certificate=hashlib.sha256(certificate).hexdigest() if certificate else "",
     )
-
-
-def _printable(name: bytes) -> str:
-    text = name.decode("ascii", "replace").lower()
-    return text if text.isprintable() else ""

@@ -1,7 +1,7 @@
 """The values and Protocols through which a session uses TLS, without importing the library.
 
-`channel` and `certificates` use OpenSSL. They are imported only if a listener offers TLS, because the library
-uses more memory than all the rest of a listener.
+`certificates` uses cryptography, and `asking` pyOpenSSL. They are imported only if a listener needs them,
+because these libraries use more memory than all the rest of a listener.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class TlsFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TlsInfo:
-    """An established session. `version` is such as `"TLSv1.3"`; `server_name` is the client's SNI.
+    """An established session. `version` is such as `"TLSv1.3"`.
 
     `certificate` is the SHA-256 of the client's certificate in lower-case hexadecimal, `""` if it sent none.
     """
@@ -26,7 +26,6 @@ class TlsInfo:
     version: str
     cipher: str
     certificate: str = ""
-    server_name: str = ""
 
 
 class Channel(Protocol):
