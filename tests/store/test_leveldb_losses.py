@@ -232,7 +232,7 @@ def test_stopped_spool_is_acknowledged_too(tmp_path: Path, capsys: pytest.Captur
     losses.refresh()
     assert losses.open == ()
     assert main([*command, "0123abcd"]) == 1
-    assert "waits to be acknowledged" in capsys.readouterr().err
+    assert "has no unacknowledged loss 0123abcd" in capsys.readouterr().err
 
 
 # --- refusals, and what is no reason for one

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import fields
 from enum import Enum
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ REFUSALS = {
 }
 
 
-def names(described: type) -> list[str]:
+def names(described: type[Any]) -> list[str]:  # Any: an enumeration, or a dataclass
     """The values of an enumeration, or the fields of a table."""
     if issubclass(described, Enum):
         return [each.value for each in described]
