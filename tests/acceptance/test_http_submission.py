@@ -390,6 +390,10 @@ def test_the_first_answer_comes_again_however_the_key_was_given(app: Api, relay:
         assert (first.status // 100, again.status) == (2, first.status), (at, first.body)
         assert first.body == again.body, at
         assert first.fields.get("Location") == again.fields.get("Location")
+    two = [{**given, "headers": {"Message-ID": f"<{left}@example.org>"}} for left in ("one", "other")]
+    first, again, third = (post(each, Idempotency_Key="ids") for each in (*two, given))
+    assert first.json["message_id"] == "<one@example.org>"
+    assert first.body == again.body == third.body
     wrong = app("POST", "/v1/messages", {**given, "headers": {"Idempotency-Key": "a b"}})
     assert (wrong.code, pointers(wrong)) == ((422, "invalid"), ["/headers/Idempotency-Key"])
 

@@ -116,6 +116,18 @@ async def test_one_refused_recipient_refuses_the_message_unless_it_is_partial(wa
     assert len(way.house.store.stored[0].deliveries) == 2
 
 
+async def test_a_repetition_has_the_recipients_and_the_message_id_of_the_first_answer(way: Way) -> None:
+    """Other recipients were refused by then: the message was sent twice to those of the first."""
+    options = Options(partial=True, idempotency_key="k")
+    one, other = (b"Message-ID: <%b@example.org>\r\n" % left + MESSAGE for left in (b"one", b"other"))
+    first = await way.submit(HERE, to("a@example.net", "b@example.net", "c@example.net"), [one], options)
+    again = await way.submit(HERE, to("c@example.net", "b@example.net", "a@example.net"), [other], options)
+    assert isinstance(first, Accepted)
+    assert isinstance(again, Accepted)
+    assert (again.id, again.refused, again.message_id) == (first.id, first.refused, "<one@example.org>")
+    assert list(first.refused) == ["c@example.net"]
+
+
 async def test_a_client_that_may_not_relay_is_refused(way: Way) -> None:
     foreign = Principal(protocol="TEST", address="192.0.2.1")
     result = await way.submit(foreign, ZOE, never(), Options())

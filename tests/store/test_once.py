@@ -100,6 +100,16 @@ async def test_it_is_still_known_when_the_message_has_left(spool: Spool) -> None
 
 
 @keeping
+async def test_the_first_answer_is_kept_with_the_key(spool: Spool) -> None:
+    await submit(spool.store, 1, replace(ONCE, answer="first"))
+    with pytest.raises(StoredBeforeError) as before:
+        await submit(spool.store, 2, replace(ONCE, answer="second"))
+    assert before.value.answer == "first"
+    keys, _ = await spool.store.kept_keys()
+    assert [kept.answer for _, kept in keys] == ["first"]
+
+
+@keeping
 async def test_other_content_is_refused_and_other_keys_are_other_messages(spool: Spool) -> None:
     await submit(spool.store, 1)
     with pytest.raises(OtherContentError):

@@ -112,9 +112,7 @@ class _Writer:
     ) -> Message:
         await self._store.before_commit()
         if once is not None:
-            kept = self._store.kept.setdefault(
-                once.identity, Kept(self._envelope.id, once.digest, once.until)
-            )
+            kept = self._store.kept.setdefault(once.identity, once.kept(self._envelope.id))
             if kept.message_id != self._envelope.id:
                 check_kept(once, kept)
         message = Message(

@@ -25,7 +25,6 @@ from zonerelay.store.contract import (
     Kept,
     KeptKeys,
     MessageNotFoundError,
-    Once,
     Postpone,
     QueueCounts,
     StoreError,
@@ -77,7 +76,7 @@ class MemoryStore:
     def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
         message, deliveries, chunks, beside, once = given
         if once is not None:
-            self._keep(once, message.id)
+            self._kept[once.identity] = once.kept(message.id)
         self.add(message, [*self._arriving.pop(message.id, ()), *chunks], deliveries)
         for report in beside:
             self.add(report.message, split(report.body), report.deliveries)
@@ -94,11 +93,7 @@ class MemoryStore:
         return {} if after else self._kept.items()
 
     async def keep_keys(self, keys: KeptKeys) -> None:
-        for identity, kept in keys:
-            self._keep(Once(identity, kept.digest, kept.until), kept.message_id)
-
-    def _keep(self, once: Once, message_id: MessageId) -> None:
-        self._kept[once.identity] = Kept(message_id, once.digest, once.until)
+        self._kept.update(keys)
 
     async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
         del is_used  # nothing comes between

@@ -132,12 +132,17 @@ return another number afterwards. It must not raise.
 class Once:
     """The idempotency key of a submission, with which a message is stored only once. `identity` is a
     hexadecimal digest of the submitter, the key and the envelope, and `digest` one of the content. The store
-    remembers them until the Unix time `until`.
+    remembers them, and the caller's `answer` to the submission, until the Unix time `until`.
     """
 
     identity: str
     digest: str
     until: float
+    answer: str = ""
+
+    def kept(self, message_id: MessageId) -> Kept:
+        """Return the entry of a message that is stored with this key."""
+        return Kept(message_id, self.digest, self.until, self.answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,7 @@ class Kept:
     message_id: MessageId
     digest: str
     until: float
+    answer: str = ""
 
 
 class Reserved(NamedTuple):
@@ -190,11 +196,13 @@ class KeyRegister(Protocol):
 
 
 class StoredBeforeError(StoreError):
-    """A message with the same `Once` and content was committed before. Nothing was stored now."""
+    """A message with the same `Once` and content was committed before. Nothing was stored now. `answer` is
+    that of the first submission.
+    """
 
-    def __init__(self, message_id: MessageId) -> None:
+    def __init__(self, message_id: MessageId, answer: str = "") -> None:
         super().__init__(message_id)
-        self.message_id = message_id
+        self.message_id, self.answer = message_id, answer
 
 
 class OtherContentError(StoreError):
@@ -209,7 +217,7 @@ def check_kept(once: Once, kept: Kept) -> None:
     """Compare the content with that of the kept key, and raise StoredBeforeError or OtherContentError."""
     if kept.digest != once.digest:
         raise OtherContentError(f"another message, {kept.message_id}, was stored by the same key")
-    raise StoredBeforeError(kept.message_id)
+    raise StoredBeforeError(kept.message_id, kept.answer)
 
 
 class BodyFacts(TypedDict, total=False):

@@ -7,7 +7,6 @@ addresses, and their domains as A-labels.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -140,12 +139,6 @@ class Origin:
     settings: Settings
     listener: ListenerSettings
 
-    def with_key(self, key: str) -> Origin:
-        """Return the origin of a message that contains its own key, so that repeated requests get the same
-        answer.
-        """
-        return replace(self, key=key)
-
 
 BAD_KEY = "an idempotency key must consist of 1 to 255 visible ASCII characters"
 
@@ -195,7 +188,7 @@ def sending_of(
     if reply_to := _some(given.reply_to, "reply_to", faults):
         headers.append(("Reply-To", [each for each, _ in reply_to]))
     if named_key := [value for name, value in given.headers.items() if name.lower() == IDEMPOTENCY_KEY]:
-        origin = origin.with_key(named_key[0])
+        origin = replace(origin, key=named_key[0])
         if not is_key(origin.key):
             faults.add("/headers/Idempotency-Key", BAD_KEY)
     fields = HeaderFields()
@@ -229,7 +222,7 @@ def sending_of(
     assert author is not None
     message_id = next((value for name, value in headers if name == "Message-ID"), None)
     if not isinstance(message_id, str):
-        message_id = new_message_id(origin, sender, tuple(recipients))
+        message_id = new_message_id(sender)
     draft = Draft(
         message_id=message_id,
         created=now,
@@ -273,16 +266,10 @@ def envelope_of(mail: MailCommand, recipients: Iterable[Mailbox]) -> SubmittedEn
     return SubmittedEnvelope(mail, tuple(Recipient(address=each) for each in recipients))
 
 
-def new_message_id(origin: Origin, sender: str, recipients: tuple[str, ...]) -> str:
-    """Return a new Message-ID. It is the same for the same key, so that repeated requests get the same
-    answer.
-    """
-    left = secrets.token_hex(16)
-    if origin.key:
-        words = "\0".join((origin.user, origin.key, sender, *sorted(recipients)))
-        left = hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
+def new_message_id(sender: str) -> str:
     domain = domain_of(Mailbox(sender))
-    return f"<{left}@{domain if domain.isascii() and domain and domain[0] != '[' else 'localhost'}>"
+    at = domain if domain.isascii() and domain and domain[0] != "[" else "localhost"
+    return f"<{secrets.token_hex(16)}@{at}>"
 
 
 _Named = tuple[Address, str]

@@ -428,11 +428,12 @@ async def _submitted_as(call: Call, origin: Origin, sending: Sending, pieces: Pi
             address=each,
             index=index,
             state="refused" if each in result.refused else "queued",
-            reply=str(result.refused[each].reply) if each in result.refused else "",
+            reply=result.refused.get(each, ""),
         )
         for index, each in enumerate(sending.pointers)
     )
-    return Accepted(id=result.id, message_id=sending.message_id, recipients=tuple(states))
+    message_id = result.message_id or sending.message_id
+    return Accepted(id=result.id, message_id=message_id, recipients=tuple(states))
 
 
 async def _take_raw(call: Call, origin: Origin) -> Accepted:
@@ -451,11 +452,11 @@ async def _take_raw(call: Call, origin: Origin) -> Accepted:
     block, most = bytes(scanner.held[: scanner.size]), origin.listener.max_recipients
     sender, recipients = await _run(len(block), _raw_envelope, block, given, most)
     if key := key_in(header.fields):
-        origin = origin.with_key(key)
+        origin = replace(origin, key=key)
     message_id = next((value.strip() for name, value in header.fields if name.lower() == "message-id"), "")
     front = b""
     if not message_id:
-        message_id = new_message_id(origin, sender, tuple(recipients))
+        message_id = new_message_id(sender)
         front = f"Message-ID: {message_id}\r\n".encode()
     held = bytes(scanner.held)
     shown = _BCC.sub(b"", held[: scanner.size])

@@ -44,6 +44,8 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from zonerelay.config.settings import BareLineEnds, HeaderControls, Idempotency
 from zonerelay.config.units import format_size
 from zonerelay.inbound.access.guard import Allowance, Guard
@@ -124,7 +126,7 @@ def identity(kind: str, key: str, envelope: Envelope, named: Sequence[Mailbox] =
 
     All clients that have not logged in count as one submitter: an application may try again from another
     machine, and at another node, whose listeners have other addresses. `named` are the recipients that the
-    client named, if the mode of its user has replaced them.
+    client named, if the mode of its user has replaced them, or some of them may be refused.
     """
     recipients = sorted({*(named or mailboxes(envelope.recipients))})
     parts = (kind, key, envelope.origin.user, envelope.sender, *recipients)
@@ -133,6 +135,18 @@ def identity(kind: str, key: str, envelope: Envelope, named: Sequence[Mailbox] =
         octets = part.encode("utf-8", "surrogateescape")
         digest.update(b"%d:%b" % (len(octets), octets))
     return digest.hexdigest()
+
+
+class FirstAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a message with an idempotency key, which is given again to its repetitions: its
+    Message-ID, and the replies to its refused recipients.
+    """
+
+    message_id: str
+    refused: dict[Mailbox, str]
+
+    def text(self) -> str:
+        return msgspec.json.encode(self).decode()
 
 
 class ContentDigest:
@@ -256,6 +270,7 @@ class Intake:
         self.task: asyncio.Task[None] | None = None  # the session's task that runs `store`
         self.refusal: ServerReply | None = None
         self.detail = ""
+        self.first_answer = ""  # if the message was submitted before: see `FirstAnswer`
         self.complete = False  # the end of data has arrived
         self.backlog = 0  # received bytes that the store has not accepted yet
         self.transaction = transaction
@@ -351,6 +366,7 @@ class Intake:
                         await self._wait()
         except StoredBeforeError as error:
             self._context.events.repeated(error.message_id, self.envelope)
+            self.first_answer = error.answer
             return error.message_id
         except StoreFullError as error:
             self.refuse(replies.STORE_FULL, str(error))
@@ -463,11 +479,12 @@ class Intake:
 
     def _once(self) -> Once:
         assert self._digest is not None
-        context = self._context
+        context, transaction = self._context, self.transaction
         return Once(
-            identity(self._key_kind, self._key, self.envelope, self.transaction.named),
+            identity(self._key_kind, self._key, self.envelope, transaction.asked or transaction.named),
             self._digest.hexdigest(),
             context.clock.now() + context.idempotency_window,
+            FirstAnswer(message_id_in(self._stored_fields()), transaction.refused).text(),
         )
 
     def _edited(self, held: bytes) -> bytes:

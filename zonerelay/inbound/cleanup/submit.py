@@ -22,10 +22,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from zonerelay.inbound.access.auth import LoginKind
 from zonerelay.inbound.access.networks import AccessPolicy, Client
 from zonerelay.inbound.cleanup.envelope import add, begin, new_intake
-from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
+from zonerelay.inbound.cleanup.intake import BACKLOG, FirstAnswer, Intake
 from zonerelay.inbound.cleanup.submission import Submission
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state import replies
@@ -33,6 +35,7 @@ from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.questions import AskedPolicy, Named
 from zonerelay.inbound.state.replies import ServerReply, Then
+from zonerelay.inbound.state.transaction import mailboxes
 from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Recipient
 from zonerelay.model.message_id import MessageId
@@ -77,12 +80,14 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The message is stored. `refused` are the recipients that were refused; this is only possible with
-    `partial`.
+    """The message is stored. `refused` are the replies to the recipients that were refused; this is only
+    possible with `partial`. For a repetition, all of it is the first answer, and `message_id` the Message-ID
+    of the first message.
     """
 
     id: MessageId
-    refused: dict[Mailbox, Refusal] = field(default_factory=dict)
+    refused: dict[Mailbox, str] = field(default_factory=dict)
+    message_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,17 +228,15 @@ class _Running:
             except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
                 self.context.events.trouble("inbound", error)
                 return _whole(replies.TROUBLE)
-            if isinstance(refused, Refused):
-                return refused
-            return await self._take_content(pieces, refused)
+            return refused or await self._take_content(pieces)
         finally:
             memory.holders.discard(self)
             submission.reset()
 
     async def _take_envelope(
         self, principal: Principal, envelope: SubmittedEnvelope, options: Options
-    ) -> Refused | dict[Mailbox, Refusal]:
-        """Check the envelope, and return the refused recipients."""
+    ) -> Refused | None:
+        """Check the envelope. Return a refusal, or None."""
         submission = self._submission
         client_state = submission.client_state
         client_state.came_by(principal.protocol, principal.helo)
@@ -265,7 +268,10 @@ class _Running:
             return Refused(worst.reason, worst.reply, worst.retry_after, recipients=refused)
         if not transaction.recipients:
             return _whole(submission.refuse(replies.NO_RECIPIENTS, "DATA"))
-        return refused
+        if options.partial:
+            transaction.asked = mailboxes(envelope.recipients)
+            transaction.refused = {address: str(each.reply) for address, each in refused.items()}
+        return None
 
     async def _log_in(self, user: str) -> ServerReply | None:
         """Find the user. Return a refusal if there is no such user."""
@@ -288,7 +294,7 @@ class _Running:
             answer = self._submission.decided(await self.context.consultants.ask(self._submission.question))
         return answer
 
-    async def _take_content(self, pieces: Pieces, refused: dict[Mailbox, Refusal]) -> Accepted | Refused:
+    async def _take_content(self, pieces: Pieces) -> Accepted | Refused:
         transaction = self._submission.transaction
         assert transaction is not None
         transaction.chunked = True  # the pieces are chunks: they have neither dot-stuffing nor a final dot
@@ -305,8 +311,11 @@ class _Running:
                 accepted = await self._storing
             elif intake.refusal is None:
                 accepted = await intake.store()
+            if accepted is not None and intake.first_answer:
+                first = msgspec.json.decode(intake.first_answer, type=FirstAnswer)
+                return Accepted(accepted, first.refused, first.message_id)
             if accepted is not None:
-                return Accepted(accepted, refused)
+                return Accepted(accepted, transaction.refused)
             assert intake.refusal is not None
             self._refuse(intake, intake.refusal)
             return _whole(intake.refusal)

@@ -56,7 +56,8 @@ class Transaction:
 
     `cost` is the memory counted for the recipients. `idempotency_key` is the key that the client set outside
     the message, or "" if the header may contain one. `rewritten` lists the changes of recipients since RCPT,
-    with the new addresses.
+    with the new addresses. A submission that may be accepted in part has all its recipients in `asked`, and
+    the replies to those that are refused in `refused`.
     """
 
     def __init__(self, mail: MailCommand, *, release: float, edits: Edits) -> None:
@@ -67,6 +68,8 @@ class Transaction:
         self.zone = ""
         self.allowance: Allowance | None = None  # the limits of the user, if there is one
         self.named: tuple[Mailbox, ...] = ()  # the recipients before the user's mode replaced them
+        self.asked: tuple[Mailbox, ...] = ()
+        self.refused: dict[Mailbox, str] = {}
         self.idempotency_key = ""
         self.zone_named = ""  # the zone that the message itself names
         self.notes: tuple[str, ...] = ()  # notes for the trace

@@ -24,7 +24,7 @@ from zonerelay.model.envelope import Message, Notify
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.queue_name import Kind, QueueName, parse_queue, webhook_queue
-from zonerelay.store.contract import Kept, Once, StoreCorruptError, StoreError
+from zonerelay.store.contract import Kept, StoreCorruptError, StoreError
 
 FORMAT_VERSION = b"1"
 
@@ -342,8 +342,8 @@ def once_until_key(identity: str, until: float) -> bytes:
 _decode_kept = msgspec.json.Decoder(Kept).decode
 
 
-def encode_kept(once: Once, message_id: MessageId) -> bytes:
-    return encoded("an idempotency key", Kept(message_id, once.digest, once.until))
+def encode_kept(kept: Kept) -> bytes:
+    return encoded("an idempotency key", kept)
 
 
 def decode_kept(raw: bytes) -> Kept:

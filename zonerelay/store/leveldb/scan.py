@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from zonerelay.model.message_id import MessageId, first_at, is_message_id
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
-from zonerelay.store.contract import EveryNth, Once, StoreCorruptError, Wanted
+from zonerelay.store.contract import EveryNth, Kept, StoreCorruptError, Wanted
 from zonerelay.store.keys import port
 from zonerelay.store.keys.port import KeyPage, Row, page_of
 from zonerelay.store.leveldb.damage.losses import Loss, identity_of
@@ -177,8 +177,8 @@ def keys_under(db: LevelDb, prefix: bytes) -> list[bytes]:
     return list(itertools.islice(keys, PAGE_ROWS))
 
 
-def once_ops(once: Once, message_id: MessageId) -> list[Op]:
+def once_ops(identity: str, kept: Kept) -> list[Op]:
     return [
-        (records.once_key(once.identity), records.encode_kept(once, message_id)),
-        (records.once_until_key(once.identity, once.until), b""),
+        (records.once_key(identity), records.encode_kept(kept)),
+        (records.once_until_key(identity, kept.until), b""),
     ]

@@ -30,7 +30,6 @@ from zonerelay.store.contract import (
     Change,
     Finish,
     KeptKeys,
-    Once,
     QueueCounts,
     StoreError,
     Submit,
@@ -112,7 +111,7 @@ class LevelDbStore:
         for report in beside:
             self._add_report(plan, report)
         if once is not None:
-            plan.ops += scan.once_ops(once, message.id)
+            plan.ops += scan.once_ops(once.identity, once.kept(message.id))
         stored = self._submit(plan)
         if message.chunks > len(chunks):
             self._watch(stored, message.envelope.id)
@@ -157,7 +156,7 @@ class LevelDbStore:
     async def keep_keys(self, keys: KeptKeys) -> None:
         ops: list[Op] = []
         for identity, kept in keys:
-            ops += scan.once_ops(Once(identity, kept.digest, kept.until), kept.message_id)
+            ops += scan.once_ops(identity, kept)
         if ops:
             await self._committer.submit(ops)
 

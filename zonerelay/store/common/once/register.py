@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
@@ -34,7 +35,8 @@ BUSY = 5.0
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS kept (
-    identity TEXT PRIMARY KEY, digest TEXT, message_id TEXT, until REAL, worker INTEGER, pending INTEGER
+    identity TEXT PRIMARY KEY, message_id TEXT, digest TEXT, until REAL, answer TEXT,
+    worker INTEGER, pending INTEGER
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS expiry ON kept (until);
 CREATE INDEX IF NOT EXISTS open ON kept (worker) WHERE pending;
@@ -125,15 +127,16 @@ class Register:
         self._check_complete()
         with self._exclusive() as database:
             found = database.execute(
-                "SELECT message_id, digest, until, worker, pending FROM kept WHERE identity = ?",
+                "SELECT message_id, digest, until, answer, worker, pending FROM kept WHERE identity = ?",
                 (once.identity,),
             ).fetchone()
-            if found is not None and (found[4] or found[2] > now):
-                return Reserved(Kept(MessageId(found[0]), found[1], found[2]), found[3], bool(found[4]))
-            database.execute(
-                "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, 1)",
-                (once.identity, once.digest, message_id, once.until, self.worker),
-            )
+            if found is not None:
+                *entry, worker, pending = found
+                kept = Kept(*entry)
+                if pending or kept.until > now:
+                    return Reserved(kept, worker, bool(pending))
+            row = (once.identity, *astuple(once.kept(message_id)), self.worker)
+            database.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?, 1)", row)
             return None
 
     def _settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
@@ -151,12 +154,13 @@ class Register:
         )
 
     def _publish(self, page: Collection[tuple[str, Kept]]) -> None:
-        rows = [(name, kept.digest, kept.message_id, kept.until, self.worker) for name, kept in page]
+        rows = [(name, *astuple(kept), self.worker) for name, kept in page]
         with self._exclusive() as database:
             database.executemany(
-                "INSERT INTO kept VALUES (?, ?, ?, ?, ?, 0) ON CONFLICT (identity) DO UPDATE SET"
+                "INSERT INTO kept VALUES (?, ?, ?, ?, ?, ?, 0) ON CONFLICT (identity) DO UPDATE SET"
                 " digest = excluded.digest, message_id = excluded.message_id, until = excluded.until,"
-                " worker = excluded.worker WHERE NOT pending AND until < excluded.until",
+                " answer = excluded.answer, worker = excluded.worker"
+                " WHERE NOT pending AND until < excluded.until",
                 rows,
             )
 
