@@ -47,6 +47,7 @@ class Progress:
 class Desk:
     relay: Relay
     acts: OperatorActs
+    bin: Bin
 
     async def change(self, action: ChangeVerb, who: str = "ann", **more: object) -> Changed:
         wanted = Filter(**more.pop("filter", {}))  # type: ignore[arg-type]  # by name
@@ -77,6 +78,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     relay.courier.script = lambda batch: [DEFERRED] * len(batch.deliveries)
     await relay.scheduler.start()
     journal = Journal(tmp_path / "acts", relay.clock)
+    dropped = Bin(relay.store, events=relay.events, clock=relay.clock)
     verbs = Operations(
         store=relay.store,
         scheduler=relay.scheduler,
@@ -84,8 +86,9 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         events=relay.events,
         clock=relay.clock,
         journal=journal,
+        binned=dropped.look,
     )
-    yield Desk(relay, OperatorActs(verbs, journal, Zones(ZONES, ROUTES), relay.clock))
+    yield Desk(relay, OperatorActs(verbs, journal, Zones(ZONES, ROUTES), relay.clock), dropped)
     await relay.close()
 
 
@@ -231,6 +234,22 @@ async def test_the_bin_is_bounded_and_its_oldest_goes_first(
     await desk.change("drop")
     await Bin(desk.relay.store, events=desk.relay.events, clock=desk.relay.clock).sweep()
     assert await desk.relay.store.queues() == set()
+
+
+async def test_a_bin_that_is_too_large_is_emptied_when_mail_is_moved_into_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk a drop made room after ten minutes only."""
+    monkeypatch.setattr(bin_module, "MAX_SIZE", 1)
+    monkeypatch.setattr(bin_module, "PAUSE", 0.0)
+    await deferred(desk, "a")
+    desk.bin.start()
+    await asyncio.sleep(0.05)  # its first check is over
+    await desk.change("drop")
+    async with asyncio.timeout(5.0):
+        while await desk.relay.store.queues():
+            await asyncio.sleep(0.01)
+    await desk.bin.stop()
 
 
 async def test_reroute_moves_mail_and_undo_moves_it_back(desk: Desk) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.queue_name import bin_of, queue_of
 from zonerelay.store.common import records
 from zonerelay.store.contract import SHARED, Finish, Store
 from zonerelay.store.leveldb.spool import LevelDb
@@ -100,6 +101,24 @@ async def test_spool_with_mail_that_cannot_be_read_is_kept(
         waiting.cancel()
     async with spool:  # nothing of it is gone by then
         assert await spool.store.left_over() == told[0]
+
+
+async def test_spool_whose_bin_has_mail_is_kept_and_the_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An undo of the drop would not find the mail otherwise."""
+    monkeypatch.setattr(heir, "LOOK_EVERY", 0.001)
+    told: list[str] = []
+    async with Spool(tmp_path / "q", backend=Backend.LEVELDB) as spool:
+        (delivery,) = await store_message(spool.store, 1)
+        dropped = replace(delivery, queue=bin_of(delivery.queue), held=True)
+        await spool.store.update([delivery.key], lambda _: dropped)
+        waiting = asyncio.create_task(heir.until_empty(spool.store, told.append))
+        await until(lambda: bool(told))
+        assert "dropped mail is kept for a day" in told[0]
+        await spool.store.update([dropped.key], lambda _: None)
+        await asyncio.wait_for(waiting, 10.0)
+        assert told[1:] == [""]
 
 
 async def test_spool_that_an_operator_has_cleared_is_empty_after_all(

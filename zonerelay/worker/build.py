@@ -304,6 +304,7 @@ async def _assemble(
         share_failure=share_failure,
     )
     journal = Journal(home / DIRECTORY / name_of(identity.index), clock)
+    dropped = Bin(store, events=events, clock=clock, skipped=leaps.skipped)
     operations = Operations(
         store=store,
         scheduler=scheduler,
@@ -313,6 +314,7 @@ async def _assemble(
         journal=journal,
         orders_in_force=orders.ids,
         waited_for=orders.waited_for,
+        binned=dropped.look,
     )
     parts = Parts(
         context=context,
@@ -327,6 +329,7 @@ async def _assemble(
         orders=orders,
         operations=operations,
         journal=journal,
+        dropped=dropped,
         leaps=leaps,
     )
     answers = build_answers(parts)
@@ -435,11 +438,8 @@ async def _start(worker: Worker, stack: AsyncExitStack) -> None:
     )
     stack.push_async_callback(clock_watch.stop)
     clock_watch.start(worker.store.last_message_id())
-    dropped = Bin(
-        worker.store, events=parts.context.events, clock=parts.context.clock, skipped=parts.leaps.skipped
-    )
-    stack.push_async_callback(dropped.stop)
-    dropped.start()
+    stack.push_async_callback(parts.dropped.stop)
+    parts.dropped.start()
     outages = Tasks("queue.names", parts.context.events)
     stack.push_async_callback(outages.cancel)
     parts.sending.resolver.when_restored(lambda after: outages.start(parts.operations.ask_names_again(after)))

@@ -20,6 +20,7 @@ from zonerelay.control.streams import Streams
 from zonerelay.history.writer import History
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.queue.operator.bin import Bin
 from zonerelay.queue.operator.clock_watch import NAME, ClockLeaps
 from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import Operations
@@ -48,6 +49,7 @@ class Parts:
     orders: Orders
     operations: Operations
     journal: Journal
+    dropped: Bin
     leaps: ClockLeaps
 
 

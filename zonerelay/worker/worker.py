@@ -6,8 +6,8 @@ even if one part fails to end.
 
 A worker that drains its spool ends when the spool is empty (`until_empty`). The spool is empty if its store
 reports twice in a row that no queue holds a delivery, and proves that nothing else is stored: no mail waits,
-is being attempted, is held or is unreadable; nothing is damaged; and no reported loss remains. Otherwise it
-stays, and `tell` reports the reason.
+is being attempted, is held, is in the bin or is unreadable; nothing is damaged; and no reported loss remains.
+Otherwise it stays, and `tell` reports the reason.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from zonerelay.config.settings import OutboxSettings, Settings, needs_restart, t
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History
 from zonerelay.inbound.drop_directory import DropDirectory
+from zonerelay.model.queue_name import Kind
 from zonerelay.process.threads import OPERATORS
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.queue.settle.retry import build as build_retry
@@ -33,6 +34,7 @@ from zonerelay.worker.report import DailyReport
 from zonerelay.worker.tables import Tables, build_tables
 
 LOOK_EVERY = 1.0
+IN_BIN = "dropped mail is kept for a day, so that `zonerelay undo` can restore it"
 
 
 async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
@@ -42,7 +44,10 @@ async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
     empty, told = 0, ""
     while empty < 2:
         try:
-            left = "" if (queues := await store.queues()) else await store.left_over() or _trouble(store)
+            queues = await store.queues()
+            left = "" if queues else await store.left_over() or _trouble(store)
+            if queues and all(each.kind is Kind.BIN for each in queues):
+                left = IN_BIN
             empty = 0 if queues or left else empty + 1
         except StoreError:
             left, empty = told, 0
@@ -170,7 +175,7 @@ class Worker:
         """Record the reason to keep the spool of a removed worker although it contains no delivery."""
         spool = name_of(self.identity.index)
         self._left_over = (
-            left and f"the spool {spool} is kept: it has no delivery that can be read, but {left}"
+            left and f"the spool {spool} is kept: it has no delivery that can be attempted, but {left}"
         )
         if left:
             self.events.spool_kept(spool, left)

@@ -26,7 +26,7 @@ from zonerelay.operations.requests import SpoolAcknowledge
 from zonerelay.store.contract import StoreError
 from zonerelay.store.offline import acknowledge_loss, forget_queue, place_of_queue
 from zonerelay.store.spool_paths import directories_of, remove_spool, spool_of
-from zonerelay.worker.worker import until_empty
+from zonerelay.worker.worker import IN_BIN, until_empty
 
 PROOF_TIMEOUT = 10.0
 """Seconds in which what a crash has left half done is swept."""
@@ -106,10 +106,7 @@ async def _left_in(settings: Settings, worker: int) -> str:
                 path = spool_of(settings.spool, worker).path
                 if zones := sorted(str(each) for each in queues if each.kind is not Kind.BIN):
                     return f"mail is queued in the zones {', '.join(zones)} of {path}"
-                return (
-                    f"dropped mail is kept for a day in {path}, so that `zonerelay undo` can restore it "
-                    "(`zonerelay queue drop --purge` deletes mail at once)"
-                )
+                return f"{path}: {IN_BIN} (`zonerelay queue drop --purge` deletes mail at once)"
             await asyncio.wait_for(until_empty(store, told.append), PROOF_TIMEOUT)
         except TimeoutError:
             return told[-1] or told[0]

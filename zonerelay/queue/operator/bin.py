@@ -3,14 +3,15 @@
 Dropped deliveries are held in separate queues (`bin_of`), which lists, counts and claims of mail skip.
 `next_attempt` is the time at which they are destroyed. An undo of the drop moves them back.
 
-The bin is checked every `INTERVAL` seconds. Expired mail is destroyed. The oldest mail is destroyed early if
-the messages together exceed `MAX_SIZE`, or if the disk has too little free space for new mail. If the store
-fails, the check is repeated after `INTERVAL`.
+The bin is checked every `INTERVAL` seconds, and when mail is moved into it. Expired mail is destroyed. The
+oldest mail is destroyed early if the messages together exceed `MAX_SIZE`, or if the disk has too little free
+space for new mail. If the store fails, the check is repeated after `INTERVAL`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -22,6 +23,8 @@ from zonerelay.store.contract import Store, StoreError, Unhealthy
 from zonerelay.telemetry.events.events import Events
 
 INTERVAL = 600.0
+PAUSE = 5.0
+"""Seconds between two checks at least. A check that takes long is followed by a pause ten times as long."""
 MAX_SIZE = 1024**3
 BATCH = 500
 SPAN = 60.0
@@ -40,12 +43,17 @@ class Bin:
         self._events = events
         self._clock = clock
         self._tasks = Tasks("queue.bin", events)
+        self._moved = asyncio.Event()
 
     def start(self) -> None:
         self._tasks.start(self._watch())
 
     async def stop(self) -> None:
         await self._tasks.cancel()
+
+    def look(self) -> None:
+        """Check the bin soon, because mail was moved into it."""
+        self._moved.set()
 
     async def sweep(self) -> None:
         """Delete expired mail, and the oldest mail if the bin is too large. Raise StoreError."""
@@ -87,8 +95,13 @@ class Bin:
 
     async def _watch(self) -> None:
         while True:
+            began = self._clock.monotonic()
             try:
                 await self.sweep()
             except StoreError as error:
                 self._events.trouble("queue.bin", error)
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(max(PAUSE, 10 * (self._clock.monotonic() - began)))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL):
+                    await self._moved.wait()
+            self._moved.clear()

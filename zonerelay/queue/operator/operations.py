@@ -331,10 +331,12 @@ class Operations:
         journal: Journal,
         orders_in_force: Callable[[], Collection[str]] = tuple,
         waited_for: WaitedFor = lambda delivery, message, hosts: None,
+        binned: Callable[[], None] = lambda: None,
     ) -> None:
         """Create the commands. `orders_in_force` returns the ids of active suspensions and hold rules.
-        `waited_for` is `Orders.waited_for`.
+        `waited_for` is `Orders.waited_for`, and `binned` is called when mail was moved into the bin.
         """
+        self._binned = binned
         self._waited_for = waited_for
         self._journal = journal
         self._store = store
@@ -498,6 +500,7 @@ class Operations:
             final = purge or act is None
             kept = [each for each in deliveries if not final and not is_row(each.message_id)]
             changed = await self._update(kept, binned, act)
+            self._binned()
             gone = [each for each in deliveries if final or is_row(each.message_id)]
             removed = await self._store.update(_keys(gone), lambda _: None)
             self._events.dropped([*changed, *removed])
