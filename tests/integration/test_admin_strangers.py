@@ -333,7 +333,7 @@ async def test_one_token_leaves_streams_and_connections_to_others(site: Site) ->
     greedy, other = (site.token("read", name) for name in ("greedy", "other"))
     opened = [await site.stream("/v1/tail", Authorization=f"Bearer {greedy}") for _ in range(MAX_OF_TOKEN)]
     status, _, page = await site.ask("GET /v1/tail", Authorization=f"Bearer {greedy}")
-    assert (status, b"its share" in page) == (503, True)
+    assert (status, b"has reached its limit" in page) == (503, True)
     opened.append(await site.stream("/v1/tail", Authorization=f"Bearer {other}"))
     for _ in range(MAX_OPERATORS):
         opened.append(await asyncio.open_connection("127.0.0.1", site.server.port))

@@ -221,26 +221,19 @@ async def tail_events(visitor: Visitor) -> web.StreamResponse:
 
 
 def _event(frame: answers.Frame) -> bytes:
-    cells = _cells(frame)
-    return b"data: " + msgspec.json.encode(cells) + b"\n\n" if cells else b": beat\n\n"
-
-
-def _cells(frame: answers.Frame) -> list[dict[str, str]]:
-    """Return the cells of a row for page.js: text, with an optional link or kind."""
+    """Return an event for page.js, which shows those of a message in one row."""
+    told = {"at": "", "name": "missed", "message": ""}
     match frame:
         case answers.MailEvent():
             fields = {name: value for name, value in frame.fields.items() if value not in ("", None)}
-            message_id = str(fields.pop("id", ""))
-            link = {"link": f"/message/{message_id}"} if is_message_id(message_id) else {}
+            message_id = str(fields.get("id", ""))
+            if is_message_id(message_id):
+                del fields["id"]
+                told["message"] = message_id
             what = " ".join(f"{name}={value}" for name, value in fields.items())
-            cells = [{"text": when(frame.at)}, {"text": frame.event}, {"text": message_id, **link}]
-            return [*cells, {"text": printable(what), "kind": "reply"}]
+            told |= {"at": when(frame.at), "name": frame.event}
         case answers.Missed():
-            text = frame.why or f"{frame.count:,} events were skipped because they arrived too fast"
-            return [
-                {"text": ""},
-                {"text": "missed"},
-                {"text": ""},
-                {"text": printable(text), "kind": "reply"},
-            ]
-    return []
+            what = frame.why or f"{frame.count:,} events are missing here: they came too fast"
+        case _:
+            return b": beat\n\n"
+    return b"data: " + msgspec.json.encode({**told, "what": printable(what)}) + b"\n\n"

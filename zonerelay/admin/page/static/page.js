@@ -27,38 +27,49 @@ if (events && events.dataset.from) {
   const state = document.getElementById("tail-state");
   const pause = document.getElementById("pause");
   let waiting = [];
-  const show = (cells) => {
-    const row = document.createElement("tr");
-    for (const cell of cells) {
-      const place = document.createElement("td");
-      if (cell.link) {
-        const link = document.createElement("a");
-        link.href = cell.link;
-        link.className = "id";
-        link.textContent = cell.text;
-        place.append(link);
-      } else {
-        const text = document.createElement("bdi");
-        text.textContent = cell.text;
-        place.append(text);
-      }
-      place.className = cell.kind || "";
-      row.append(place);
+  const rows = new Map();
+  // A message has one row, which moves up with each event of it.
+  const show = (event) => {
+    const known = event.message && rows.get(event.message);
+    const row = known || document.getElementById("row").content.cloneNode(true).firstElementChild;
+    const [time, message, names, what] = row.cells;
+    time.firstElementChild.textContent = event.at;
+    what.firstElementChild.textContent = event.what;
+    if (event.message && !known) {
+      rows.set(event.message, row);
+      const link = document.createElement("a");
+      link.href = `/message/${event.message}`;
+      link.textContent = event.message;
+      message.append(link);
+    }
+    let mark = names.lastElementChild;
+    if (mark?.dataset.name === event.name) {
+      mark.dataset.count = Number(mark.dataset.count) + 1;
+      mark.textContent = `${event.name} ×${mark.dataset.count}`;
+    } else {
+      mark = document.createElement("span");
+      mark.className = `state ${event.name}`;
+      Object.assign(mark.dataset, { name: event.name, count: 1 });
+      mark.textContent = event.name;
+      names.append(mark, " ");
     }
     events.prepend(row);
-    while (events.rows.length > most) events.lastElementChild.remove();
+    while (events.rows.length > most) {
+      rows.delete(events.lastElementChild.cells[1].textContent);
+      events.lastElementChild.remove();
+    }
   };
   const say = (text) => { if (state.textContent !== text) state.textContent = text; };
   const source = new EventSource(events.dataset.from);
   source.onopen = () => say("Following. Events come as they happen.");
   source.onerror = () => say(source.readyState === EventSource.CLOSED ? "The stream has ended: load the page again." : "The connection broke; trying again.");
   source.onmessage = (event) => {
-    const cells = JSON.parse(event.data);
+    const told = JSON.parse(event.data);
     if (pause.getAttribute("aria-pressed") === "true") {
-      waiting.push(cells);
+      waiting.push(told);
       waiting = waiting.slice(-most);
       say(`Paused; ${waiting.length} events wait.`);
-    } else show(cells);
+    } else show(told);
   };
   pause.hidden = false;
   pause.addEventListener("click", () => {
