@@ -108,6 +108,19 @@ def test_a_command_in_the_same_write_as_the_end_of_the_handshake_is_read(context
     assert client.decrypt(client.channel.send(b"250 2.0.0 OK\r\n")) == b"250 2.0.0 OK\r\n"
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_tickets_of_tls_1_3_are_sent_with_the_first_answer(
+    context: TlsContext, version: ssl.TLSVersion
+) -> None:
+    client = TlsClient(TlsChannel(context), trusting(version))
+    client.channel.receive(client.hello())
+    client.channel.receive(client.answer(client.channel.take_output()))
+    assert client.channel.established
+    # TLS 1.2 has tickets in the server's last flight, for which the client waits.
+    assert (client.channel.take_output() == b"") is (version is ssl.TLSVersion.TLSv1_3)
+    assert len(client.channel.send(b"250 2.0.0 OK\r\n")) > (150 if version is ssl.TLSVersion.TLSv1_3 else 20)
+
+
 def test_clear_text_behind_starttls_never_becomes_a_command(context: TlsContext) -> None:
     client = TlsClient(TlsChannel(context))
     with pytest.raises(TlsFault, match="clear text"):

@@ -27,6 +27,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from zonerelay.config.credentials.file import (
@@ -115,7 +116,7 @@ def _secret() -> str:
     return dataclasses.field(default="", repr=False, metadata={KEY: option})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Rails:
     """The limits of a user. 0 and an empty list mean no limit. `second_hash` is the hash of a second password
     (`user rotate`). `given` are the keys in the table; a key with the value for no limit overrides the
@@ -143,7 +144,7 @@ class Rails:
     second_hash: str = _secret()
     given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
-    @property
+    @cached_property
     def quotas(self) -> dict[tuple[str, str], int]:
         """The quotas that are set, by the counted unit and the window."""
         every = {

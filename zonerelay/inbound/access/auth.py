@@ -230,11 +230,11 @@ class Authenticator:
         user = self._file.users.get(attempt.credentials.user)
         if user is None:
             return None
-        second = "" if self._guard is None else self._guard.second_hash(user.name)
         now = self._clock.monotonic()
-        if any(self._remembered.holds(self._key(attempt, each), now) for each in (user.hash, second) if each):
-            return self._success(attempt, user)
-        return None
+        is_known = self._remembered.holds(self._key(attempt, user.hash), now)
+        if not is_known and self._guard is not None and (second := self._guard.second_hash(user.name)):
+            is_known = self._remembered.holds(self._key(attempt, second), now)
+        return self._success(attempt, user) if is_known else None
 
     async def _guarded(self, attempt: _Attempt, login: Login) -> Login:
         if login.user is None or self._guard is None:

@@ -135,7 +135,18 @@ class TlsChannel:
     reading.
     """
 
-    __slots__ = ("_fault", "_in", "_octets", "_offered", "_out", "_session", "closed", "established", "info")
+    __slots__ = (
+        "_fault",
+        "_has_tickets",
+        "_in",
+        "_octets",
+        "_offered",
+        "_out",
+        "_session",
+        "closed",
+        "established",
+        "info",
+    )
 
     def __init__(self, context: TlsContext) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -143,6 +154,7 @@ class TlsChannel:
         self._octets = 0
         self._offered = "no version that is known"
         self._fault = ""  # not the exception, whose traceback would keep this object alive
+        self._has_tickets = False  # in the output, and nothing else
         self.established = False
         self.closed = False
         self.info: TlsInfo | None = None
@@ -160,7 +172,10 @@ class TlsChannel:
             raise self._failed(fault_text(error.reason, self._offered)) from error
 
     def take_output(self) -> bytes:
-        """Return the bytes to write now: handshake, tickets, alerts."""
+        """Return the bytes to write now: handshake, alerts. Tickets of TLS 1.3 wait for our next reply."""
+        if self._has_tickets:
+            self._has_tickets = False
+            return b""
         return self._out.read()
 
     def send(self, plain: bytes) -> bytes:
@@ -194,7 +209,7 @@ class TlsChannel:
             except ssl.SSLError as error:
                 # Nothing depends on it: the connection is closed next.
                 self._failed(fault_text(error.reason, self._offered))
-        return self.take_output()
+        return self._out.read()
 
     def _feed(self, piece: bytes | memoryview) -> bytes:
         """Return the plaintext of at most PIECE bytes of input."""
@@ -210,6 +225,7 @@ class TlsChannel:
                 session.do_handshake()
                 self.established = True
                 self.info = _describe(session)
+                self._has_tickets = self.info.version == "TLSv1.3"
             while data := session.read(RECORD):
                 plain.append(data)
                 if not self._in.pending and not session.pending():
@@ -233,6 +249,7 @@ class TlsChannel:
 
     def _failed(self, text: str) -> TlsFault:
         self._fault = text
+        self._has_tickets = False  # but an alert
         return TlsFault(text)
 
 
