@@ -36,14 +36,19 @@ class Claims(dict[QueueName, ZoneWindow]):
 
     def __init__(self, keeper: SpoolKeeper, in_flight: InFlight, *, empty: bool) -> None:
         """Create the claims. With `empty` the spool has no deliveries, so nothing needs to be read."""
-        self.empty = empty
+        self._is_empty = empty
         self._keeper = keeper
         self._in_flight = in_flight
         self._locks: defaultdict[QueueName, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def __missing__(self, queue: QueueName) -> ZoneWindow:
-        window = self[queue] = ZoneWindow(queue, self._in_flight.is_busy, empty=self.empty)
+        window = self[queue] = ZoneWindow(queue, self._in_flight.is_busy, empty=self._is_empty)
         return window
+
+    def reset(self) -> None:
+        """Discard the windows after the spool failed. The queues are read from disk again."""
+        self._is_empty = False
+        self.clear()
 
     async def claim(
         self,
@@ -56,11 +61,11 @@ class Claims(dict[QueueName, ZoneWindow]):
         domain: str | None = None,
     ) -> list[Delivery]:
         self._keeper.check_claims()
-        window, found = self[queue], Taken()
+        found = Taken()
         async with self._locks[queue]:
             try:
                 while True:
-                    taken, spill, room = Taken(), Taken(), limit - len(found)
+                    window, taken, spill, room = self[queue], Taken(), Taken(), limit - len(found)
                     if domain is not None:
                         source = window.take_domain(domain, room, taken)
                     elif since is not None:
@@ -103,9 +108,8 @@ class Claims(dict[QueueName, ZoneWindow]):
 
     async def next_due(self, queue: QueueName) -> float | None:
         self._keeper.check_usable()
-        window = self[queue]
         async with self._locks[queue]:
-            while window.due_range.low is not None and not window.due_range.exact:
+            while (window := self[queue]).due_range.low is not None and not window.due_range.exact:
                 await self._find_due(window)
         low = window.due_range.low
         times = (None if low is None else records.parse_due(low), window.due_in_memory())
@@ -123,10 +127,9 @@ class Claims(dict[QueueName, ZoneWindow]):
             raise
 
     async def _read(self, window: ZoneWindow, source: DiskRange, wanted: int, now: float) -> None:
-        epoch = window.epoch
         with self._reading(window, source) as start:
             page = await self._read_page(window, source, start, wanted, now)
-        if window.epoch != epoch:
+        if self.get(window.queue) is not window:
             return
         window.absorb(source, page.deliveries, page.low, now)
         if page.keys and source is not window.due_range:
@@ -142,32 +145,27 @@ class Claims(dict[QueueName, ZoneWindow]):
             return await read(lambda reads: reads.fresh(start, source.end, wanted))
         bound = source.end
         if source is window.due_range:
-            bound = source.prefix + records.due_field(now) + b"!"
+            bound = source.start + records.due_field(now) + b"!"
         return await read(lambda reads: reads.index(start, bound, source.end, wanted))
 
     async def _find_due(self, window: ZoneWindow) -> None:
-        epoch = window.epoch
         with self._reading(window, window.due_range) as start:
             keys = await self._keeper.read(lambda reads: reads.page_of_keys(start, window.due_range.end))
-        if window.epoch == epoch:
-            window.skip_taken(keys)
+        window.skip_taken(keys)
 
     async def _spill(self, window: ZoneWindow, spill: Taken) -> None:
         """Write skipped deliveries that exceed the memory limit to the overflow index."""
-        epoch = window.epoch
         domains = {key: domain_of(key.recipient) for key in spill}
         ops: list[Op] = [(records.domain_key(key, domain), b"") for key, domain in domains.items()]
 
         def applied() -> None:
-            if window.epoch == epoch:
-                for key, domain in domains.items():
-                    window.spilled(domain, key)
+            for key, domain in domains.items():
+                window.spilled(domain, key)
 
         try:
             await self._keeper.committer.submit(ops, size=100 * len(ops), applied=applied)
         except StoreError:
-            # The spool had failed before, so no read will find these again.
-            if window.epoch == epoch:
-                for key, delivery in spill.items():
-                    window.put_back(key, delivery)
+            # If the spool had failed before, the window is still in use, and no read will find these again.
+            for key, delivery in spill.items():
+                window.put_back(key, delivery)
             raise

@@ -37,10 +37,10 @@ class DiskRange:
     `exact` is true while a row is known to exist at `low`.
     """
 
-    __slots__ = ("_lowest_noted", "_reading", "end", "exact", "low", "prefix")
+    __slots__ = ("_lowest_noted", "_reading", "end", "exact", "low", "start")
 
     def __init__(self, prefix: bytes, low: bytes | None) -> None:
-        self.prefix = prefix
+        self.start = prefix
         self.end = records.after(prefix)
         self.low = low
         self.exact = False
@@ -63,7 +63,7 @@ class DiskRange:
     def start_reading(self) -> bytes:
         self._reading = True
         self._lowest_noted = None
-        return self.low or self.prefix
+        return self.low or self.start
 
     def stop_reading(self) -> None:
         """End a read that failed or whose result is void. The mark stays."""
@@ -99,27 +99,16 @@ class ZoneWindow:
         """Create the window. With `empty` the spool was empty when it was opened, so the disk need not be
         read.
         """
-        self.zone = queue
+        self.queue = queue
         self._is_busy = is_busy
-        self._start(empty=empty)
-        self.epoch = 0
-        # The zone has no older key than this one, so the search for the oldest starts here.
-        self.oldest = b""
-
-    def _start(self, *, empty: bool) -> None:
-        fresh, due = records.queue_prefix(self.zone), records.deferred_prefix(self.zone)
+        fresh, due = records.queue_prefix(queue), records.deferred_prefix(queue)
         self.fresh_range = DiskRange(fresh, None if empty else fresh)
         self.due_range = DiskRange(due, None if empty else due)
         self.new_range: DiskRange | None = None
-        self._new_start = b""
         self.domain_ranges: dict[str, DiskRange] = {}
         self._ready = ReadyMail()
         self._touched: set[DeliveryKey] | None = None
-
-    def reset(self) -> None:
-        """Discard everything in memory after the spool failed. It is read from disk again."""
-        self._start(empty=False)
-        self.epoch += 1
+        # The queue has no older key than this one, so the search for the oldest starts here.
         self.oldest = b""
 
     # --- durable changes
@@ -130,7 +119,7 @@ class ZoneWindow:
             self._touched.add(key)
         if self.oldest:
             # Ids are assigned when a message begins, not when it is committed.
-            self.oldest = min(self.oldest, self.fresh_range.prefix + key.message_id.encode("ascii"))
+            self.oldest = min(self.oldest, self.fresh_range.start + key.message_id.encode("ascii"))
         if delivery.held:
             return
         if delivery.next_attempt > 0:
@@ -148,7 +137,7 @@ class ZoneWindow:
     def look_for(self, key: DeliveryKey) -> None:
         """Note that the delivery may be ready, but its state must be read."""
         self._note_fresh(records.delivery_key(key))
-        self.due_range.note(self.due_range.prefix)
+        self.due_range.note(self.due_range.start)
         self.due_range.exact = False
 
     def forget(self, key: DeliveryKey) -> None:
@@ -187,7 +176,7 @@ class ZoneWindow:
         self, limit: int, since: MessageId, skip: Collection[str], found: Taken, spill: Taken
     ) -> DiskRange | None:
         """Move fresh deliveries of messages from `since` on. Works like `take`."""
-        source = self._range_from(self.fresh_range.prefix + since.encode("ascii"))
+        source = self._range_from(self.fresh_range.start + since.encode("ascii"))
         while len(found) < limit:
             key = self._ready.first_since(since)
             if source.low is not None and (key is None or records.delivery_key(key) >= source.low):
@@ -230,7 +219,7 @@ class ZoneWindow:
     def domain_range(self, domain: str) -> DiskRange:
         found = self.domain_ranges.get(domain)
         if found is None:
-            found = DiskRange(records.domain_prefix(self.zone, domain), None)
+            found = DiskRange(records.domain_prefix(self.queue, domain), None)
             self.domain_ranges[domain] = found
         return found
 
@@ -272,23 +261,23 @@ class ZoneWindow:
         if new is None or known >= WINDOW_LIMIT + NEW_LIMIT:
             return False
         row = records.delivery_key(key)
-        return row >= self._new_start and (new.low is None or row < new.low)
+        return row >= new.start and (new.low is None or row < new.low)
 
     def _note_fresh(self, row: bytes) -> None:
         self.fresh_range.note(row)
-        if self.new_range is not None and row >= self._new_start:
+        if self.new_range is not None and row >= self.new_range.start:
             self.new_range.note(row)
 
     def _range_from(self, start: bytes) -> DiskRange:
         """Return the range of keys from `start` on that are not in memory."""
-        if self.new_range is None or start < self._new_start:
+        new = self.new_range
+        if new is None or start < new.start:
             low = self.fresh_range.low
-            low = None if low is None else max(start, low)
-            self.new_range = DiskRange(self.fresh_range.prefix, low)
-        elif start > self._new_start and self.new_range.low is not None:
-            self.new_range.low = max(start, self.new_range.low)
-        self._new_start = start
-        return self.new_range
+            new = self.new_range = DiskRange(self.fresh_range.start, low)
+        if new.low is not None:
+            new.low = max(start, new.low)
+        new.start = start
+        return new
 
     def _sort_out(self, delivery: Delivery, skip: Collection[str], found: Taken, spill: Taken) -> None:
         key = delivery.key
@@ -311,7 +300,7 @@ class ZoneWindow:
 
     def _is_due(self, now: float) -> bool:
         low = self.due_range.low
-        return low is not None and low < self.due_range.prefix + records.due_field(now) + b"!"
+        return low is not None and low < self.due_range.start + records.due_field(now) + b"!"
 
     def _take_unskipped(self, limit: int, skip: Collection[str], found: Taken) -> DiskRange | None:
         """Move deliveries of domains that are no longer skipped, in case `take_domain` is not called for

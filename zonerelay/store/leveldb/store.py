@@ -289,9 +289,7 @@ class LevelDbStore:
         self._bodies.clear()
         self._stored_last_id = None
         self._doubtful |= self._reporting
-        self._claims.empty = False
-        for window in self._claims.values():
-            window.reset()
+        self._claims.reset()
 
     # --- reading
 
@@ -318,7 +316,7 @@ class LevelDbStore:
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:
         window = self._claims[queue]
         start = window.oldest
-        begin, end = start or window.fresh_range.prefix, window.fresh_range.end
+        begin, end = start or window.fresh_range.start, window.fresh_range.end
         first = await self._read(lambda reads: reads.oldest(begin, end, now))
         if first is None:
             return None
