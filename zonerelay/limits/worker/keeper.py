@@ -102,7 +102,10 @@ class LimitKeeper:
         that do not.
         """
         self._bounds = ClockBounds()
-        self._lost: str | None = None
+        self._lost: dict[str, str] = {}
+        """The reasons of an outage by zone, and with "" that of the connection. The outage lasts until all
+        are gone: a store that accepts no writes still answers zones that need none.
+        """
         self._ticking: asyncio.TimerHandle | None = None
         self._running = False
 
@@ -122,13 +125,18 @@ class LimitKeeper:
     @property
     def status(self) -> str:
         """The text for the operator's status."""
-        if self._lost is None:
-            return f"leased from {self.authority.name}"
-        return f"leased from {self.authority.name}, which is out of reach: {self._lost}"
+        reason = self._reason
+        which = f", which is out of reach: {reason}" if reason else ""
+        return f"leased from {self.authority.name}{which}"
 
     @property
     def trouble(self) -> str | None:
-        return None if self._lost is None else f"limits: {self.authority.name} is out of reach: {self._lost}"
+        reason = self._reason
+        return f"limits: {self.authority.name} is out of reach: {reason}" if reason else None
+
+    @property
+    def _reason(self) -> str:
+        return next(iter(self._lost.values()), "")
 
     def figures(self) -> dict[str, tuple[int, int, int]]:
         """Return by zone the units held, the connections open and the units wanted."""
@@ -192,9 +200,11 @@ class LimitKeeper:
             self._changed(zone)
 
     def _back(self) -> None:
-        self._note_back()
-        for zone in self._zones.values():
-            if not zone.is_idle:
+        self._note_back("")
+        for name, zone in self._zones.items():
+            if zone.is_idle:
+                self._note_back(name)
+            else:
                 zone.everything = True
                 self._changed(zone)
 
@@ -205,6 +215,7 @@ class LimitKeeper:
             self._look(zone, now)
             if zone.is_idle:
                 del self._busy[zone]
+                self._note_back(zone.allowance.name)
         if self._busy:
             self._keep_ticking()
 
@@ -259,7 +270,8 @@ class LimitKeeper:
             zone.everything = True
             zone.wanted.update(dict.fromkeys(wanted))
             known = isinstance(error, AuthorityError)
-            self._note_lost(str(error) if known else f"{type(error).__name__}: {error}")
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            self._note_lost(reason, allowance.name)
             return False
         self._take_in(zone, answer, wanted, sent)
         return True
@@ -282,18 +294,21 @@ class LimitKeeper:
         waited = allowance.take_in(answer.held, answer.pressed, now)
         for turns, given in zip(wanted, answer.turns, strict=True):
             turns.given(given)
-        self._note_back()
+        self._note_back("", allowance.name)
         for seconds in waited:
             self._observer.waited(allowance.name, seconds)
         if opened or answer.held or any(answer.turns):
             self._observer.granted(allowance.name)
 
-    def _note_lost(self, reason: str) -> None:
-        was, self._lost = self._lost, reason
-        if was is None:
+    def _note_lost(self, reason: str, zone: str = "") -> None:
+        is_new = not self._lost
+        self._lost[zone] = reason
+        if is_new:
             self._observer.out_of_reach(reason)
 
-    def _note_back(self) -> None:
-        was, self._lost = self._lost, None
-        if was is not None:
+    def _note_back(self, *zones: str) -> None:
+        was = bool(self._lost)
+        for zone in zones:
+            self._lost.pop(zone, None)
+        if was and not self._lost:
             self._observer.back_in_reach()
