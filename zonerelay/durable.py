@@ -1,4 +1,4 @@
-"""Writes files next to a spool, or files that a command creates, so that they survive a power failure.
+"""Writes files durably, so that they survive a power failure.
 
 This is the only module that creates, replaces or renames such files. `tests/unit/test_durable_files.py`
 forbids other ways, and lists the exceptions (storage engines, locks, output for the operator) with their

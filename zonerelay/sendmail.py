@@ -1,5 +1,4 @@
-"""sendmail(1): programs submit mail on standard input, and it is passed to the relay on this machine over
-SMTP.
+"""Implements sendmail(1): reads a message from standard input and submits it to the local relay over SMTP.
 
 Promise: status 0 means that the relay has accepted the message for all recipients, or that the message is a
 synced file in the drop directory, from which a relay that does not answer now will read it. With any other
@@ -46,7 +45,7 @@ _WISHES = {"R": "RET", "V": "ENVID", "N": "NOTIFY"}
 
 
 class SendmailError(Exception):
-    """The reason why the message was not accepted, and the exit status."""
+    """The message was not accepted; contains the reason and the exit status."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -54,7 +53,7 @@ class SendmailError(Exception):
 
 
 class AwayError(SendmailError):
-    """The relay does not answer; it has received nothing of the message."""
+    """The relay does not respond, and has not received any part of the message."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

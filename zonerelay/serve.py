@@ -1,5 +1,5 @@
-"""`zonerelay serve` and `zonerelay worker`: the process of one worker, with its signals, service manager and
-exit status.
+"""Runs `zonerelay serve` and `zonerelay worker`: the process of one worker with its signals, service manager
+and exit status.
 
 With several workers, or if the spool of a removed worker still has mail, `serve` is a supervisor instead
 (`supervisor/`) and starts `worker` processes. SIGTERM and SIGINT drain the relay and exit with 0. A second
@@ -146,7 +146,7 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
 
 
 class Reloading:
-    """Reloads the configuration at SIGHUP. It is read and checked in a thread, and activated on the event
+    """Reloads the configuration on SIGHUP. It is read and checked in a thread, and activated on the event
     loop. One reload runs at a time; a signal during a reload starts another one after it, so that the last
     state of the file becomes active. Objects of the configuration are created within `settling()`. `where`
     returns the status text of a ready relay, for the service manager.
@@ -205,7 +205,7 @@ PACKET = 4096
 
 
 class _Lifecycle:
-    """The life of a worker from ready to stopped: its reactions to signals and to the end of its
+    """The lifecycle of a worker, from ready to stopped: its reactions to signals and to the end of its
     supervisor.
     """
 

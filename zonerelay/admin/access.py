@@ -1,4 +1,4 @@
-"""Authenticates the holders of tokens, and counts failures by client.
+"""Authenticates clients by token, and counts failed attempts per client.
 
 A valid token is accepted regardless of earlier failures of its client: 256 random bits cannot be guessed, and
 all clients of a proxy or an office share one address. A client with more than `MAX_FAILURES` failures in

@@ -1,4 +1,5 @@
-"""Captured mail for the page and for Mailpit's API: read in a thread, with audit, and released by SMTP.
+"""Serves captured mail to the page and to Mailpit's API: reads it in a thread, logs access, and releases
+messages over SMTP.
 
 Reading a message is logged with the name of the token. The sandbox does not log it: its mail is not secret,
 and its API requires no token.
@@ -22,11 +23,11 @@ RELEASE_TIMEOUT = 30.0
 
 
 class ReleaseError(Exception):
-    """The message was not released. The text explains why."""
+    """The captured message could not be released. The text explains why."""
 
 
 class CapturedMail:
-    """Access to the captured mail. The store is opened at the first query."""
+    """Accesses captured mail for the page and for Mailpit's API. The store is opened at the first query."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators

@@ -1,4 +1,4 @@
-"""The control socket: HTTP `/v1/` on a Unix socket next to the spool, for the users of this machine.
+"""Serves HTTP `/v1/` on the control socket, a Unix socket next to the spool for the users of this machine.
 
 It exists whether or not `[admin]` has an address. aiohttp is loaded at the first connection, in a thread. If
 that fails, `trouble` is called with the error, and the socket refuses connections from then on. At the end,
@@ -27,7 +27,7 @@ Trouble = Callable[[str, BaseException], None]
 
 
 class ControlSocket:
-    """The control socket. `operators` is called at the first connection."""
+    """Serves HTTP on the control socket. `operators` is called at the first connection."""
 
     def __init__(self, path: Path, operators: Callable[[], Operators], *, trouble: Trouble) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Checks whether this relay is ready for mail; `/readyz` reports the result, with the reasons if it is not.
+"""Checks whether the relay is ready to accept mail, for `/readyz`.
 
 Ready means that the relay accepts connections, is not shutting down, and its spool can be written and synced
 *now*. The last condition is tested by a write, because a disk that hangs shows only when it is used. The
@@ -40,7 +40,7 @@ def readiness(
 
 
 class ReadinessCheck:
-    """Collects the reasons of the worker's parts. `probe` writes and syncs a test record
+    """Collects the reasons why workers are not ready. `probe` writes and syncs a test record
     (`QueueStore.probe`).
     """
 

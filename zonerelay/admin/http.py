@@ -1,4 +1,4 @@
-"""The listening socket of HTTP for monitoring and operators. `http_server` has the rest.
+"""Listens for HTTP requests of monitoring systems and operators. `http_server` has the rest.
 
 The relay binds the address when it starts. If the address is in use, mail is still processed, and the owner
 tries again (`process/tasks`). aiohttp is loaded at the first connection, in a thread: with its certificate
@@ -33,7 +33,7 @@ Trouble = Callable[[str, BaseException], None]
 
 
 class AdminError(Exception):
-    """HTTP cannot be served. The text explains what to do."""
+    """The HTTP server of the admin address cannot be started. The text explains what to do."""
 
 
 class AdminServer:

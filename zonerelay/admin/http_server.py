@@ -53,8 +53,9 @@ Connection = web.RequestHandler
 
 
 class HttpServer:
-    """An HTTP server. `is_loopback`: only this machine can reach the address. `operators` is None if only
-    monitoring is served. `proxies` are the networks of trusted proxies.
+    """An HTTP server for operators, with limits on its connections. `is_loopback`: only this machine can
+    reach the address. `operators` is None if only monitoring is served. `proxies` are the networks of trusted
+    proxies.
     """
 
     def __init__(
@@ -222,9 +223,7 @@ def _routes(operators: Operators) -> Sequence[web.RouteDef]:
 
 
 class _Later:
-    """A part that is loaded at the first request to it, because a relay that is only monitored does not need
-    it.
-    """
+    """A component that is loaded on first use, because a relay that is only monitored does not need it."""
 
     def __init__(self, load: Callable[[], Handler]) -> None:
         self._load = load
@@ -274,7 +273,7 @@ def _is_below(name: str, pattern: str) -> bool:
 
 
 class _Coming(asyncio.Protocol):
-    """A connection during its TLS handshake. aiohttp does not know it yet, but it is counted."""
+    """A connection during its TLS handshake, which is counted although aiohttp does not know it yet."""
 
     def __init__(self, handler: Connection, coming: set[_Coming]) -> None:
         self.handler = handler
@@ -288,7 +287,7 @@ class _Coming(asyncio.Protocol):
 
 
 class _Refusal(asyncio.Protocol):
-    """The protocol of a connection beyond `MAX_CONNECTIONS`, which is closed immediately."""
+    """The protocol of a connection above `MAX_CONNECTIONS`, which is closed immediately."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()

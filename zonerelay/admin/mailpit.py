@@ -67,6 +67,8 @@ Handler = Callable[["_Call"], Awaitable[web.StreamResponse]]
 
 
 class _Address(msgspec.Struct, rename="pascal"):
+    """An email address with a name, in Mailpit's JSON."""
+
     email: str = ""
     name: str = ""
 
@@ -76,6 +78,8 @@ class _Address(msgspec.Struct, rename="pascal"):
 
 
 class _File(msgspec.Struct, rename="pascal"):
+    """An attached file, in Mailpit's JSON."""
+
     content: str
     filename: str = ""
     content_type: str = ""
@@ -83,6 +87,8 @@ class _File(msgspec.Struct, rename="pascal"):
 
 
 class _Send(msgspec.Struct, rename="pascal"):
+    """The body of Mailpit's send request."""
+
     from_: _Address = msgspec.field(name="From")
     to: list[_Address] = []
     cc: list[_Address] = []
@@ -97,6 +103,8 @@ class _Send(msgspec.Struct, rename="pascal"):
 
 
 class _Which(msgspec.Struct, rename="pascal"):
+    """Selects messages by their ids or by a search."""
+
     ids: list[str] | None = msgspec.field(default=None, name="IDs")
     search: str = ""
     read: bool = False
@@ -111,10 +119,14 @@ class _Tags(msgspec.Struct, rename="pascal"):
 
 
 class _Release(msgspec.Struct, rename="pascal"):
+    """The addresses to which a captured message is released."""
+
     to: list[str] = []
 
 
 class _RefusedError(Exception):
+    """A Mailpit request failed; the response has this status and text."""
+
     def __init__(self, status: int, text: str, **fields: str) -> None:
         super().__init__(text)
         self.status, self.fields = status, fields
@@ -149,7 +161,7 @@ class _Call:
 
 
 class Mailpit:
-    """Mailpit's API. `serve` answers every request below /api/v1/ and /view/."""
+    """Serves Mailpit's API. `serve` answers every request below /api/v1/ and /view/."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators

@@ -1,4 +1,4 @@
-"""The endpoints for monitoring: `/metrics`, `/healthz` and `/readyz`. They change nothing."""
+"""Serves the monitoring endpoints `/metrics`, `/healthz` and `/readyz`. They change nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PATHS = frozenset(("/metrics", "/healthz", "/livez", "/readyz"))
 
 @dataclass(frozen=True, slots=True)
 class Monitoring:
-    """The endpoints for monitoring. `metrics` returns the exposition, and `before_metrics` is awaited before
-    it to update slow gauges. `readiness` returns the reasons why the relay is not ready.
+    """Serves the monitoring endpoints. `metrics` returns the exposition, and `before_metrics` is awaited
+    before it to update slow gauges. `readiness` returns the reasons why the relay is not ready.
     """
 
     metrics: Callable[[], bytes]

@@ -1,4 +1,4 @@
-"""The objects that the API and the page use: the relay's handler, the tokens, the current settings, and the
+"""The objects that the API and the page share: the request handler, the tokens, the current settings, and the
 function that accepts mail.
 """
 
@@ -97,9 +97,9 @@ async def _watch(is_valid: Callable[[], bool], scope: asyncio.Timeout) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
-    """The objects for the API and the page of one process. `settings` returns the current settings; `audit`
-    writes a line to the log; `submit` accepts mail by the rules of the listener whose settings `rules`
-    returns.
+    """The objects that the API and the page of one process share. `settings` returns the current settings;
+    `audit` writes a line to the log; `submit` accepts mail by the rules of the listener whose settings
+    `rules` returns.
     """
 
     asking: Runner

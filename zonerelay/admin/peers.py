@@ -1,4 +1,4 @@
-"""`/v1/` for the users of this machine who may connect to the control socket. Its peer credentials
+"""Serves `/v1/` to the users of this machine who may connect to the control socket. Its peer credentials
 authenticate them.
 
 root, the relay's own user and users whose primary group is the relay's group get the scope `operate`. The log
@@ -33,7 +33,7 @@ _NO_LOGIN = 2**32 - 1
 
 
 class PeerServer:
-    """Makes the protocol of each connection."""
+    """Creates the protocol of each connection to the control socket."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators

@@ -1,5 +1,5 @@
-"""The processing of requests that all HTTP servers of the relay share: the client, the response to a failure,
-and the header fields of every response.
+"""Request processing that all HTTP servers of the relay share: the client, error responses, and the header
+fields of every response.
 
 Behind a trusted proxy, the client and the scheme are taken from the proxy's header fields. An error is plain
 text without details, unless a part has its own format; the details go to `trouble`.

@@ -45,6 +45,8 @@ def server_context(
 
 
 class _Files:
+    """The certificate and key files and their modification times."""
+
     def __init__(self, certificate: Path, key: Path) -> None:
         self._certificate = certificate
         self._key = key

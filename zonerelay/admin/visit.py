@@ -1,4 +1,4 @@
-"""The facts about a request besides its header fields, for the parts that answer it."""
+"""The facts about a request other than its header fields, such as its client."""
 
 from __future__ import annotations
 

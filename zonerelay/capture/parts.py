@@ -52,6 +52,8 @@ Person = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Part:
+    """One MIME part of a captured message."""
+
     number: str
     file_name: str
     content_type: str
@@ -61,8 +63,8 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """The parts of a captured message. `raw` are the header fields in order, unchanged; `headers` are the
-    same, decoded.
+    """The MIME parts of a captured message. `raw` are the header fields in order, unchanged; `headers` are
+    the same, decoded.
     """
 
     raw: list[tuple[str, str]]

@@ -1,4 +1,4 @@
-"""The search of captured mail: Mailpit's language as a condition of SQL. Pure.
+"""Translates a search of captured mail, in Mailpit's syntax, to an SQL condition. Pure.
 
     from:@example.org to:bob subject:"your order" has:attachment is:unread after:2026-11-01 larger:1M -word
 

@@ -102,6 +102,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
+    """The numbers of captured and unread messages."""
+
     messages: int
     unread: int
     octets: int
@@ -123,8 +125,8 @@ def open_capture(settings: Settings, now: Callable[[], float]) -> Capture:
 
 
 class Capture:
-    """A store of captured mail. `guard` is the free space in bytes below which no message is stored; 0 means
-    no limit.
+    """Stores captured mail. `guard` is the free space in bytes below which no message is stored; 0 means no
+    limit.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""The failures that a test requests from the sandbox by API: Mailpit's chaos, and scripted replies for
-addresses.
+"""Simulated failures that a test requests from the sandbox over the API: Mailpit's chaos, and scripted
+replies by address.
 
 Chaos concerns submission: MAIL, RCPT or a login is refused at random, with a given code. A scripted reply
 concerns delivery: the sink treats the address like a local part of the sandbox's table ("defer-451").
@@ -17,14 +17,14 @@ MAX_BEHAVIOURS = 1000
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """A refusal at random. `probability` is a percentage."""
+    """A trigger that rejects a command at random. `probability` is a percentage."""
 
     error_code: Annotated[int, msgspec.Meta(ge=400, le=599)] = 451
     probability: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
 
 
 class Chaos(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """Mailpit's chaos; triggers that are left out are off."""
+    """The triggers of Mailpit's chaos; omitted triggers are off."""
 
     sender: Trigger = Trigger()
     recipient: Trigger = Trigger()
@@ -36,8 +36,8 @@ class TroubleError(Exception):
 
 
 class Troubles:
-    """The failures that a test has requested. `is_known` returns whether a scripted reply of that name
-    exists.
+    """The failures that tests have requested from the sandbox. `is_known` returns whether a scripted reply of
+    that name exists.
     """
 
     def __init__(self, is_known: Callable[[str], bool]) -> None:

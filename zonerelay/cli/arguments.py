@@ -1,4 +1,4 @@
-"""The grammar of the command line: `GROUPS` names every command, the function that runs it and its arguments.
+"""Defines the command line: `GROUPS` lists every command with its function and its arguments.
 
 Commands that send a request to a relay take their help and their options from `operations/catalogue`. An
 operation that the table does not name is a command as well. Only the parser of the given command is built, so
@@ -170,8 +170,8 @@ def _tcp_address(text: str) -> str:
 
 @dataclass(slots=True)
 class Command:
-    """A command. `run` names a function of a module below `zonerelay.cli`. If `help` is "", the command is an
-    operation.
+    """A command of the command line, with its options. `run` names a function of a module below
+    `zonerelay.cli`. If `help` is "", the command is an operation.
     """
 
     words: str
@@ -402,6 +402,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 class _Parser(argparse.ArgumentParser):
+    """An argument parser that suggests similar names for unknown options."""
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             there = list(map(str, action.choices))

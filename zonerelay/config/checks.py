@@ -1,4 +1,4 @@
-"""The checks of the whole file, and advice about a valid file that may surprise its operator.
+"""Checks the configuration file as a whole, and warns about valid settings that may be mistakes.
 
 Each table has its own checks and advice in a module of `tables`. This module calls them in order and adds
 those that concern several tables. A check is skipped if one of the values that it compares is already

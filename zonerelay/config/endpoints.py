@@ -67,7 +67,9 @@ CAPTURE = "capture:"
 
 @dataclass(frozen=True, slots=True)
 class NextHop:
-    """A next hop. `port` is `None` if it is not given; then the zone's `port` applies."""
+    """A next hop: hosts to which mail is sent instead of the MX hosts of a domain. `port` is `None` if it is
+    not given; then the zone's `port` applies.
+    """
 
     kind: NextHopKind
     host: str
@@ -76,6 +78,8 @@ class NextHop:
 
 @dataclass(frozen=True, slots=True)
 class NameServer:
+    """The address and port of a name server."""
+
     address: str
     port: int = DNS_PORT
 

@@ -1,4 +1,4 @@
-"""The files of a configuration: FILE, and conf.d/*.toml next to it in alphabetical order.
+"""Finds the files of a configuration: FILE, and conf.d/*.toml next to it in alphabetical order.
 
 Together they are one document. Repeated tables are joined. A value that is given twice is a problem of the
 second file, whose message names both places.
@@ -27,7 +27,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 class JoinedFiles:
-    """A document to which files are added one after the other, with the position of each key."""
+    """A TOML document joined from several files, with the file and line of each key."""
 
     def __init__(self) -> None:
         self.document: dict[str, object] = {}

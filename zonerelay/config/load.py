@@ -58,8 +58,8 @@ def read_copy(path: Path) -> tuple[bytes, Settings]:
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """The settings that could be read from a possibly invalid file. `wrong` are its invalid top-level tables
-    and keys; if it is `None`, the file is not TOML, and `settings` only have the paths found in it.
+    """The settings that could be read from a file that may be invalid. `wrong` are its invalid top-level
+    tables and keys; if it is `None`, the file is not TOML, and `settings` only have the paths found in it.
     `is_sure`: the control socket that these settings name is the one in the file, not a default for an
     unreadable value.
     """

@@ -1,4 +1,4 @@
-"""Describes every option for people: its default, and its purpose.
+"""Describes each option with its default and its purpose, for the reference pages.
 
 The descriptions are the docstrings below the fields of `tables` and those of the classes. They are read from
 the source code, so a relay keeps none of them in memory.
@@ -27,7 +27,9 @@ WIDTH = 96
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """An option. `table` is "" for the keys at the top of the file; `default` is written as TOML."""
+    """The description of an option for the reference pages. `table` is "" for the keys at the top of the
+    file; `default` is written as TOML.
+    """
 
     table: str
     key: str

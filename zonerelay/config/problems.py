@@ -116,7 +116,7 @@ def place(line: int, file: str) -> str:
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used. Its text has one problem per line."""
+    """The configuration is invalid. Its text has one problem per line."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -124,7 +124,9 @@ class ConfigError(Exception):
 
 
 class Report:
-    """Collects problems. A path with a problem is invalid, and so are the paths above and below it."""
+    """Collects the problems of a configuration. A path with a problem is invalid, and so are the paths above
+    and below it.
+    """
 
     def __init__(self, lines: Mapping[KeyPath, int], files: Mapping[KeyPath, str] | None = None) -> None:
         """Start with an empty list. `files` has the file of each key, if there are several files."""

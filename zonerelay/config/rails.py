@@ -1,4 +1,4 @@
-"""The limits of users: a TOML file next to the credentials file, with a table for each user that has limits.
+"""User limits: a TOML file next to the credentials file, with one table per user.
 
     [user."shop"]
     recipients = ["*.example.com"]
@@ -77,7 +77,7 @@ _MOST = 1_000_000_000
 
 
 class Mode(enum.StrEnum):
-    """The processing of the user's mail (`docs/send/users.md`)."""
+    """The mode of a user's mail, such as sending or capturing it (`docs/send/users.md`)."""
 
     DELIVER = "deliver"
     CAPTURE = "capture"
@@ -87,6 +87,8 @@ class Mode(enum.StrEnum):
 
 
 class UserIdempotency(enum.StrEnum):
+    """Whether a user's messages may or must have an idempotency key."""
+
     LISTENER = "listener"
     OFF = "off"
     MESSAGE_ID = "message-id"
@@ -118,9 +120,9 @@ def _secret() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Rails:
-    """The limits of a user. 0 and an empty list mean no limit. `second_hash` is the hash of a second password
-    (`user rotate`). `given` are the keys in the table; a key with the value for no limit overrides the
-    default table.
+    """The limits of a user: allowed recipients, sizes, quotas and mode. 0 and an empty list mean no limit.
+    `second_hash` is the hash of a second password (`user rotate`). `given` are the keys in the table; a key
+    with the value for no limit overrides the default table.
     """
 
     disabled: bool = switch(False)
@@ -169,8 +171,8 @@ KEYS = tuple(key for key in OPTIONS if key != "second_hash")
 
 @dataclass(slots=True)
 class RailsFile:
-    """The tables of one file. `places` has the position of each user's table in the text, or its content if
-    the file was read as a whole. `_DEFAULT` is the key of the table [default].
+    """The tables of one file of user limits. `places` has the position of each user's table in the text, or
+    its content if the file was read as a whole. `_DEFAULT` is the key of the table [default].
     """
 
     name: str

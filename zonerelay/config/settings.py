@@ -1,5 +1,5 @@
-"""The settings of the whole file. The classes in `tables`, one frozen class for each TOML table, are exported
-here.
+"""Defines the settings of the whole configuration file. The classes in `tables`, one frozen class for each
+TOML table, are exported here.
 
 Other packages import the names of all tables from this module. The loader, the error messages and the
 reference (`config/option_text.py`) are derived from these classes, whose docstrings are the documentation for
@@ -109,8 +109,8 @@ from zonerelay.model.queue_name import Priority
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of the whole file. If `hostname` is empty, the fully qualified name of the machine is
-    used.
+    """The settings of the whole configuration file. If `hostname` is empty, the fully qualified name of the
+    machine is used.
     """
 
     hostname: str = text("", form=forms.ehlo_name)

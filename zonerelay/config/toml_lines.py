@@ -30,7 +30,7 @@ def line_numbers(document: str) -> dict[KeyPath, int]:
 
 
 class _Scanner:
-    """A single pass over one document. `_at` is the position of the next token."""
+    """Scans one TOML document for the lines of its keys. `_at` is the position of the next token."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -60,6 +60,8 @@ def _document(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Writing:
+    """Collects the lines of a TOML document that is being written."""
+
     report: Report
     commented: frozenset[KeyPath]
     only_changed: bool

@@ -1,4 +1,4 @@
-"""Durations and sizes in human notation: "30s", "5m", "1.5h", "5d"; "64 KB", "50 MB".
+"""Parses and formats durations and sizes such as "30s", "5m", "1.5h", "5d", "64 KB" and "50 MB".
 
 A number without a unit is refused, because a reader cannot tell seconds from minutes; only 0 needs no unit.
 Sizes are powers of 1024. Every parser raises ValueError with a text that explains what to write instead.
@@ -29,7 +29,7 @@ SIZE_EXAMPLE = '"64 KB", "50 MB" or "1 GB"'
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate of at most `count` in any period of `seconds`."""
+    """A rate: at most `count` in any period of `seconds`."""
 
     count: int
     seconds: float

@@ -1,4 +1,4 @@
-"""The changes that operators make in a worker: runs each changing request under its id, and undoes changes.
+"""Carries out operators' changes in a worker, each with its own id, and undoes them.
 
 A change is in the journal before it changes any mail. One event reports its end, even if it ends half-way.
 """
@@ -45,7 +45,7 @@ MAX_WAIT = 366 * 86_400.0
 
 
 class OperatorActs:
-    """The changes that operators make in one worker."""
+    """Carries out operators' changes in one worker."""
 
     def __init__(self, operations: Operations, journal: Journal, zones: Zones, clock: Clock) -> None:
         self._operations = operations

@@ -30,13 +30,15 @@ F = TypeVar("F")
 
 
 class _Failed(msgspec.Struct):
-    """The body of an answer with a status other than 200 (RFC 9457)."""
+    """The body of a failed response (RFC 9457)."""
 
     code: str = Kind.UNEXPECTED
     detail: str = ""
 
 
 class _Connection(HTTPConnection):
+    """A connection to the control socket."""
+
     def __init__(self, path: Path, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
         self._path = path

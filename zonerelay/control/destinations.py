@@ -1,4 +1,4 @@
-"""The destinations of `zonerelay status`: combines the counts of the whole queue with the scheduler's state.
+"""Builds the destinations of `zonerelay status` from the counts of the whole queue and the scheduler's state.
 
 The scheduler knows the deliveries in its window; the others are counted in the store, domain by domain. A
 count is reused for a while, and that of a large queue is made from a sample (`every`). An answer waits at
@@ -40,7 +40,7 @@ Keeping = Callable[[str, str, str], Order | None]
 
 @dataclass(slots=True)
 class Waiting:
-    """Deliveries to one domain in one zone. `oldest` is a Unix time, `last` the latest attempt."""
+    """Queued deliveries to one domain in one zone. `oldest` is a Unix time, `last` the latest attempt."""
 
     counts: QueueCounts = field(default_factory=QueueCounts)
     oldest: float = float("inf")
@@ -87,8 +87,8 @@ class Waiting:
 
 
 class Destinations:
-    """The destinations of a worker. They belong to its event loop; call `close` before the store is
-    closed.
+    """Collects the rows of destinations for `status`. They belong to its event loop; call `close` before the
+    store is closed.
     """
 
     def __init__(self, store: Store, scheduler: Scheduler, clock: Clock, keeping: Keeping) -> None:
@@ -183,8 +183,8 @@ class Destinations:
 
 @dataclass(slots=True)
 class _Found:
-    """A destination from which a row can be made. `known` is the scheduler's state of it. `interval` is the
-    time in seconds between two turns of the zone's rate.
+    """A destination and the data for its row. `known` is the scheduler's state of it. `interval` is the time
+    in seconds between two turns of the zone's rate.
     """
 
     zone: str
@@ -235,6 +235,8 @@ class _Found:
 
 
 class _Counts(TypedDict):
+    """Counts of deliveries by state."""
+
     ready: int
     deferred: int
     held: int

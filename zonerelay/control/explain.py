@@ -206,7 +206,7 @@ class RewritePlans:
 
 
 class Guarded(NamedTuple):
-    """The allowance of the user, or `None` if it cannot be read, and the `mailbox` to which mail is
+    """The limits of the user, or `None` if they cannot be read, and the `mailbox` to which mail is
     redirected.
     """
 
@@ -258,7 +258,7 @@ MAX_PENALTIES = 1000
 
 
 class Untold:
-    """Implements `source_ways.Reports` without a log, for use outside a relay."""
+    """Implements `source_ways.Reports` without logging, for use outside a relay."""
 
     def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
         pass
@@ -274,7 +274,7 @@ class Untold:
 
 
 class SourcePlans:
-    """Determines the sources of mail. `hostname` is the relay's own host name."""
+    """Determines the sources from which mail would be sent. `hostname` is the relay's own host name."""
 
     def __init__(self, selection: SourceSelection, *, hostname: str) -> None:
         self._selection = selection
@@ -332,6 +332,8 @@ MAX_ADDRESS = 512
 
 
 class Suspended(NamedTuple):
+    """A suspension that applies to the explained mail."""
+
     until: float
     reply: str
 
@@ -355,8 +357,8 @@ def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
 
 
 class Explainer:
-    """Explains the route of mail. `hostname` is the relay's own host name, `listeners` returns the current
-    listeners.
+    """Explains the route of mail for an address. `hostname` is the relay's own host name, `listeners` returns
+    the current listeners.
 
     `suspended` returns the scheduler's suspension of a destination, `credential` describes the login of a
     zone for a sender, and `learned` returns what deliveries have learned about an address (`ip:port`).

@@ -1,5 +1,4 @@
-"""Handles the requests of operators in a worker, by calling the operations of the queue, the status and the
-explainer.
+"""Handles operators' requests in a worker by calling the queue, the status and the explainer.
 
 A failure of the store is answered with a ControlError that contains the store's message.
 
@@ -54,8 +53,8 @@ from zonerelay.store.contract import Store
 
 
 class Bodies:
-    """Reads bodies for operators. `zone` returns the settings of a configured zone. `read` is called with the
-    message, the zone ("" for the stored body) and the person.
+    """Reads message bodies for operators. `zone` returns the settings of a configured zone. `read` is called
+    with the message, the zone ("" for the stored body) and the person.
     """
 
     def __init__(
@@ -449,7 +448,7 @@ def message_detail(message: Message, rows: Iterable[answers.DeliveryRow]) -> ans
 
 
 class PartAnswers:
-    """The answers of a worker to its supervisor, which serves HTTP for all workers.
+    """Answers a supervisor's requests about its worker.
 
     `refresh` is awaited before `families`, as before a scrape; `reasons` returns why the worker is not ready.
     """

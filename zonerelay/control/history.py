@@ -1,5 +1,5 @@
-"""Searches of the history and time lines of messages, for the command line, the API and the page. Each answer
-includes the gaps of the history.
+"""Searches the history and builds timelines of messages, for the command line, the API and the page. Each
+answer includes the gaps of the history.
 
 All functions except `ask` block, and raise RedactKeyError if the key of the pseudonyms cannot be read.
 """
@@ -45,9 +45,9 @@ _USER = re.compile(rf"(?<=as user ){_PSEUDONYM.pattern}")
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a search, in order of time. `more` means that there are older entries. `gaps` are the
-    times that the history does not cover. `refused_more` is the number of refusals that were counted but not
-    stored. `other_machines` means that other relays share the queue and were not searched.
+    """The result of a search, in chronological order. `more` means that there are older entries. `gaps` are
+    the times that the history does not cover. `refused_more` is the number of refusals that were counted but
+    not stored. `other_machines` means that other relays share the queue and were not searched.
     """
 
     found: tuple[Entry, ...]
@@ -59,8 +59,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The known events of one message, in order of time. They are empty if the history, with its `gaps`, does
-    not have it.
+    """The timeline of one message: its known events in chronological order. They are empty if the history,
+    with its `gaps`, does not have it.
     """
 
     steps: tuple[TraceStep, ...]

@@ -1,4 +1,4 @@
-"""Answers `suspend`, `resume` and requests for the active suspensions and hold rules.
+"""Handles `suspend`, `resume` and requests for the active suspensions and hold rules.
 
 A mistake in a request is a ControlError that says what to write instead.
 """
@@ -38,7 +38,7 @@ LOOK = 1.0
 
 
 class OrderAnswers:
-    """Answers requests about suspensions and hold rules. `first_expiry` returns the earliest time at which
+    """Handles requests about suspensions and hold rules. `first_expiry` returns the earliest time at which
     mail that was accepted at a time would expire in a zone.
     """
 

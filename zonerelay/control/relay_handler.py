@@ -1,5 +1,4 @@
-"""Forwards requests of one of the relay's processes to the relay, through the control socket, on the event
-loop.
+"""Forwards requests from one process of the relay to the relay's handler, over the control socket.
 
 Each connection has one HTTP/1.0 request, so the answer consists of lines of JSON until the connection ends.
 """

@@ -1,5 +1,4 @@
-"""The report of a day, or of another period, as plain text: mail from the history, and the mail that waits
-now.
+"""Writes the report for a day or another period as plain text, from the history and the current queue.
 
 It reads the histories of all workers of this machine. It blocks, but yields to other threads all the time,
 because a busy day has millions of events. The report mentions gaps in a history and a relay that does not
@@ -36,7 +35,7 @@ SENDERS = "Accepted, by sender"
 
 @dataclass(slots=True)
 class Figures:
-    """The numbers of one period."""
+    """The numbers of one period of the report."""
 
     totals: Counter[str] = field(default_factory=Counter)
     octets: int = 0

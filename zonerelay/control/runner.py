@@ -1,4 +1,5 @@
-"""Runs the relay's handler for all clients: over HTTP, over the socket of a worker, and within the process.
+"""Runs the relay's request handler for all clients: over HTTP, over a worker's socket, and within the
+process.
 
 Promises: a slow client holds a bounded number of frames. An exception in a handler is reported through
 `trouble` and answered with UnexpectedError. When the client disconnects, an operation that `completes` runs
@@ -29,12 +30,12 @@ F = TypeVar("F")
 
 
 class ClientGone(Exception):
-    """The client has disconnected, so nobody reads the rest of the answer."""
+    """The client has disconnected, so the response is not needed."""
 
 
 class Answer:
-    """The frames of one answer on their way to the client; an error is the last of them. Progress frames
-    report `done` and `total`.
+    """Sends the frames of one response to the client; an error is the last frame. Progress frames report
+    `done` and `total`.
     """
 
     def __init__(self, call: Call) -> None:
@@ -68,8 +69,8 @@ class Handler(Protocol):
 
 
 class Runner:
-    """Runs requests. Call `close` before closing the handler. At most `most` requests run at the same
-    time.
+    """Runs requests concurrently, up to a limit. Call `close` before closing the handler. At most `most`
+    requests run at the same time.
     """
 
     def __init__(self, handler: Handler, trouble: Trouble, *, most: int = MAX_RUNNING) -> None:

@@ -1,4 +1,4 @@
-"""The socket on which a worker answers its supervisor, and the file of the control socket.
+"""Opens the socket on which a worker serves its supervisor, and manages the file of the control socket.
 
 Each connection has one call, a line of JSON, which is answered with one line per frame. A slow, silent or
 vanished client costs one bounded buffer and one task, and is disconnected after a fixed time.
@@ -140,6 +140,8 @@ _BACKLOG = 16
 
 
 class WorkerSocket:
+    """The Unix socket on which a worker serves its supervisor."""
+
     def __init__(self, path: Path, handler: Handler, *, trouble: Trouble) -> None:
         self._path = path
         self._runner = Runner(handler, trouble, most=MAX_CLIENTS)

@@ -1,4 +1,4 @@
-"""The numbers of `zonerelay status` and of the queue gauges, collected from the store and the scheduler.
+"""Collects the numbers of `zonerelay status` and of the queue gauges from the store and the scheduler.
 
 Each request reads the store's counts and the scheduler's snapshot once, so that the numbers are consistent.
 The ages of the oldest deliveries require disk access: `refresh` reads them, and a scrape uses the last ones.
@@ -64,6 +64,8 @@ class Surface:
 
 
 class StatusBoard:
+    """Collects the numbers of `status` and of the queue gauges."""
+
     def __init__(
         self,
         *,

@@ -32,6 +32,8 @@ MAX_MESSAGES = 10_000
 
 
 class Streams:
+    """The live streams of one worker."""
+
     def __init__(self, events: Events, redactor: Redactor, join: Callable[[], None] = lambda: None) -> None:
         """Initialize the streams. `join` is called so that a new transcript records the transactions that are
         under way.
@@ -115,8 +117,9 @@ def _checked(request: TranscriptRequest, stream: Stream[Line]) -> Transcript:
 
 
 class _Wanted:
-    """The filter of one tail. Later events of a message do not name its sender, user or client: they match if
-    the acceptance of the message did. The constructor raises SearchError if a value cannot be searched for.
+    """The filter of one tail stream. Later events of a message do not name its sender, user or client: they
+    match if the acceptance of the message did. The constructor raises SearchError if a value cannot be
+    searched for.
     """
 
     def __init__(self, request: Tail, redactor: Redactor) -> None:

@@ -62,8 +62,8 @@ class ExpiringSet:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionKey:
-    """The key of a connection. `source` and `credential` are None in zones without any. `text` identifies the
-    key within one zone.
+    """Identifies connections that can be reused for the same mail. `source` and `credential` are None in
+    zones without any. `text` identifies the key within one zone.
 
     `ipv4_only` says that the batch does not use the source's IPv6 for now, so a connection over IPv6 does not
     match. `host` (`name:port`) is the one of several equal next hops that the batch tries first. `verify`
@@ -99,7 +99,7 @@ PoolKey = tuple[DestinationKey, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """The demands with which a connection is opened, and which limit the mail that it carries."""
+    """The TLS and login requirements with which a connection is opened."""
 
     zone: ZoneSettings
     route: Route
@@ -147,7 +147,7 @@ class Terms:
 
 
 class HostTrouble(Exception):
-    """A host cannot be used for this attempt. Another host may be usable.
+    """The host cannot be used for this attempt. Another host may be usable.
 
     `reply` says why. `asked` is false if nothing was sent to a peer. `said` is the host's own reply, if there
     was one. `down` says that the host serves no mail now, so other hosts are tried before it for a while
@@ -174,7 +174,7 @@ class HostTrouble(Exception):
 
 
 class SourceTrouble(HostTrouble):
-    """This machine cannot send from an address of a source. `ip` is the address, and `reason` the system's
+    """The source address cannot be used on this machine. `ip` is the address, and `reason` the system's
     message.
     """
 
@@ -188,7 +188,7 @@ class SourceTrouble(HostTrouble):
 
 
 class NoSource(HostTrouble):
-    """No source of the zone can be used now."""
+    """No source of the zone is currently usable."""
 
     scope = Scope.LOCAL
 

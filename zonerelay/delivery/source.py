@@ -49,7 +49,7 @@ ABSENT_FOR = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """A penalty: `hosts` have refused `source` with `reply`. `until` is Unix time. `ipv6` says that the
+    """A penalty: the `hosts` rejected `source` with `reply`. `until` is Unix time. `ipv6` says that the
     penalty is only for IPv6.
     """
 
@@ -62,6 +62,8 @@ class Penalty:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
+    """A rejection of a source by a destination."""
+
     at: float
     until: float
     reply: Reply
@@ -69,6 +71,8 @@ class _Refusal:
 
 @dataclass(frozen=True, slots=True)
 class _Absence:
+    """A source address that this machine does not have."""
+
     until: float
     reason: str
 
@@ -77,7 +81,7 @@ _Key = tuple[str, str, bool]
 
 
 class SourceMemory:
-    """The memory of refusals and missing addresses. Its times are monotonic, so setting the clock does not
+    """Remembers rejected and missing source addresses. Its times are monotonic, so setting the clock does not
     extend a penalty.
     """
 
@@ -193,7 +197,7 @@ def _draw(source: SourceSettings, key: str) -> float:
 
 
 class SourceObserver(Protocol):
-    """An observer of refused and missing sources. `telemetry.events` implements it."""
+    """Receives notifications about rejected and missing sources. `telemetry.events` implements it."""
 
     def source_refused(
         self, zone: str, source: str, destination: str, reply: Reply, until: float
@@ -223,7 +227,7 @@ class SourceStatus:
 
 
 class SourceSelection:
-    """The source selection of a worker, for all zones."""
+    """Selects the source address for each connection."""
 
     def __init__(self, clock: Clock, observer: SourceObserver) -> None:
         self._clock = clock

@@ -1,4 +1,5 @@
-"""The history file of one worker: its tables, its index, its age and size. Blocks; used in threads.
+"""Defines the history file of one worker: its tables, its index, and the limits of its age and size. Blocks;
+used in threads.
 
 Events are stored as JSON in blocks of at most `BLOCK`, because a row for each would cost more than everything
 else. The index has a number for each address, message id and Message-ID of a block, in parts of `PART`

@@ -45,7 +45,7 @@ _LOOKS = 10_000
 
 
 class TooLongError(Exception):
-    """The search has exceeded its time limit."""
+    """The search exceeded its time limit."""
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"):
@@ -85,7 +85,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="fo
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One event as it is stored."""
+    """An event as stored in the history."""
 
     at: float
     name: str
@@ -98,7 +98,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message that was accepted, and its outcomes."""
+    """An accepted message and its outcomes."""
 
     accepted: Record
     entries: list[Entry]
@@ -122,8 +122,8 @@ def _records(events: str) -> list[Record]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """A search. All given conditions must match. `any` is an address, a Message-ID, a message id, a user or a
-    client. Texts match parts of a field, ignoring case; times are Unix seconds.
+    """A search in the history. All given conditions must match. `any` is an address, a Message-ID, a message
+    id, a user or a client. Texts match parts of a field, ignoring case; times are Unix seconds.
     """
 
     any: Form | None = None
@@ -187,6 +187,8 @@ def _names(wanted: str, *names: str) -> bool:
 
 @dataclass(slots=True)
 class _File:
+    """One history file that is open for reading."""
+
     worker: int
     database: sqlite3.Connection
     blocks: OrderedDict[int, Mapping[str, list[Record]]] = field(default_factory=OrderedDict)
@@ -214,7 +216,7 @@ def _by_message(records: Iterable[Record]) -> Mapping[str, list[Record]]:
 
 @dataclass(slots=True)
 class Histories:
-    """The history files in one directory; use it as a context manager. `now` is the Unix time."""
+    """Reads all history files of a directory; a context manager. `now` is the Unix time."""
 
     directory: Path
     redactor: Redactor | None
@@ -541,7 +543,7 @@ def _after(entry: Entry, record: Record) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One event of a message for people. A `recipient` of "" means the whole message."""
+    """One event in the timeline of a message. A `recipient` of "" means the whole message."""
 
     at: float
     event: str

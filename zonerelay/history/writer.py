@@ -55,14 +55,14 @@ WAS_OFF = "the history was off"
 
 
 class Dropped(Protocol):
-    """A counter."""
+    """Counts events that could not be recorded."""
 
     value: int
 
 
 class History:
-    """The history of a worker; implements `events.HistorySink`. `file` is its database; `guard` is the free
-    space in bytes below which the relay accepts no mail.
+    """Writes the history of a worker (implements `events.HistorySink`). `file` is its database; `guard` is
+    the free space in bytes below which the relay accepts no mail.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Submits the mail that sendmail(1) has dropped while the relay was down.
+"""Submits mail that sendmail(1) left in the drop directory while the relay was down.
 
 The directory contains `tmp` and `new`. Every user of the machine may write into both and list neither. A file
 in `new` is submitted by the rules of the listener that sendmail(1) would have used, so that the same limits
@@ -68,12 +68,12 @@ _KEYED = re.compile(rb"(?im)^Idempotency-Key[ \t]*:")
 
 
 class NoListenerError(Exception):
-    """No listener accepts mail now, whatever the message."""
+    """No listener accepts mail now."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A file that could not be submitted, or not be removed after it was submitted (`is_done`)."""
+    """A dropped file that could not be submitted, or could not be removed after submission (`is_done`)."""
 
     again: float
     pause: float
@@ -83,7 +83,9 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Pass:
-    """The results of one pass. `refused` and `delayed` hold name, owner and reason, each file once."""
+    """The results of one scan of the drop directory. `refused` and `delayed` hold name, owner and reason,
+    each file once.
+    """
 
     refused: list[tuple[str, int, str]] = field(default_factory=list)
     delayed: list[tuple[str, int, str]] = field(default_factory=list)
@@ -95,7 +97,7 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """How programs on this machine submit mail: their client data, and the function to call."""
+    """How local programs submit mail: their client data, and the function to call."""
 
     principal: Principal
     submit: Submit
@@ -109,8 +111,8 @@ is accepted now.
 
 
 class DropDirectory:
-    """The drop directory of a relay. Call `start` when the listeners accept, and `stop` before they close.
-    `max_size` is the maximum size of a message in bytes.
+    """Submits the files in the drop directory. Call `start` when the listeners accept, and `stop` before they
+    close. `max_size` is the maximum size of a message in bytes.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The refusal of a connection, a command or a message. `reply` is sent to an SMTP client. `retry_after`
+    """The rejection of a connection, a command or a message. `reply` is sent to an SMTP client. `retry_after`
     is in seconds, or 0.0 if it is not known. `quota` names the user's exhausted quota, if that is the reason.
     """
 

@@ -1,4 +1,4 @@
-"""The limits that several workers or machines share: connections per zone and site, and turns of rates.
+"""Limits that several workers or machines share: connections per zone and destination, and rates.
 
 `values` defines the messages between a worker and the authority. `authority` decides, and `worker` keeps one
 worker in step with it. The authority is reached over a Unix socket (`unix_socket`) or through a store

@@ -1,5 +1,5 @@
-"""Assigns the connection units and rate turns of one zone to workers: who has how many, who waits, who must
-give some back. Pure.
+"""Allocates the connection slots and send times of one zone to workers: who has how many, who waits, and who
+must return some. Pure.
 
 `Ledger` assigns units:
 
@@ -47,8 +47,8 @@ from zonerelay.model.clock import Clock
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """The units of one holder in one line. `told` is what the holder received last: its units, how many of
-    them must be given back, and how many lines wait for them.
+    """The connection slots of one worker for one destination. `told` is what the holder received last: its
+    units, how many of them must be given back, and how many lines wait for them.
     """
 
     holder: Holder = field(repr=False)
@@ -78,7 +78,7 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """A worker that requests units. `until` is when it loses everything unless it sends a request.
+    """A worker that uses connection slots. `until` is when it loses everything unless it sends a request.
     `pressed_told` is the last value that it received. `unheard` are entries that may have changed since it
     received them.
     """
@@ -99,7 +99,7 @@ _Place = tuple[int, int, Entry]
 
 
 class Share:
-    """All units of a limit by holder, without those that are to be given back. `mark` is called with each
+    """The slots of one limit by worker, without those that are being reclaimed. `mark` is called with each
     entry that must give units back.
     """
 
@@ -185,7 +185,7 @@ served.
 
 
 class Ledger:
-    """Assigns the units of one zone. Call `settle` after every change; it returns the holders
+    """Allocates the connection slots of one zone. Call `settle` after every change; it returns the holders
     that have news.
     """
 
@@ -442,7 +442,7 @@ _ROUNDING = 1e-6
 
 
 class Turn(Struct, frozen=True, array_like=True, order=True):
-    """A turn of a rate. `at` is a reading of the authority's clock."""
+    """An assigned send time of a rate. `at` is a reading of the authority's clock."""
 
     at: float
     interval: float
@@ -450,7 +450,7 @@ class Turn(Struct, frozen=True, array_like=True, order=True):
 
 
 class Calendar:
-    """Turns in order, without those that are too old to delay a later one."""
+    """The assigned send times in order, without those that are too old to delay a later one."""
 
     def __init__(self, turns: list[Turn] | None = None) -> None:
         self.turns = turns or []
@@ -512,6 +512,8 @@ ZONE = ""
 
 
 class Book:
+    """The shared limits of one zone: its connection slots and its send times."""
+
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.calendars: dict[str, Calendar] = {}
@@ -643,8 +645,8 @@ class Book:
 
 
 class _Written(msgspec.Struct, frozen=True, array_like=True):
-    """The stored form of a book. New fields may only be appended, with defaults, because nodes of several
-    versions read it.
+    """The stored form of a zone's limits. New fields may only be appended, with defaults, because nodes of
+    several versions read it.
     """
 
     holders: list[tuple[str, int, float, int]]
@@ -660,7 +662,9 @@ class _Written(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LimitTable:
-    """The limits of all zones. `news(holder, zone)` is called when a holder should send a request."""
+    """The shared limits of all zones, in memory. `news(holder, zone)` is called when a holder should send a
+    request.
+    """
 
     def __init__(self, clock: Clock, *, quiet: float = 0.0) -> None:
         self._clock = clock

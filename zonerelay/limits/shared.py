@@ -1,5 +1,4 @@
-"""Shares limits between machines through a store: one book for each zone, which is read, changed and
-replaced.
+"""Shares limits between machines through a store that holds one versioned record per zone.
 
 There is no server that decides. Each relay reads the book, applies the pure code of `authority.py`, and
 writes the book back. If another relay has written in between, the write is refused and the relay starts
@@ -38,8 +37,8 @@ GOODBYE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BookVersion:
-    """A stored version of the limits that relays share. `stamp` identifies the version, and `now` is the
-    store's clock.
+    """A stored version of the limits of one zone. `stamp` identifies the version, and `now` is the store's
+    clock.
     """
 
     data: bytes | None
@@ -48,7 +47,9 @@ class BookVersion:
 
 
 class BookStore(Protocol):
-    """A store of books. All methods raise AuthorityError. After an error `open` must be called first."""
+    """Interface: stores the limits of each zone with a version number. All methods raise AuthorityError.
+    After an error `open` must be called first.
+    """
 
     name: str
 
@@ -72,7 +73,7 @@ class BookStore(Protocol):
 
 
 class SharedAuthority:
-    """The authority of a shared store. `holder` is a name of this process that no other process has had."""
+    """Shares limits through a store. `holder` is a name of this process that no other process has had."""
 
     def __init__(self, shelf: BookStore, holder: str, *, lease: float = LEASE) -> None:
         self.name = shelf.name

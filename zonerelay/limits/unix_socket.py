@@ -34,25 +34,27 @@ _LENGTH = struct.Struct(">I")
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The first frame of a connection, which names the holder. `version` is that of the frame format."""
+    """The first frame of a connection, which names the worker. `version` is that of the frame format."""
 
     holder: str
     version: int = 1
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """A request frame."""
+
     zone: str
     request: Request
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
-    """The answer to a request. Answers come in the order of the requests."""
+    """A response frame. Answers come in the order of the requests."""
 
     answer: Answer
 
 
 class News(msgspec.Struct, frozen=True, array_like=True, tag="news"):
-    """A notice that an exchange about this zone would bring something."""
+    """A notice that a worker should send a request about this zone."""
 
     zone: str
 
@@ -85,7 +87,7 @@ _SOCKET_MODE = 0o600
 
 
 class LimitServer:
-    """The server of limits. Call `start` once, then `close` once."""
+    """Serves limits to workers over a Unix socket. Call `start` once, then `close` once."""
 
     def __init__(self, path: Path, table: LimitTable) -> None:
         self._path = path
@@ -176,7 +178,7 @@ TIMEOUT = 5.0
 
 
 class SocketAuthority:
-    """The client of the supervisor's limits. `holder` is a name of this worker that no other
+    """Requests limits from the supervisor over a Unix socket. `holder` is a name of this worker that no other
     process has had.
     """
 

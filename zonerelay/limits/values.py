@@ -1,4 +1,4 @@
-"""The messages between a worker and the authority of shared limits. Values only.
+"""Defines the messages between a worker and the limit authority. Values only.
 
 A *unit* is the right to one connection of a line at a site. It counts in the zone, at the site and for the
 line. A *turn* is a moment at which one MAIL may be written. The *authority* records which holder has which
@@ -52,9 +52,9 @@ def leased_grace(rate: Rate) -> float:
 
 
 class Claim(Struct, frozen=True, array_like=True):
-    """A claim of one line of a site. `keep` is the number of units that the holder goes on using, `back`
-    those that it gives back with this request, and `want` how many it would like to have in all. `limit`
-    comes from its configuration.
+    """A worker's claim for connection slots to one destination. `keep` is the number of units that the holder
+    goes on using, `back` those that it gives back with this request, and `want` how many it would like to
+    have in all. `limit` comes from its configuration.
     """
 
     site: str
@@ -66,9 +66,9 @@ class Claim(Struct, frozen=True, array_like=True):
 
 
 class TurnAsk(Struct, frozen=True, array_like=True):
-    """A request for `count` turns of a line, `interval` seconds apart. They are also turns of the zone if
-    `zone_interval` is set. An interval of 0 means that there is no such rate. No turn is to be within the
-    next `after` seconds.
+    """A request for `count` send times for a destination, `interval` seconds apart. They are also turns of
+    the zone if `zone_interval` is set. An interval of 0 means that there is no such rate. No turn is to be
+    within the next `after` seconds.
     """
 
     site: str
@@ -80,8 +80,8 @@ class TurnAsk(Struct, frozen=True, array_like=True):
 
 
 class Request(Struct, frozen=True, array_like=True):
-    """A request about one zone. `everything` says that these are all claims of the holder, and that the
-    answer is to contain everything it has.
+    """A worker's request to the limit authority about one zone. `everything` says that these are all claims
+    of the holder, and that the answer is to contain everything it has.
 
     `unused` are turns that the holder will not take, each with its site. A request names them only once,
     because they may belong to another holder afterwards. `known_turns` are turns that the holder was
@@ -97,7 +97,7 @@ class Request(Struct, frozen=True, array_like=True):
 
 
 class Held(Struct, frozen=True, array_like=True):
-    """The units that a holder has of a line, and how many of them must go to other holders even if they are
+    """The slots that a worker has for one destination, and how many of them it must return even if they are
     in use. `pressed` is the number of lines that wait because of these units; idle ones should be given back.
     """
 
@@ -109,8 +109,8 @@ class Held(Struct, frozen=True, array_like=True):
 
 
 class Answer(Struct, frozen=True, array_like=True):
-    """The answer to a request. `now` is the authority's clock, by which `turns` are given, as one list for
-    each request for turns.
+    """The authority's response to a request. `now` is the authority's clock, by which `turns` are given, as
+    one list for each request for turns.
 
     `pressed` is the number of lines that wait because all units of the zone are assigned. `holders` is the
     number of workers that have units of the zone or wait for some.
@@ -124,11 +124,11 @@ class Answer(Struct, frozen=True, array_like=True):
 
 
 class AuthorityError(Exception):
-    """The authority did not answer. It may or may not have processed the request."""
+    """The limit authority did not respond. It may or may not have processed the request."""
 
 
 class LimitAuthority(Protocol):
-    """The authority that counts for all workers. It belongs to one event loop."""
+    """Interface: grants the limits that several workers share. It belongs to one event loop."""
 
     @property
     def name(self) -> str:

@@ -56,7 +56,7 @@ _TEXTS = re.compile(rb"subject|comments|keywords|organi[sz]ation|thread-topic|co
 
 
 class NotConvertibleError(Exception):
-    """The message has no form in seven bits that loses nothing. `str()` is the reason, for a log."""
+    """The message cannot be converted to seven bits without loss. `str()` is the reason, for a log."""
 
 
 def ascii_fields(block: bytes) -> bytes:
@@ -218,7 +218,7 @@ _ENCODING = re.compile(
 
 @dataclass(slots=True)
 class PartNeeds:
-    """What a part without parts needs: an encoding, and a charset in a message without MIME fields."""
+    """The needs of a leaf part: an encoding, and a charset in a message without MIME fields."""
 
     encoding: bool = False
     utf8: bool = True
@@ -226,7 +226,7 @@ class PartNeeds:
 
 @dataclass(slots=True)
 class Plan:
-    """The needs of each part that has no parts itself, in their order."""
+    """The needs of each leaf part, in order."""
 
     seven_bit: bool
     parts: list[PartNeeds] = field(default_factory=list)
@@ -241,7 +241,9 @@ class Plan:
 
 @dataclass(slots=True)
 class _Entity:
-    """The part that is read. `delimiter` of a multipart: CRLF, `--` and its boundary without the CRLF."""
+    """The MIME part that is being parsed. `delimiter` of a multipart: CRLF, `--` and its boundary without the
+    CRLF.
+    """
 
     is_text: bool = True
     is_encoded: bool = False
@@ -249,7 +251,7 @@ class _Entity:
 
 
 class _Walk(ABC):
-    """Calls `_header`, `_begin`, `_content` and `_end` for each part, and puts together what they return."""
+    """Visits each part of a message and joins the results of `_header`, `_begin`, `_content` and `_end`."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -371,7 +373,7 @@ class _Walk(ABC):
 
 
 class Survey(_Walk):
-    """Reads a message and makes the plan of its conversion."""
+    """Reads a message and plans its conversion."""
 
     def __init__(self, *, seven_bit: bool) -> None:
         super().__init__()
@@ -427,7 +429,7 @@ class Survey(_Walk):
 
 
 class Encoder(_Walk):
-    """Writes the message as the plan says."""
+    """Writes a message according to its plan."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()

@@ -37,6 +37,8 @@ MAX_SUBJECT = 100
 
 
 class DsnKind(enum.StrEnum):
+    """The kind of a DSN: failed, delayed or relayed."""
+
     FAILED = "failed"
     DELAYED = "delayed"
     RELAYED = "relayed"

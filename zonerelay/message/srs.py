@@ -1,4 +1,4 @@
-"""The Sender Rewriting Scheme, with the Guarded scheme of libsrs2 and Mail::SRS. No I/O, no clock.
+"""Implements the Sender Rewriting Scheme (SRS), compatible with libsrs2 and Mail::SRS. No I/O, no clock.
 
 Mail that is forwarded with its first sender fails SPF at the next host, because that sender's domain does not
 list this relay. SRS replaces the sender by an address in a domain of ours that contains the first one and a
@@ -55,6 +55,8 @@ _NEEDS_NO_QUOTES = re.compile(r"\.*+(?:(?:[\w!#$%&'*+/=?^`{|}~-]|[^\x00-\x7f])++
 
 
 class SrsFault(enum.StrEnum):
+    """The reason why an SRS address is invalid."""
+
     MALFORMED = "malformed"
     WRONG_HASH = "wrong_hash"
     EXPIRED = "expired"
@@ -73,8 +75,8 @@ class SrsError(Exception):
 
 
 class Srs:
-    """A maker of SRS addresses. `secrets`: the first signs, all are accepted. Raises ValueError when there is
-    none.
+    """Rewrites and restores SRS addresses. `secrets`: the first signs, all are accepted. Raises ValueError
+    when there is none.
 
     `upgraded` is Unix time, 0.0 where the old form was never used.
     """

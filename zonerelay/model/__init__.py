@@ -1,1 +1,1 @@
-"""The values of mail in the words of the RFCs: frozen, standard library only, without I/O and `await`."""
+"""Immutable values of mail, named as in the RFCs: no I/O and no third-party libraries."""

@@ -1,4 +1,4 @@
-"""Mailboxes as they travel in an envelope.
+"""Parses and formats mailboxes of an envelope.
 
 A `Mailbox` is text that has passed the RFC 5321 path parser in `zonerelay.smtp.server.params`
 (`local@domain`, the local part in the form the client sent it, quotes included).

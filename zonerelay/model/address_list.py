@@ -1,4 +1,4 @@
-r"""Reads lists of addresses as people and programs write them (RFC 5322 3.4 and 4.4, RFC 6532). No I/O.
+r"""Parses address lists as users and programs write them (RFC 5322 3.4 and 4.4, RFC 6532). No I/O.
 
 Mailboxes and groups are read, names with whatever is in them, comments within comments, quoted strings,
 domain literals, routes, encoded words, UTF-8 and folds; both "," and ";" separate. An address may lack its
@@ -27,8 +27,9 @@ MAX_ADDRESS = 320
 
 
 class Entry(NamedTuple):
-    """An element of the list. `address` is `local@domain`, `local`, or "" when it cannot be read; `name` is
-    the display name, undecoded; `text` is the element as it is written; `end` is where the address ends.
+    """An element of an address list: an address, or text that is not an address. `address` is `local@domain`,
+    `local`, or "" when it cannot be read; `name` is the display name, undecoded; `text` is the element as it
+    is written; `end` is where the address ends.
     """
 
     name: str
@@ -38,8 +39,8 @@ class Entry(NamedTuple):
 
 
 class AddressList(NamedTuple):
-    """The addresses of a list. `clear`: no reader finds other addresses in it, because every quote, comment
-    and bracket has its end, and no encoded word contains what separates addresses.
+    """The parsed elements of an address list. `clear`: no reader finds other addresses in it, because every
+    quote, comment and bracket has its end, and no encoded word contains what separates addresses.
     """
 
     entries: tuple[Entry, ...]

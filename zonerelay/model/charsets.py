@@ -1,5 +1,5 @@
-"""The character sets that text of strangers is decoded from: a closed list, so that no name which a stranger
-chooses runs another codec.
+"""The allowed character sets for decoding untrusted text, so that a message cannot select an arbitrary Python
+codec.
 
 Python finds a codec by name and imports it. Some take quadratic time (`punycode`: 400 KB took 17 seconds),
 others are not text at all. Those listed here take linear time, as `tests/bench/strangers.py` measures.

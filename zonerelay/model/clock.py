@@ -1,4 +1,4 @@
-"""Time as a parameter: nothing below `worker.py` asks the operating system what time it is."""
+"""Clocks that are passed as parameters, so that tests can control the time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    """Interface: wall-clock time, monotonic time and sleep."""
+
     def now(self) -> float:
         """Return seconds since the Unix epoch, UTC. May step when an operator sets the clock."""
 
@@ -33,7 +35,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves when told to, so that a five-day retry schedule is tested in milliseconds."""
+    """A clock that tests advance manually, so that a retry schedule of days runs in milliseconds."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self._now = now

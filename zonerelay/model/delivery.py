@@ -1,4 +1,4 @@
-"""A delivery: the durable state of one recipient of one message, from acceptance to final outcome.
+"""Defines a delivery: the durable state of one recipient of one message, from acceptance to final outcome.
 
 Deliveries are small and change often; the message they belong to is large and never changes.
 Whether a delivery is being attempted right now is not part of it: that is the scheduler's
@@ -19,6 +19,8 @@ from zonerelay.model.queue_name import Priority, QueueName
 
 
 class DeliveryState(enum.StrEnum):
+    """The durable state of a delivery: ready, deferred or held."""
+
     READY = "ready"
     ACTIVE = "active"
     DEFERRED = "deferred"
@@ -28,7 +30,7 @@ class DeliveryState(enum.StrEnum):
 
 
 class DeliveryKey(NamedTuple):
-    """Names a delivery in every store. The same recipient twice in one message is one delivery."""
+    """Identifies a delivery in every store. The same recipient twice in one message is one delivery."""
 
     queue: QueueName
     message_id: MessageId
@@ -37,8 +39,8 @@ class DeliveryKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """The state of one recipient. `created` and `next_attempt` are Unix times in seconds; `next_attempt` 0.0
-    means at once.
+    """The durable state of one recipient. `created` and `next_attempt` are Unix times in seconds;
+    `next_attempt` 0.0 means at once.
 
     `created` is what ages count from: the acceptance, or the release that the client asked for with
     FUTURERELEASE (RFC 4865), which `next_attempt` names too until then.

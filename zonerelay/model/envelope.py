@@ -1,4 +1,4 @@
-"""The envelope of a message: its sender, its recipients, and the connection it came by (RFC 5321 2.3.1).
+"""Defines the envelope of a message: its sender, its recipients and its origin (RFC 5321 2.3.1).
 
 An envelope is written once, at acceptance, and never changes. What changes for a recipient
 (attempts, next attempt, last reply) is a `Delivery`.
@@ -15,7 +15,9 @@ from zonerelay.model.queue_name import Priority
 
 
 class Notify(enum.IntFlag):
-    """RFC 3461 4.1 NOTIFY. `UNSET` means the client did not say: failures and delays are reported."""
+    """The NOTIFY parameter of RCPT (RFC 3461 4.1). `UNSET` means the client did not say: failures and delays
+    are reported.
+    """
 
     UNSET = 0
     NEVER = 1
@@ -25,7 +27,7 @@ class Notify(enum.IntFlag):
 
 
 class Ret(enum.StrEnum):
-    """RFC 3461 4.3 RET: how much of the message a failure report returns."""
+    """The RET parameter of MAIL (RFC 3461 4.3): how much of the message a failure report returns."""
 
     UNSET = ""
     FULL = "FULL"
@@ -33,7 +35,7 @@ class Ret(enum.StrEnum):
 
 
 class Body(enum.StrEnum):
-    """RFC 6152 BODY."""
+    """The BODY parameter of MAIL (RFC 6152)."""
 
     SEVEN_BIT = "7BIT"
     EIGHT_BIT = "8BITMIME"
@@ -45,7 +47,7 @@ TAG, METADATA = "tag=", "metadata."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipient:
-    """One accepted RCPT with the client's DSN wishes (`orcpt` is the raw `type;xtext`, `""` if absent)."""
+    """An accepted recipient with its DSN parameters (`orcpt` is the raw `type;xtext`, `""` if absent)."""
 
     address: Mailbox
     notify: Notify = Notify.UNSET
@@ -58,7 +60,7 @@ OUTBOX = "outbox"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a message came from: for the Received header, the trace and routing, never for metrics.
+    """The origin of a message, for the Received header, the trace and routing, but never for metrics.
 
     `certificate` is the SHA-256 fingerprint of the client's, `""` when it showed none. `stranger`: a client
     that may not relay, whose mail was taken for a sender that SRS has made.
@@ -96,7 +98,7 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A stored message: its envelope and what was learned while the body arrived.
+    """A stored message: its envelope, and the properties of its body.
 
     `size` is the stored size in bytes (CRLF line ends, no dot-stuffing, our own header fields
     included); `headers` are the fields in order, values unfolded and decoded for people, capped;

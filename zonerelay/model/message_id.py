@@ -1,4 +1,4 @@
-"""Message ids: fixed width, strictly increasing, sortable as text.
+"""Generates message ids: fixed width, strictly increasing, sortable as text.
 
     019aa1f2b3c 01f 00        11 hex digits of milliseconds, 3 of sequence, 2 of worker (written together)
 
@@ -25,7 +25,7 @@ MAX_ROW = 2**60 - 1
 
 
 class MessageIdSource:
-    """Hands out ids for one worker. Not thread-safe: one event loop owns it."""
+    """Generates message ids for one worker. Not thread-safe: one event loop owns it."""
 
     def __init__(self, clock: Clock, worker: int = 0, last: MessageId | None = None) -> None:
         self._clock = clock

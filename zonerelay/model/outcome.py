@@ -1,4 +1,4 @@
-"""The outcome of one recipient in one attempt, and the scope of a failure.
+"""Defines the outcome of one recipient in one attempt, and the scope of a failure.
 
 One type for every result, local or remote: a courier returns one `Outcome` per recipient, the
 retry policy may turn a deferral into an expiry, and `queue/settle/` stores the consequence.
@@ -13,7 +13,7 @@ from zonerelay.model.reply import Reply
 
 
 class Verdict(enum.StrEnum):
-    """What is done with the recipient."""
+    """The final or temporary result for a recipient."""
 
     DELIVERED = "delivered"
     DEFERRED = "deferred"
@@ -22,7 +22,8 @@ class Verdict(enum.StrEnum):
 
 
 class Scope(enum.StrEnum):
-    """The part that failed (after Postfix's smtp_trouble); it decides what else the failure touches.
+    """The scope of a failure: the recipient, the message, the host or the destination (after Postfix's
+    smtp_trouble).
 
     RECIPIENT and MESSAGE concern only themselves. HOST means that the destination's hosts could not be
     reached or would not talk: every delivery for the destination would fail the same way, so
@@ -39,7 +40,7 @@ class Scope(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The durable memory of an attempt: what `queue show` prints and a DSN reports.
+    """The stored summary of an attempt, for `queue show` and DSNs.
 
     `host` is the MX host's name, `peer` its address and port, both `""` when none was reached;
     `local` is true when the reply is ours (DNS, connection, policy) and not a peer's.
@@ -55,8 +56,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One recipient's result. `in_doubt`: the connection was lost after the final dot, before the
-    reply (RFC 1047), so the peer may or may not have taken the message. `tls` is the protocol
+    """The result of one attempt for one recipient. `in_doubt`: the connection was lost after the final dot,
+    before the reply (RFC 1047), so the peer may or may not have taken the message. `tls` is the protocol
     version used, `""` for clear text. `counts` false: no peer was asked, so no attempt was used up.
     `dsn_passed`: the peer offers DSN and was told the wishes for reports, so if it took the message,
     reporting the success is its duty and no longer ours (RFC 3461 5.2). `source` is the [[source]] that the

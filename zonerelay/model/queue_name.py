@@ -1,4 +1,4 @@
-"""The queues that deliveries wait in, and their names.
+"""Defines the names of the queues.
 
 A zone has a queue for each priority, so every store has urgent mail apart, oldest first. A mailbox of the
 outbox and a webhook have one queue each. What operators drop from a queue of mail is in a bin for a while.
@@ -13,12 +13,16 @@ from typing import NamedTuple
 
 
 class Priority(enum.StrEnum):
+    """The priority of a message."""
+
     HIGH = "high"
     NORMAL = "normal"
     BULK = "bulk"
 
 
 class Kind(enum.StrEnum):
+    """The kind of a queue."""
+
     MAIL = "mail"
     MAILBOX = "mailbox"
     WEBHOOK = "webhook"

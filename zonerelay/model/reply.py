@@ -1,4 +1,4 @@
-"""An SMTP reply, ours or a peer's.
+"""Defines an SMTP reply, of the relay or of a peer.
 
 The enhanced status class digit is derived from the reply code, never stored beside it: two
 numbers kept in step by hand drift apart (RFC 3463 2: the class must agree with the code).

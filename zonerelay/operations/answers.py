@@ -1,4 +1,4 @@
-"""The frames that answer operators' requests: one JSON object per line.
+"""Defines the responses to operators' requests: streams of frames, one JSON object per line.
 
 A client reads frames until `End` or `Problem`, and reports a stream that stops without either as truncated. A
 list is sent as one frame per delivery, so neither side ever holds a whole queue. Times are Unix seconds, ages
@@ -33,6 +33,8 @@ MAX_FRAME = 16 * 1024 * 1024
 
 
 class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The status of a zone."""
+
     name: str
     ready: int
     active: int
@@ -110,6 +112,8 @@ def order_of(
 
 
 class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of a summary."""
+
     key: str
     total: int
     ages: tuple[int, ...]
@@ -265,12 +269,14 @@ class RouteCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """A line of an answer. Unknown fields are ignored, so that an older command can read a newer relay's
+    """A frame of a response. Unknown fields are ignored, so that an older command can read a newer relay's
     answer.
     """
 
 
 class Pong(_Frame, frozen=True, kw_only=True, tag="pong"):
+    """The response to a ping."""
+
     software: str
     pid: int
 
@@ -335,9 +341,7 @@ class OrderGiven(_Frame, frozen=True, kw_only=True, tag="order-given"):
 
 
 class OrdersEnded(_Frame, frozen=True, kw_only=True, tag="orders-ended"):
-    """The suspensions and hold rules that have ended, if there were any, and the number of deliveries
-    released.
-    """
+    """The suspensions and hold rules that were ended, and the number of deliveries released."""
 
     orders: tuple[OrderRow, ...] = ()
     released: int = 0
@@ -399,10 +403,9 @@ class BodyPiece(_Frame, frozen=True, kw_only=True, tag="piece"):
 
 
 class Summary(_Frame, frozen=True, kw_only=True, tag="summary"):
-    """Deliveries counted by a property, the largest count first. `minutes` are the bounds between the age
-    groups, so each row has one more count than there are bounds. `other` sums up the keys that are not
-    counted separately. If `every` is not 1, only one in `every` deliveries was counted and the numbers are
-    estimates.
+    """Counts of deliveries by a property, largest first. `minutes` are the bounds between the age groups, so
+    each row has one more count than there are bounds. `other` sums up the keys that are not counted
+    separately. If `every` is not 1, only one in `every` deliveries was counted and the numbers are estimates.
     """
 
     by: str
@@ -477,7 +480,7 @@ class Acknowledged(_Frame, frozen=True, kw_only=True, tag="acknowledged"):
 
 
 class Address(_Frame, frozen=True, kw_only=True, tag="address"):
-    """An address behind a pseudonym. `role` is `sender` or `recipient`."""
+    """The address of a pseudonym. `role` is `sender` or `recipient`."""
 
     address: str
     role: str
@@ -485,6 +488,8 @@ class Address(_Frame, frozen=True, kw_only=True, tag="address"):
 
 
 class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
+    """The status of the relay."""
+
     software: str
     pid: int
     hostname: str
@@ -533,7 +538,7 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
-    """The route of mail for an address, and the policy that applies to it.
+    """The route of mail for an address, and the policies that apply.
 
     With `unroutable`, the mail would get that reply instead, and `verdict` tells whether the reply defers or
     bounces it. If `relay_running` is false, the answer was derived from the configuration. `routes` lists the
@@ -594,8 +599,8 @@ class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
 
 
 class Missed(_Frame, frozen=True, kw_only=True, tag="missed"):
-    """A gap in a stream. So many events (counted before they are filtered) or lines are missing here because
-    the reader is slow; or `why` explains the gap or the end.
+    """A gap in a stream, where events were skipped. So many events (counted before they are filtered) or
+    lines are missing here because the reader is slow; or `why` explains the gap or the end.
     """
 
     count: int = 0
@@ -649,7 +654,7 @@ class WebhookTested(_Frame, frozen=True, kw_only=True, tag="webhook-tested"):
 
 
 class WebhookReplayed(_Frame, frozen=True, kw_only=True, tag="webhook-replayed"):
-    """The number of events that now wait for the endpoint."""
+    """The number of events queued for the endpoint."""
 
     queued: int
 
@@ -671,9 +676,9 @@ class Reasons(_Frame, frozen=True, kw_only=True, tag="reasons"):
 
 
 class End(_Frame, frozen=True, kw_only=True, tag="end"):
-    """The end of a complete answer. `more` is true if a limit cut a list short; `next` is then the cursor of
-    the next page, if there are pages. `missing` describes the workers that did not answer and the spools that
-    are damaged; the answer does not include their mail.
+    """The last frame of a complete response. `more` is true if a limit cut a list short; `next` is then the
+    cursor of the next page, if there are pages. `missing` describes the workers that did not answer and the
+    spools that are damaged; the answer does not include their mail.
     """
 
     count: int = 0
@@ -683,7 +688,7 @@ class End(_Frame, frozen=True, kw_only=True, tag="end"):
 
 
 class Problem(_Frame, frozen=True, kw_only=True, tag="problem", omit_defaults=True):
-    """The end of a failed request; `detail` is a text for people."""
+    """The last frame of a failed response; `detail` is a text for people."""
 
     code: Kind
     detail: str

@@ -1,4 +1,4 @@
-"""The catalogue: each operation of the relay, described once.
+"""The catalogue of all operations, each described once.
 
 A new operation consists of an entry here with its request and reply, a method in `control/handler`, a view in
 `cli/`, and a test.
@@ -342,8 +342,7 @@ else:
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A request on its way to the handler that answers it. A supervisor sends it to its workers as one line
-    of JSON.
+    """A request with the handler that processes it. A supervisor sends it to its workers as one line of JSON.
 
     `caller` is the person who makes the request, for the log. A supervisor gives the same `id` and the same
     request time `at` to all workers; "" and 0 mean that the worker uses its own.

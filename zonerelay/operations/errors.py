@@ -57,13 +57,13 @@ class InvalidError(ControlError):
 
 
 class BusyError(ControlError):
-    """Too many requests are being answered at the same time."""
+    """Too many requests are being processed."""
 
     kind = Kind.BUSY
 
 
 class UnavailableError(ControlError):
-    """The spool or all workers cannot answer now."""
+    """The spool or the workers cannot process requests now."""
 
     kind = Kind.UNAVAILABLE
 

@@ -1,4 +1,4 @@
-"""The description of an operation: one thing that operators can query or change.
+"""Defines the description of an operation that operators can request.
 
 The worker's handler, the supervisor's merge, HTTP with its OpenAPI document, the forms of the page and the
 command line are derived from these values (see `catalogue`). The module does no I/O and imports nothing
@@ -43,7 +43,7 @@ class Unit(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A field of a request that people can set.
+    """An option of an operation: a field of its request that users can set.
 
     `flag` is its option on the command line, or "" if it has none; a `positional` field is an argument
     without a flag. `word` is its name in the text form of a filter, as in `from:@example.com`.
@@ -78,8 +78,8 @@ def option(
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The description of a request's field that people can set. A `required` field has no default. `choices`
-    are the only values allowed.
+    """The description of a request field that users can set. A `required` field has no default. `choices` are
+    the only values allowed.
 
     `within` is the field of the request whose struct contains this one, such as `filter` in `QueueList`; ""
     is the request itself.
@@ -142,7 +142,7 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 
 class Shape(enum.Enum):
-    """The content of an answer before its `End`."""
+    """The kind of content that a response has before its `End`."""
 
     ONE = "one"
     """One frame."""
@@ -155,7 +155,7 @@ class Shape(enum.Enum):
 
 
 class How(enum.Enum):
-    """The way in which several workers answer a request, and how their answers become one."""
+    """How several workers answer a request, and how their responses are merged."""
 
     ALONE = "alone"
     """The process that the client has reached answers by itself."""
@@ -175,7 +175,7 @@ class How(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """The rule by which a supervisor merges the answers of its workers.
+    """The rule by which a supervisor merges the responses of its workers.
 
     `add`, `most`, `least` and `worst` name the fields of frames to add up or to choose from; the worst member
     of an enum is its last one. `key` names the fields by which frames belong together. `order` returns the
@@ -202,7 +202,7 @@ WORKER = Merge(how=How.WORKER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One thing that operators can query or change.
+    """An operation that operators can request.
 
     `path` is its HTTP path, with the names of fields in braces; "" means that it has none, as for `command`.
     `reply` is the frame that answers, or `None` if the process answers by itself from its own state.

@@ -1,4 +1,4 @@
-"""The requests of operators, one struct each: the only place that defines their fields, checks and help.
+"""Defines the requests of operators, with their fields, checks and help texts.
 
 Fields that people can set carry an `option`; the others are set by a supervisor. A request with an unknown
 field is refused, because a request that is only partly understood might change the wrong deliveries.
@@ -35,8 +35,8 @@ Reason = Annotated[Line, option("Reason, for the log", "--reason", metavar="TEXT
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A selection of deliveries. All given conditions must match; `*` in a text field matches any text. Ages
-    are in seconds.
+    """Selects deliveries; all given conditions must match. All given conditions must match; `*` in a text
+    field matches any text. Ages are in seconds.
     """
 
     sender: Annotated[
@@ -94,7 +94,7 @@ class Request(
     omit_defaults=True,
     forbid_unknown_fields=True,
 ):
-    """A request. Its tag is the name of the operation."""
+    """The base class of requests. Its tag is the name of the operation."""
 
 
 # --- the queue ------------------------------------------------------------------------------------------
@@ -159,9 +159,9 @@ class QueueExplain(Request, frozen=True, kw_only=True, tag="queue-explain"):
 
 
 class QueueChange(Request, frozen=True, kw_only=True):
-    """The fields of all changes. An empty filter requires `everything`, so that a slip cannot change the
-    whole queue. With `dry_run` nothing is changed; the answer has the number of matches and the first
-    `sample` of them.
+    """The common fields of all changes of deliveries. An empty filter requires `everything`, so that a slip
+    cannot change the whole queue. With `dry_run` nothing is changed; the answer has the number of matches and
+    the first `sample` of them.
 
     `act` is the id of the change, or "" for a new one. Several requests with the same id are one change.
     """
@@ -260,9 +260,9 @@ class Undo(Request, frozen=True, kw_only=True, tag="undo"):
 
 
 class Selectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A selection of mail, including mail that arrives later. All given conditions must match; `*` in an
-    address or a domain matches any text. `everything` selects all mail; it is required for that, so that a
-    slip cannot stop a relay.
+    """Selects mail, including mail that arrives later. All given conditions must match; `*` in an address or
+    a domain matches any text. `everything` selects all mail; it is required for that, so that a slip cannot
+    stop a relay.
     """
 
     zone: Annotated[Line | None, option("Zone", "--zone", metavar="ZONE")] = None
@@ -489,7 +489,7 @@ class WebhookTest(Request, frozen=True, kw_only=True, tag="webhook-test"):
 
 
 class WebhookReplay(Request, frozen=True, kw_only=True, tag="webhook-replay"):
-    """Retry the waiting events now. With `since` (a Unix time), also report the events again that the history
+    """Retry the queued events now. With `since` (a Unix time), also report the events again that the history
     has from then on.
     """
 

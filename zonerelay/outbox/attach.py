@@ -24,7 +24,7 @@ NAME_FILE = "outbox-{:02d}.name"
 
 
 class Outbox:
-    """The outbox of a worker, if `[outbox]` has a `url`. `join` combines it and the spool into one store."""
+    """The outbox of a worker, if `[outbox] url` is set. `join` combines it and the spool into one store."""
 
     def __init__(
         self, spool: SpoolSettings, index: int, environment: Mapping[str, str], around: OutboxSurroundings
@@ -58,7 +58,7 @@ class Outbox:
 
 
 class _HeldName:
-    """A name for this relay that survives restarts and that no other relay has while this one runs.
+    """A name of this relay that survives restarts and is unique among running relays.
 
     The name is in a file next to the spool, which is locked. A relay that finds it locked uses a name for
     this run only.

@@ -53,13 +53,15 @@ _LOOK_AT = 64 * 1024
 
 
 class BadRowError(Exception):
-    """The row can never be sent. The text names the column and the reason, without the value."""
+    """The row is invalid and can never be sent. The text names the column and the reason, without the
+    value.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Recipients:
-    """The recipients of a draft. `everybody` has each of them once, in the order of the columns; `to` and
-    `cc` are for the header.
+    """The recipients of an outbox row. `everybody` has each of them once, in the order of the columns; `to`
+    and `cc` are for the header.
     """
 
     author: Address
@@ -71,7 +73,9 @@ class Recipients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """The other columns, unparsed. `headers` and `attachments` are JSON, the latter in UTF-8."""
+    """The other columns of an outbox row, unparsed. `headers` and `attachments` are JSON, the latter in
+    UTF-8.
+    """
 
     subject: str | None = None
     text: str | None = None
@@ -81,6 +85,8 @@ class Content:
 
 
 class _File(msgspec.Struct):
+    """An attached file of an outbox row."""
+
     content: msgspec.Raw
     filename: str = ""
     content_type: str = "application/octet-stream"

@@ -68,7 +68,7 @@ def names_of(outbox: OutboxSettings) -> Names:
 
 
 class OutboxKeeper:
-    """The connections and the lease of one relay in the database of the outbox.
+    """Keeps the connections and the lease of one relay in the database of the outbox.
 
     It calls `heard` if an application may have inserted rows, and `paused` and `resumed(kept)` before and
     after a failure; `kept` is whether earlier claims still belong to this relay. It calls `regained` if the

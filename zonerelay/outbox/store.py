@@ -1,4 +1,4 @@
-"""Implements the operations of a store on rows that applications have inserted.
+"""Implements the store interface on rows that applications have inserted.
 
 Unlike `settle` of a spool, `settle` of the outbox passes outcomes to a writer that retries until they are
 stored. So the SMTP side never waits for a database that it does not use. A row stays claimed until its
@@ -43,7 +43,7 @@ CLOSE_TIMEOUT = 5.0
 
 
 class OutboxStore:
-    """The store of an outbox."""
+    """Implements the store interface on the outbox."""
 
     def __init__(self, keeper: OutboxKeeper, mailboxes: Mailboxes, around: OutboxSurroundings) -> None:
         self.keeper = keeper

@@ -1,4 +1,4 @@
-"""Issues a self-signed certificate: for a first start, and for the sandbox."""
+"""Creates self-signed certificates, for a first start and for the sandbox."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ Name = x509.DNSName | x509.IPAddress
 
 @dataclass(frozen=True, slots=True)
 class Issued:
+    """A certificate and its key in PEM."""
+
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey = field(repr=False)
 

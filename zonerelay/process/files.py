@@ -1,5 +1,5 @@
-"""Detects changed files, lets processes change a directory one after the other, and opens SQLite databases
-next to the spool.
+"""Detects changed files, locks directories between processes, and opens SQLite databases next to the
+spool.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def locked_directory(directory: Path) -> Iterator[int]:
 
 
 class SideDatabase:
-    """An SQLite database next to the spool. It is opened on first use, and reopened when its file has been
-    removed or replaced, because SQLite would continue to use a file that nobody else sees. Blocks.
+    """An SQLite database in the spool directory. It is opened on first use, and reopened when its file has
+    been removed or replaced, because SQLite would continue to use a file that nobody else sees. Blocks.
     """
 
     def __init__(

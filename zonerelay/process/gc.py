@@ -1,5 +1,4 @@
-"""The schedule of the garbage collector: when reference cycles are searched for, without long pauses of the
-event loop.
+"""Schedules garbage collection to avoid long pauses of the event loop.
 
 CPython scans a whole generation at once, at 0.1 to 0.5 µs per object, and starts when many more objects were
 created than freed. A queue frees as many as it creates, so the young generations grew for a long time, and
@@ -52,7 +51,7 @@ Messages make no cycles, and the default of 700 would look several times per mes
 
 
 class Collection(IntEnum):
-    """The kinds of collection. The first three are the interpreter's generations."""
+    """The kinds of garbage collection. The first three are the interpreter's generations."""
 
     YOUNG = 0
     OLDER = 1

@@ -1,4 +1,4 @@
-"""The first steps of every process of the relay: system limits, memory, the key of the log's pseudonyms."""
+"""Prepares every process of the relay: system limits, memory, and the key of the log's pseudonyms."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ socket, the configuration that the supervisor was started with.
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a worker's process. With `drains_spool`, the worker listens nowhere, empties its spool
+    """The identity of a worker process. With `drains_spool`, the worker listens nowhere, empties its spool
     and finally removes it. `limits` is the socket of the supervisor's limits, or `None` if this process has
     its limits to itself.
     """

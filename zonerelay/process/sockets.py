@@ -1,4 +1,4 @@
-"""Listening sockets that another process has opened: the supervisor for its workers, or systemd (LISTEN_FDS).
+"""Inherits listening sockets from the supervisor or from systemd (LISTEN_FDS).
 
 That process keeps the sockets open, so clients that connect while a worker or the relay restarts wait in the
 kernel's queue instead of being refused. A socket is found by its address in the configuration.

@@ -1,4 +1,4 @@
-"""Tasks that an object owns and that end with it, and parts of a relay whose start is retried.
+"""Background tasks that end with their owner, and components whose start is retried.
 
 Failure: the loop's exception handler reports an exception that no caller awaits.
 """
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Tasks:
-    """The tasks of one owner, on one event loop."""
+    """The background tasks of one owner, on one event loop."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()  # Any: tasks may have any result
@@ -61,15 +61,17 @@ RETRY = 5.0
 
 
 class Part(Protocol):
+    """Interface: a component that can be started and closed."""
+
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
 
 
 class Retried:
-    """One part, which `close` closes. `what` names it in problem lines, `where` in the log. `failure` is the
-    error type that its `start` raises, with a text that says what to do; the error types in `final` end the
-    relay's start. `restored` is called when a later attempt succeeds.
+    """Retries the start of one component until it succeeds or is closed. `what` names it in problem lines,
+    `where` in the log. `failure` is the error type that its `start` raises, with a text that says what to do;
+    the error types in `final` end the relay's start. `restored` is called when a later attempt succeeds.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The threads of the process: a named pool for each kind of work that would block the event loop.
+"""Thread pools of the process, one for each kind of blocking work.
 
 The loop's default executor is not used (a test checks this for the whole tree), because it is one small pool
 for everything: eight slow searches of an operator once filled it, and a login waited 90 s for the credentials
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class PoolBusyError(Exception):
-    """The maximum number of calls is waiting for a thread."""
+    """Too many calls are waiting for a thread."""
 
 
 class Pool:
-    """A bounded number of threads, for every event loop of the process. `most` limits the calls that run or
+    """A bounded thread pool that every event loop of the process can use. `most` limits the calls that run or
     wait; `None` is for work whose callers are limited elsewhere.
     """
 

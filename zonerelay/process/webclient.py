@@ -1,4 +1,4 @@
-"""The HTTPS client: it fetches MTA-STS policies and access tokens, and posts events.
+"""An HTTPS client that fetches MTA-STS policies and access tokens, and posts events.
 
 It is the only user of aiohttp's client, which is imported with the first request, because most relays make
 none. Each request uses its own connection (a `Poster` reuses it). There are no cookies, no proxy, no
@@ -39,13 +39,13 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 
 class WebError(Exception):
-    """There is no usable answer. The text gives the reason, without secrets."""
+    """The HTTP request failed or has no usable response. The text gives the reason, without secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response. The names in `headers` are in lower case; of equal ones, the last is kept. The repr omits
-    `body`, which may be secret.
+    """An HTTP response. The names in `headers` are in lower case; of equal ones, the last is kept. The repr
+    omits `body`, which may be secret.
     """
 
     status: int
@@ -115,7 +115,7 @@ def default_context() -> ssl.SSLContext:
 
 
 class SystemTrust:
-    """A context with the system's authorities, which is created again when a package has replaced them."""
+    """A TLS context with the system's certificate authorities, which is reloaded after they were updated."""
 
     def __init__(self, make: Callable[[], ssl.SSLContext] = default_context) -> None:
         self._make = make

@@ -1,4 +1,5 @@
-"""Event loop tools of the queue: owned tasks, work in time slices, timers, and streams that are closed early.
+"""Event loop helpers of the queue: owned tasks, time-sliced work, timers, and streams that can be closed
+early.
 
 No task that `Tasks` starts outlives `Tasks.cancel`. An error in such a task is reported as a `trouble` event.
 """
@@ -24,7 +25,9 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Tasks:
-    """A set of running tasks. Unlike in a TaskGroup, the other tasks continue when one fails."""
+    """The running background tasks of one owner. Unlike in a TaskGroup, the other tasks continue when one
+    fails.
+    """
 
     def __init__(self, where: str, events: Events) -> None:
         self._where = where
@@ -66,9 +69,7 @@ class Tasks:
 
 
 class Once:
-    """Runs a callable once in the next iteration of the event loop, however often it is requested before
-    then.
-    """
+    """Runs a function once in the next iteration of the event loop, however often it is requested before."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
@@ -120,7 +121,7 @@ async def in_slices(steps: Iterable[_Step], monotonic: Callable[[], float]) -> A
 
 
 class Alarm:
-    """Calls `call` when the clock `now` has reached the earliest time that was set."""
+    """Calls `call` when the clock `now` has reached the earliest requested time."""
 
     def __init__(self, now: Callable[[], float], call: Callable[[], None]) -> None:
         self._now = now
@@ -156,7 +157,7 @@ class Alarm:
 
 
 class Timers(Generic[_Key]):
-    """One timer for each key. `call(key)` is called when the timer of the key expires."""
+    """Manages one timer per key. `call(key)` is called when the timer of the key expires."""
 
     def __init__(self, call: Callable[[_Key], None]) -> None:
         self._call = call

@@ -27,7 +27,7 @@ Told = tuple[Delivery, Outcome, float | None, bool]
 
 
 class Teller(Protocol):
-    """Creates the relay's own messages, such as webhook events, that report outcomes to others."""
+    """Interface: creates the relay's own messages, such as webhook events, that report outcomes."""
 
     def outcomes(
         self, message: Message | None, told: Sequence[Told], *, destination: str, seconds: float | None
@@ -39,7 +39,7 @@ class Teller(Protocol):
 
 
 class Courier(Protocol):
-    """Delivers a batch to one of the hosts of its route."""
+    """Interface: delivers a batch to one of the hosts of its route."""
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """Deliver a batch and return one outcome per delivery, in order. If all outcomes have the scope HOST,
@@ -51,7 +51,7 @@ class Courier(Protocol):
 
 
 class Router(Protocol):
-    """Finds the hosts for a domain."""
+    """Interface: finds the hosts for a domain."""
 
     async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
         """Return the hosts for a domain, from a cache while the entry is fresh. Only CancelledError is

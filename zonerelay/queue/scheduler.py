@@ -50,8 +50,8 @@ class ZoneStatus:
 
 
 class Scheduler:
-    """Schedules the mail of all zones on one event loop. Call `start` first; after `stop` nothing more is
-    started.
+    """Schedules the deliveries of all zones on one event loop. Call `start` first; after `stop` nothing more
+    is started.
     """
 
     def __init__(

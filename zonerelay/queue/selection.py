@@ -89,8 +89,8 @@ MEMORY = 0.2
 
 
 class BacklogThrottle:
-    """Counts starts and limits those of the backlog. While `is_used_up` is true, no backlog may start until
-    the next update.
+    """Counts transaction starts and limits those from the backlog. While `is_used_up` is true, no backlog may
+    start until the next update.
     """
 
     def __init__(self, begun: Callable[[], None] = lambda: None) -> None:
@@ -194,7 +194,7 @@ round.
 
 
 class RoundRobin:
-    """The round robin of one zone. `active` counts transactions."""
+    """Selects the next destination of one zone by round robin. `active` counts transactions."""
 
     def __init__(
         self,
@@ -551,7 +551,9 @@ TIDIED = 500
 
 
 class Destinations:
-    """The table of a zone: `lines` by domain (`""` in a zone with one next hop) and destinations by key."""
+    """The destinations of a zone: `lines` by domain (`""` in a zone with one next hop) and destinations by
+    key.
+    """
 
     def __init__(
         self, zone: ZoneSettings, retry: RetrySettings, rates: Rates, round_robin: RoundRobin

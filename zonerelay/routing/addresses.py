@@ -1,4 +1,4 @@
-"""IP addresses that mail must not reach through public DNS, and our own addresses.
+"""Classifies IP addresses: private ones, which public DNS must not lead to, and the relay's own.
 
 `is_private` keeps a forged MX record from making the relay connect to loopback, the local network or a
 cloud's metadata service (169.254.169.254). It checks the address of the connection, not a name, because a

@@ -1,4 +1,4 @@
-"""Domain names for DNS and TLS: A-labels in lower case without a final dot.
+"""Converts domain names to A-labels for DNS and TLS: lower case, without a final dot.
 
 Only this module uses the idna library (IDNA 2008 with UTS #46 mapping). Plain ASCII names bypass the library,
 because it rejects characters of real names (underscores). Functions raise ValueError with the reason as text.

@@ -56,6 +56,8 @@ _SHOWN = 40
 
 
 class StsMode(enum.StrEnum):
+    """The mode of an MTA-STS policy."""
+
     ENFORCE = "enforce"
     TESTING = "testing"
     NONE = "none"
@@ -79,7 +81,9 @@ class StsPolicy:
 
 @dataclass(frozen=True, slots=True)
 class HeldPolicy:
-    """A domain's policy, fetched at a Unix time. `id` is that of the TXT record at that time."""
+    """The MTA-STS policy of a domain, and the Unix time at which it was fetched. `id` is that of the TXT
+    record at that time.
+    """
 
     domain: str
     id: str
@@ -195,12 +199,14 @@ def policy_directory(settings: Settings) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
+    """A policy file that was read."""
+
     policies: tuple[HeldPolicy, ...]
     problems: tuple[str, ...] = ()
 
 
 class StsFiles:
-    """The policy files of one directory. If `writable` is false, nothing is changed."""
+    """The files with MTA-STS policies in one directory. If `writable` is false, nothing is changed."""
 
     def __init__(self, directory: Path, *, writable: bool = True) -> None:
         self._directory = directory
@@ -290,7 +296,7 @@ _log = logging.getLogger(__name__)
 
 
 class StsNames(Protocol):
-    """The look-ups that `Resolver` offers."""
+    """Interface: the DNS lookups that MTA-STS needs."""
 
     async def txt(self, name: str) -> DnsAnswer[str]: ...
 
@@ -298,13 +304,15 @@ class StsNames(Protocol):
 
 
 class FetchPolicy(Protocol):
-    """The signature of `webclient.fetch`."""
+    """Interface: fetches a URL, like `webclient.fetch`."""
 
     async def __call__(self, url: str, *, timeout: float, max_size: int, resolve: Resolve) -> Response: ...
 
 
 class StsObserver(Protocol):
-    """An observer of policies and failures. `telemetry.events.mta_sts.StsEvents` implements it."""
+    """Receives notifications about policies and failures. `telemetry.events.mta_sts.StsEvents` implements
+    it.
+    """
 
     def looked_up(self, result: str) -> None: ...
 
@@ -318,9 +326,7 @@ class StsObserver(Protocol):
 
 
 class StsUntold:
-    """An observer that does nothing, for look-ups outside the relay, whose `PolicyLookup` contains everything
-    to report.
-    """
+    """An observer that ignores all notifications, for lookups outside the relay."""
 
     def looked_up(self, result: str) -> None: ...
 
@@ -335,7 +341,8 @@ class StsUntold:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLookup:
-    """The result of a look-up. `held` is the active policy. `expires` is the Unix time of the next look-up.
+    """The result of a policy lookup. `held` is the active policy. `expires` is the Unix time of the next
+    look-up.
 
     Without a policy, `problem` says why there may be one that the relay could not fetch.
     """
@@ -346,12 +353,14 @@ class PolicyLookup:
 
 
 class _Failure(NamedTuple):
+    """A failed fetch of a policy."""
+
     until: float
     problem: str
 
 
 class StsPolicies:
-    """The MTA-STS policies of a worker. Without `files` no policy survives a restart."""
+    """Looks up, fetches and caches MTA-STS policies. Without `files` no policy survives a restart."""
 
     def __init__(
         self,

@@ -36,8 +36,8 @@ _FIXED = {"permerror": "550 5.1.1 no such mailbox", "temperror": "451 4.3.0 try 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """A scripted reply. Replies have no CRLF; an empty one stands for the usual reply. `delay` is in
-    seconds.
+    """A scripted reply of the sandbox's receiver. Replies have no CRLF; an empty one stands for the usual
+    reply. `delay` is in seconds.
     """
 
     rcpt: str = ""

@@ -44,7 +44,9 @@ def build(settings: Settings, clock: Clock, *, token: str = "") -> tuple[Sandbox
 
 
 class CapturingSink:
-    """The receiver. It listens on loopback after `start`, and handles its connections."""
+    """The sandbox's receiver, which stores the relay's mail in the capture store. It listens on loopback
+    after `start`, and handles its connections.
+    """
 
     def __init__(self, capture: Capture, clock: Clock) -> None:
         self.port = 0
@@ -109,6 +111,8 @@ class CapturingSink:
 
 
 class _Conversation(SMTP):
+    """One session of the sandbox's receiver."""
+
     line_length_limit = 1024 * 1024
 
     def wanted(self) -> list[Behaviour]:
@@ -139,6 +143,8 @@ class _Conversation(SMTP):
 
 
 class Chaos(Policy):
+    """Interface: decides which commands are rejected at random."""
+
     def mail(self, event: Mail) -> Decision | None:
         return _struck(_TROUBLES.chaos.sender)
 

@@ -1,5 +1,4 @@
-"""Shows the trace of each message in the terminal: mail events as one coloured line each, grouped by message
-id.
+"""Prints the events of each message in the terminal, grouped by message id.
 
 It is a `LogSink`, so it shows exactly what the log would contain; no part of the relay knows about it.
 """
@@ -30,7 +29,9 @@ _QUIET = frozenset({"starting", "ready", "stopping", "stopped"})
 
 
 class Journey:
-    """The output of the sandbox. `now` returns the Unix time, for the clock column and for "again in 5 s"."""
+    """Prints the trace of messages in the terminal. `now` returns the Unix time, for the clock column and for
+    "again in 5 s".
+    """
 
     def __init__(self, console: Console, now: Callable[[], float]) -> None:
         self._console = console

@@ -1,1 +1,1 @@
-"""SMTP as bytes and values (sans-IO): no asyncio, no sockets, nothing here awaits."""
+"""SMTP as bytes and values (sans-IO): no asyncio and no sockets."""

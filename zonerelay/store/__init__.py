@@ -1,4 +1,4 @@
-"""Accepted mail, from the commit until its outcome is stored.
+"""Stores accepted mail from the commit until its final outcome is stored.
 
 Other packages import five modules. `contract` defines what every engine promises, `open` opens the engine
 that the settings name, `surroundings` defines what that engine is given, `spool_paths` locates the spool of

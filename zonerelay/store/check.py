@@ -1,4 +1,4 @@
-"""The results of a spool check and of a repair, which are the same values for every engine.
+"""Defines the results of a spool check and of a repair, for every engine.
 
 An engine has a module `check` with a function `check(…, examination) -> Contents` and, if it can be repaired,
 a module `repair` with a function `repair(…, salvage, tell) -> Repaired`. Both work without a relay: they
@@ -31,7 +31,7 @@ Tell = Callable[[int, int], None]
 
 
 class Fault(enum.StrEnum):
-    """The kinds of damage. The texts appear in the table and in `--json`."""
+    """The kinds of spool damage. The texts appear in the table and in `--json`."""
 
     UNREADABLE = "unreadable"
     """A block, a file or an object has a wrong checksum, or the disk cannot read it."""
@@ -78,7 +78,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """The findings of a check: counts by kind, and the first `KEPT` of each kind."""
+    """The problems found by a check: counts by kind, and the first `KEPT` of each kind."""
 
     counts: Counter[Fault] = field(default_factory=Counter)
     kept: list[Finding] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The parameters of a check. `scratch` is a directory that does not exist, for engines that need one. The
+    """The options of a check. `scratch` is a directory that does not exist, for engines that need one. The
     check creates and removes it. `environment` may contain secrets.
     """
 
@@ -107,7 +107,7 @@ class Examination:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The number of messages and deliveries that a check has read, and of bytes."""
+    """The numbers of messages, deliveries and bytes that a check has read."""
 
     messages: int
     deliveries: int
@@ -116,7 +116,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """A message that a repair cannot put back into the spool. `message` is None if its record is lost.
+    """A message that cannot be restored to the spool by a repair. `message` is None if its record is lost.
     `deliveries` are those with records. `unknown` are recipients of the envelope without a record, who were
     delivered to or whose delivery was lost. `body` reads the existing chunks, and `is_whole` is whether no
     chunk is missing.

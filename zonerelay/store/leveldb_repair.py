@@ -225,6 +225,8 @@ def _name_blocks(spool: Path, tables: list[int]) -> Iterator[str]:
 
 
 class _Read(NamedTuple):
+    """The records that a repair has read."""
+
     octets: bytes
     is_whole: bool
 
@@ -255,8 +257,8 @@ def _mark_of(spool: Path) -> Mark | None:
 
 
 class _Needed(NamedTuple):
-    """The tables and logs of the database, and the highest number of any file. `log` is the number of the
-    first required log, or 0 if it is unknown.
+    """The tables and logs of a database, and its highest file number. `log` is the number of the first
+    required log, or 0 if it is unknown.
     """
 
     tables: list[Path]

@@ -287,4 +287,4 @@ async def _in_thread(work: Callable[[Tell], T], tell: Tell) -> T:
 
 
 class _GivenUpError(Exception):
-    """The caller was cancelled."""
+    """The operation was cancelled by its caller."""

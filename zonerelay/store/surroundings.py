@@ -1,4 +1,4 @@
-"""Defines what every store receives when it is opened, and reads secrets and drivers for it.
+"""Defines the context that every store receives when it is opened, and reads secrets and drivers for it.
 
 On failure: StoreOpenError names the secret or the package that is missing.
 """
@@ -33,9 +33,9 @@ def none_lost(keys: Collection[DeliveryKey]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """The workers of one machine that have their own spools and share idempotency keys. `directory` is their
-    shared directory, `worker` the number of this worker, and `all` the workers whose spools may have keys.
-    `run` identifies the run of the relay, because a register is valid for one run only.
+    """The other workers of the machine, which have their own spools and share idempotency keys. `directory`
+    is their shared directory, `worker` the number of this worker, and `all` the workers whose spools may have
+    keys. `run` identifies the run of the relay, because a register is valid for one run only.
     """
 
     directory: Path
@@ -46,7 +46,7 @@ class Siblings:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The dependencies of a store.
+    """The context that a store receives when it is opened.
 
     `on_health` is called with every change of `unhealthy()`, `on_damage` with each new kind of damage,
     `observe_commit` with the duration in seconds of each durable write, and `on_news` and `on_lost` with

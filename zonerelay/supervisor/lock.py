@@ -1,5 +1,5 @@
-"""The lock of the relay: only one supervisor runs at a time, and none while workers of its predecessor still
-run.
+"""Ensures that only one supervisor runs at a time, and none while workers of its predecessor are still
+running.
 
 The lock is on a file descriptor that every worker inherits, so it is released when the last worker has ended.
 A supervisor that was killed leaves workers that finish their work in progress. Its successor waits for them

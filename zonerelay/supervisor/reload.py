@@ -1,4 +1,4 @@
-"""The reload of a relay with several workers (SIGHUP): its plan and its execution.
+"""Reloads a relay with several workers (SIGHUP): plans the reload and carries it out.
 
 The supervisor first checks the new configuration. If it is invalid the old one stays active, and `zonerelay
 status` reports the reason. A changed table belongs to one of three classes (`plan`): running workers apply
@@ -35,7 +35,7 @@ ROLL = tuple(name for name in RESTART if name not in (*NEXT_START, "workers"))
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """The plan of a reload. `settings` become active, `roll` names the tables that need new processes, and
+    """The steps of a reload. `settings` become active, `roll` names the tables that need new processes, and
     `later` names those that wait for the next start.
     """
 
@@ -63,10 +63,12 @@ _LOOK_EVERY = 0.05
 
 
 class RefusedError(Exception):
-    """The new configuration is refused. The message tells the operator why."""
+    """The new configuration was rejected. The message tells the operator why."""
 
 
 class RelayReload:
+    """Carries out a reload."""
+
     def __init__(
         self,
         config: Path,

@@ -93,7 +93,7 @@ def _waiting(log: LogWriter, holders: str) -> None:
 
 
 class Supervisor:
-    """The supervisor's process. Call `run` once. Everything it starts has ended when it returns."""
+    """Runs the supervisor process. Call `run` once. Everything it starts has ended when it returns."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The listening sockets of the relay, opened by the supervisor and inherited by every worker.
+"""Opens the listening sockets of the relay in the supervisor, for every worker to inherit.
 
 Each worker has its own socket for every IP address (SO_REUSEPORT), so the kernel distributes clients evenly,
 including clients with long sessions. All workers inherit all sockets, so a client in the queue of a worker
@@ -24,7 +24,7 @@ class BindError(Exception):
 
 
 class Sockets:
-    """The listening sockets. `handed` are those that systemd has opened."""
+    """The listening sockets of the relay. `handed` are those that systemd has opened."""
 
     def __init__(self, handed: Inherited) -> None:
         self._handed = handed

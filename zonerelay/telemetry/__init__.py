@@ -1,4 +1,4 @@
-"""The relay's reports to its operator: log lines and counters of mail events, metrics, redaction, load.
+"""Observability: log lines and counters of mail events, metrics, and redaction.
 
 `events` has one function per mail event, which writes a log line and moves the counters of `metrics`; `logs`
 writes the lines and redacts addresses; `load` measures the event loop.

@@ -1,4 +1,4 @@
-"""Moves messages with the state of their deliveries out of a spool and into one.
+"""Exports, imports and migrates messages together with the state of their deliveries.
 
 `export` writes a spool to files, `loader` stores the messages of a source, and `files` defines the file
 format. `others` reads the queues of other systems. `migration` moves a queue from store to store, with a

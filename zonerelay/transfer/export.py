@@ -26,7 +26,7 @@ _TOGETHER = 100
 
 @dataclass(slots=True)
 class Survey:
-    """The selected messages and their sizes."""
+    """The selected messages of an export and their sizes."""
 
     ids: array[int] = field(default_factory=lambda: array("Q"))
     octets: int = 0

@@ -38,8 +38,8 @@ _QUEUE = re.compile(r"(?:webhook/)?[A-Za-z0-9._-]+(?:;[a-z]+)?")
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of an exported message. `format` is read first, so that a newer format is refused with
-    a clear message. `zonerelay` is the release that wrote it.
+    """The JSON description of an exported message. `format` is read first, so that a newer format is refused
+    with a clear message. `zonerelay` is the release that wrote it.
     """
 
     format: int
@@ -49,12 +49,14 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _LooseSheet(Sheet, frozen=True, kw_only=True):
-    """A sheet as it is written, with the text of each delivery's queue."""
+    """A message description with the queue names as text, as it is written."""
 
     deliveries: tuple[dict[str, object], ...]  # type: ignore[assignment]
 
 
 class _Format(msgspec.Struct, frozen=True):
+    """The version of the exchange format."""
+
     format: int
 
 
@@ -127,6 +129,8 @@ class Target(Protocol):
 
 
 class _Directory:
+    """An export to a directory."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -144,6 +148,8 @@ class _Directory:
 
 
 class _Tar:
+    """An export to a tar file."""
+
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
 

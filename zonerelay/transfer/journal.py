@@ -34,7 +34,7 @@ CREATE INDEX IF NOT EXISTS unfinished ON message (spool, phase) WHERE phase < 4;
 
 
 class Phase(enum.IntEnum):
-    """The phase of a move.
+    """The phase of a message's move.
 
     PLANNED: the message may be held in the source, and may have been copied. COPIED: it may also have been
     removed from the source. REMOVED: it has left the source for good, and its copy may have been released.
@@ -59,7 +59,7 @@ class Move:
 
 
 class Journal:
-    """A journal, opened for one run. Every method raises TransferError if the file cannot be used; `close`
+    """The journal of one migration. Every method raises TransferError if the file cannot be used; `close`
     also raises OSError.
     """
 

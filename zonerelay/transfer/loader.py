@@ -1,4 +1,4 @@
-"""Stores the messages of a source, through the contract of the stores.
+"""Stores the messages of a source in a target, through the store interface.
 
 Promises:
 
@@ -239,8 +239,8 @@ class Loader:
 
 
 class _Body:
-    """A body with CRLF line ends, whatever the input has, and the properties found in it. The body of a
-    webhook event is unchanged.
+    """A body with its line ends converted to CRLF, and its properties. The body of a webhook event is
+    unchanged.
     """
 
     def __init__(self, *, is_mail: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Moves the messages of one store to another, through the contract of the stores.
+"""Moves the messages of one store to another, through the store interface.
 
 A message goes through these steps. Each is durable before the next one begins:
 
@@ -82,8 +82,8 @@ class Moved:
 
 
 class Migration:
-    """Migrates one spool of the source. `patience` is the time in seconds to wait for messages of another
-    relay: a killed relay keeps them until its lease expires.
+    """Migrates one spool. `patience` is the time in seconds to wait for messages of another relay: a killed
+    relay keeps them until its lease expires.
     """
 
     def __init__(
@@ -384,7 +384,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A copy as it was read back: the size of its body in bytes, and its held deliveries."""
+    """A copied message as it was read back: its size in bytes, and its held deliveries."""
 
     size: int
     deliveries: Sequence[Delivery]

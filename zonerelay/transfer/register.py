@@ -24,8 +24,8 @@ _LENGTH = 33  # length of a line
 
 
 class Register:
-    """An import log, opened for one import. Opening it raises TransferError if it is not valid. All methods
-    raise OSError if the file cannot be used.
+    """The log of imported deliveries, opened for one import. Opening it raises TransferError if it is not
+    valid. All methods raise OSError if the file cannot be used.
     """
 
     def __init__(self, home: Path) -> None:

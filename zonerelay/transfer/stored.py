@@ -14,13 +14,13 @@ NO_QUEUE = queue_of("")
 
 
 class TransferError(Exception):
-    """A source or a target cannot be used at all; the text says what the operator should do."""
+    """A source or a target cannot be used; the text is for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A stored message. `key` identifies the message in its source permanently, so that a second import
-    recognizes it.
+    """A stored message with its open deliveries. `key` identifies the message in its source permanently, so
+    that a second import recognizes it.
 
     `body` starts from the first byte at each call. A message of another system (`is_ours` false) has no size,
     headers and properties yet: they are determined from the body, which may have any line ends.
@@ -45,7 +45,9 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A source. Its two sizes are upper limits, for the check of free space and the progress bar."""
+    """Interface: a source of messages. Its two sizes are upper limits, for the check of free space and the
+    progress bar.
+    """
 
     messages: int
     octets: int

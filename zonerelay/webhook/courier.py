@@ -70,9 +70,9 @@ GAP = "gap"
 
 
 class About(NamedTuple):
-    """The message that an event is about, the event's position among those of that message, and the number of
-    events in the body. It is stored as the recipient of the event's delivery, so a starting relay knows the
-    order without reading bodies.
+    """The message of an event, the position of the event among those of the message, and the number of events
+    in the body. It is stored as the recipient of the event's delivery, so a starting relay knows the order
+    without reading bodies.
     """
 
     source: str
@@ -95,8 +95,8 @@ class About(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One body to post. `delivery` is `None` for an event that is not stored; `lost` is the number of events
-    that a gap counts.
+    """A body to be posted. `delivery` is `None` for an event that is not stored; `lost` is the number of
+    events that a gap counts.
     """
 
     about: About
@@ -113,7 +113,7 @@ class Item:
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """The items about one message, in order."""
+    """The bodies about one message, in order."""
 
     items: deque[Item] = field(default_factory=deque)
     is_busy: bool = False
@@ -121,7 +121,7 @@ class Line:
 
 
 class WebhookCourier:
-    """The sender of a webhook in a worker. Call `start` once, and then `stop`."""
+    """Posts the events of one webhook. Call `start` once, and then `stop`."""
 
     def __init__(
         self,

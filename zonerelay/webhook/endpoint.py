@@ -49,9 +49,9 @@ _LONGEST_WAIT = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of an endpoint. `text` is for people. `down` means that the endpoint would have refused any
-    event; otherwise the reason may be this one. `gone` means that it wants no more events. `wait` is the
-    delay in seconds that it requests.
+    """The response of a webhook's endpoint. `text` is for people. `down` means that the endpoint would have
+    refused any event; otherwise the reason may be this one. `gone` means that it wants no more events. `wait`
+    is the delay in seconds that it requests.
     """
 
     ok: bool
@@ -62,9 +62,9 @@ class Answer:
 
 
 class Endpoint:
-    """The endpoint of a webhook. `read_keys` is called before each post and returns the signing keys, the
-    newest first, because a secret may have been replaced. It blocks, and raises ValueError if a key cannot be
-    read.
+    """Posts events to the endpoint of a webhook. `read_keys` is called before each post and returns the
+    signing keys, the newest first, because a secret may have been replaced. It blocks, and raises ValueError
+    if a key cannot be read.
     """
 
     def __init__(

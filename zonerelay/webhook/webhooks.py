@@ -52,8 +52,9 @@ _CLEAR = Redactor(b"", enabled=False)
 
 
 class Webhooks:
-    """The webhooks of a worker. Call `start`, then `close` once. `hashed` makes pseudonyms. `records` reads
-    the history since a time, with the acceptances of the messages concerned, in a thread.
+    """Creates the events of all webhooks of a worker. Call `start`, then `close` once. `hashed` makes
+    pseudonyms. `records` reads the history since a time, with the acceptances of the messages concerned, in a
+    thread.
     """
 
     def __init__(

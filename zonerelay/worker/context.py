@@ -15,8 +15,8 @@ from zonerelay.telemetry.logs.redact import Redactor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """The context of a worker. `environment` may contain secrets (`config/credentials/secrets.py`).
-    `policy_port` is the port of MTA-STS policy servers.
+    """The objects that the parts of a worker share. `environment` may contain secrets
+    (`config/credentials/secrets.py`). `policy_port` is the port of MTA-STS policy servers.
     """
 
     hostname: str

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 class Endpoints:
-    """The endpoints of a worker. Call `open` once, and `close` even if `open` has failed. `settings` returns
-    the active configuration. `submit` accepts mail that is submitted over HTTP.
+    """The sockets of a worker for operators. Call `open` once, and `close` even if `open` has failed.
+    `settings` returns the active configuration. `submit` accepts mail that is submitted over HTTP.
     """
 
     def __init__(

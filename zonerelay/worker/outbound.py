@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
 
 class TellsOthers:
-    """Webhooks as an event notifier. `webhooks` is None until a webhook is configured or the spool holds
-    events of one. `teller` is None while no webhook is configured.
+    """Creates webhook events for accepted and delivered mail. `webhooks` is None until a webhook is
+    configured or the spool holds events of one. `teller` is None while no webhook is configured.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class TellsOthers:
 
 
 class Sending:
-    """The sending side of one worker. `resume(zone)` is called when the zone's mail may be tried again, and
+    """The delivery side of one worker. `resume(zone)` is called when the zone's mail may be tried again, and
     `granted(zone)` when limits shared with other workers allow more of it to start.
     """
 

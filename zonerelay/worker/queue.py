@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class MailQueue:
-    """The mail queue of a worker. `store` combines the spool and the outbox. Closing it closes both."""
+    """The queue of one worker. `store` combines the spool and the outbox. Closing it closes both."""
 
     def __init__(self, store: Store, spool: Store, outbox: Outbox | None = None) -> None:
         self.store = store

@@ -37,7 +37,7 @@ LONGEST = 7 * 24 * 3600.0
 
 
 class DailyReport:
-    """The daily report. `configure` starts and stops it. Call `close` once."""
+    """Sends the daily report. `configure` starts and stops it. Call `close` once."""
 
     def __init__(
         self,

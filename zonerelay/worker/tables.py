@@ -26,7 +26,9 @@ _NAMED = {"zone": "name", "listener": "address"}
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The built tables. `dkim_keys` is None if no keys are configured. `advice` is about the keys."""
+    """The compiled tables of the configuration. `dkim_keys` is None if no keys are configured. `advice` is
+    about the keys.
+    """
 
     settings: Settings
     destinations: DestinationTable

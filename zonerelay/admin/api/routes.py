@@ -37,8 +37,8 @@ _SEGMENT = {"message_id": "[0-9a-f]{16}"}
 
 
 class Api:
-    """The API. `serve` answers every request below `/v1/` by a table of verbs. With `is_open`, the
-    description, which names the release, needs no token.
+    """Serves the HTTP API. `serve` answers every request below `/v1/` by a table of verbs. With `is_open`,
+    the description, which names the release, needs no token.
     """
 
     def __init__(self, operators: Operators, verbs: Sequence[Verb], *, is_open: bool = True) -> None:

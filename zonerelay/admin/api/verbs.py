@@ -1,5 +1,5 @@
-"""The verbs of HTTP: one for each operation in the catalogue that has a path, built from its request and
-reply.
+"""The HTTP operations: one for each operation in the catalogue that has a path, built from its request and
+its response.
 
 The fields of a request become parameters (GET, with nested structs flattened) or a JSON body (POST), which
 are validated before the relay is called. The answer is one JSON document, or lines of JSON if the client
@@ -64,7 +64,7 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One validated request. `parameters` and `body` are instances of the verb's structs; `path` has the path
+    """A validated request. `parameters` and `body` are instances of the verb's structs; `path` has the path
     segments. `caller` is the name of the client in logs. `lines`: the client accepts lines of JSON.
     """
 
@@ -94,7 +94,9 @@ Run = Callable[[Call], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """A method and path of the API. `operation` is the operation that it is built from, if there is one."""
+    """An HTTP method and path of the API. `operation` is the operation that it is built from, if there is
+    one.
+    """
 
     method: str
     path: str

@@ -1,4 +1,4 @@
-"""The changes on the page: changes of all matching deliveries, suspensions and hold rules, and undo.
+"""The page's changes: actions on all matching deliveries, suspensions, hold rules, and undo.
 
 Each change of the queue has a preview with the number of deliveries. The preview passes on the filter and not
 a list, so that any number of deliveries may match. A change that takes longer than `PATIENCE` seconds

@@ -1,4 +1,4 @@
-"""The pages of captured mail: the list with its search, one message with its parts, deletion and release.
+"""The pages for captured mail: a searchable list, a view of one message, deletion and release.
 
 The HTML of a message is a separate document in a frame. The frame's sandbox and the document's policy prevent
 it from running scripts, loading anything, and navigating away. Files are downloaded and never shown. The
@@ -47,7 +47,7 @@ def _told(view: View) -> View:
 
 
 class CapturedPages:
-    """The pages of captured mail of one process."""
+    """Serves the pages of captured mail."""
 
     def __init__(self, operators: Operators) -> None:
         self.mail = CapturedMail(operators)

@@ -39,7 +39,7 @@ FOR_GOOD = "public, max-age=31536000, immutable"
 
 
 class PageRoutes:
-    """The routes of the operators' page in one process."""
+    """Serves the operators' page."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators

@@ -37,6 +37,8 @@ CAPTURED = (("/captured", "Captured mail"),)
 
 
 class Renderer:
+    """Renders the templates of the page."""
+
     def __init__(self) -> None:
         self.assets: dict[str, tuple[bytes, str]] = {}
         """The content and type of each file, by its name with the hash of the content."""

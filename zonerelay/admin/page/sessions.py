@@ -25,7 +25,9 @@ ended.
 
 @dataclass(slots=True)
 class Session:
-    """A session. `number` identifies it in the list of sessions; `check` is included in every form."""
+    """A login session of the operators' page. `number` identifies it in the list of sessions; `check` is
+    included in every form.
+    """
 
     number: int
     token: Token
@@ -44,7 +46,9 @@ class Session:
 
 
 class Sessions:
-    """The open sessions. `now` is a monotonic clock; `is_valid` returns whether a token is still valid."""
+    """The open login sessions of the operators' page. `now` is a monotonic clock; `is_valid` returns whether
+    a token is still valid.
+    """
 
     def __init__(self, now: Callable[[], float], is_valid: Callable[[Token], bool]) -> None:
         self._now = now

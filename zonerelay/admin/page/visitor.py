@@ -1,4 +1,6 @@
-"""One request of an operator: the session, the queries to the relay, and the resulting page."""
+"""Processes one request of the operators' page: the session, the queries to the relay, and the resulting
+page.
+"""
 
 from __future__ import annotations
 

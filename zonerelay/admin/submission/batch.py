@@ -33,6 +33,8 @@ _TAG = re.compile(r"\{\{\s*(?:[#^&{]\s*)?([^\s{}!/>=#^&][^{}]*?)\s*\}\}")
 
 
 class _Renderer(Renderer):
+    """Renders the templates of one batch."""
+
     def str_coerce(self, val: str | float | None) -> str:
         return as_text(val)
 

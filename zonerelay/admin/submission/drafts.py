@@ -50,6 +50,8 @@ _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class Person(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An email address with an optional name."""
+
     email: str
     name: str = ""
 
@@ -60,7 +62,9 @@ Some = One | tuple[One, ...]
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An attachment. `content` is base64. With a `content_id`, the HTML can show it as `cid:…`."""
+    """A file attached to a submitted message. `content` is base64. With a `content_id`, the HTML can show it
+    as `cid:…`.
+    """
 
     content: str
     filename: str = ""
@@ -70,7 +74,9 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file that was uploaded with the JSON. `is_inline`: the HTML can show it by name, as `cid:NAME`."""
+    """A file that was uploaded as a part of a form. `is_inline`: the HTML can show it by name, as
+    `cid:NAME`.
+    """
 
     name: str
     content_type: str
@@ -81,7 +87,7 @@ class Upload:
 class EnvelopeGiven(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}
 ):
-    """Instead of the addresses that are shown. `from` "" is the null sender."""
+    """An explicit envelope, which replaces the addresses in the header. `from` "" is the null sender."""
 
     from_: str | None = None
     to: tuple[str, ...] = ()
@@ -90,9 +96,9 @@ class EnvelopeGiven(
 class Submission(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}
 ):
-    """A message that is being submitted. `send_at` is Unix seconds or RFC 3339; `partial` accepts the
-    message for the recipients that are not refused; `tags` and `metadata` are stored with the message and
-    not sent.
+    """A message in the JSON of a submission. `send_at` is Unix seconds or RFC 3339; `partial` accepts the
+    message for the recipients that are not refused; `tags` and `metadata` are stored with the message and not
+    sent.
     """
 
     from_: One
@@ -116,8 +122,8 @@ class Submission(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """A message that can be submitted. `pointers` maps each recipient to the field that names it; `draft` is
-    None if the message was sent as bytes.
+    """A validated message that can be submitted. `pointers` maps each recipient to the field that names it;
+    `draft` is None if the message was sent as bytes.
     """
 
     envelope: SubmittedEnvelope
@@ -144,7 +150,7 @@ BAD_KEY = "an idempotency key must consist of 1 to 255 visible ASCII characters"
 
 
 class Faults:
-    """Collects all errors of a request."""
+    """Collects the errors of all fields of a request."""
 
     def __init__(self) -> None:
         self._found: list[FieldError] = []

@@ -1,4 +1,6 @@
-"""The HTTP problem for a refusal, by its reason, its enhanced status code, or the class of its reply."""
+"""Maps a rejection of a message to an HTTP problem, by its reason, its enhanced status code, or its reply
+class.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ from zonerelay.routing.addresses import Networks
 
 
 class SubmissionServer:
-    """A submission server. `rules` returns the current settings of the listener."""
+    """The HTTP server of a [[listener]] for submissions. `rules` returns the current settings of the
+    listener.
+    """
 
     def __init__(self, operators: Operators, rules: Callable[[], ListenerSettings]) -> None:
         self._operators = operators

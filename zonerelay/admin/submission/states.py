@@ -1,5 +1,5 @@
-"""The state of a message for each of its recipients: from the queue if it waits, otherwise from the history.
-There, addresses are pseudonyms unless `[history] addresses` says otherwise.
+"""Determines the state of a message for each recipient, from the queue or from the history. There, addresses
+are pseudonyms unless `[history] addresses` says otherwise.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ class RecipientState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class MessageState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a message for all of its recipients."""
+
     id: str
     created: float
     recipients: tuple[RecipientState, ...]
 
 
 class Sought(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The messages to find: all given conditions must match. Times are Unix seconds. `state` is the state of
+    """A search for messages; all given conditions must match. Times are Unix seconds. `state` is the state of
     at least one recipient. `cursor` is `next` of the previous page.
     """
 

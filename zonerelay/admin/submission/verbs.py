@@ -1,4 +1,4 @@
-"""The requests for submitting, querying and withdrawing messages, and those of ZoneMTA.
+"""HTTP handlers for submitting, querying and cancelling messages, and the ZoneMTA-compatible ones.
 
 Promises: the response 202 is sent after the synced commit of a worker. A refused request leaves nothing
 behind. `body` limits the memory of a request body. `MAX_AT_ONCE` bodies are read at the same time,
@@ -82,9 +82,7 @@ _BARE_LF = re.compile(rb"(?<!\r)\n")
 class RawQuery(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}
 ):
-    """The parameters of a message that is sent as bytes: its envelope, if it differs from the addresses in
-    the header. `to` may occur several times.
-    """
+    """The envelope parameters of a message submitted as raw bytes. `to` may occur several times."""
 
     from_: str | None = None
     to: str = ""
@@ -93,7 +91,9 @@ class RawQuery(
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """A message with uploaded files. The HTML can show an inline file by its name, as `cid:NAME`."""
+    """A message submitted as multipart/form-data, with its files as binary parts. The HTML can show an inline
+    file by its name, as `cid:NAME`.
+    """
 
     message: Submission
     attachment: tuple[bytes, ...] = ()
@@ -109,9 +109,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Withdrawn(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of deliveries that will not be attempted any more, and of those that are being attempted
-    now.
-    """
+    """The numbers of deliveries that were cancelled, and of those being attempted."""
 
     withdrawn: int
     in_flight: int

@@ -1,5 +1,4 @@
-"""ZoneMTA's `/send` and `/send-raw`: converts its fields to ours and back, for programs that were written for
-it.
+"""The ZoneMTA-compatible endpoints `/send` and `/send-raw`: convert ZoneMTA's fields to the relay's and back.
 
 A token is required, and `X-Authenticated-User` and `X-Originating-IP` are ignored. Unknown fields are
 ignored, as in ZoneMTA. Unlike ZoneMTA, a refusal is not a 200 but a problem.
@@ -23,6 +22,8 @@ _HEADERS = {"messageId": "Message-ID", "inReplyTo": "In-Reply-To", "references":
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
+    """The response to ZoneMTA's send requests."""
+
     id: str
     from_: str = ""
     to: Sequence[str]

@@ -1,1 +1,1 @@
-"""Commands for daily work: they query the running relay or its stores, and change its queue."""
+"""Commands for daily operation: they query the running relay or its stores, and change its queue."""

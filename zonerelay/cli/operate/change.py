@@ -1,4 +1,4 @@
-"""`queue retry|hold|release|reroute|bounce|drop`: change named messages at once, and many only after a
+"""`queue retry|hold|release|reroute|bounce|drop`: changes single messages immediately, and many only after a
 preview.
 
 A bulk change shows how many deliveries match and the oldest of them, and then asks for confirmation. Without

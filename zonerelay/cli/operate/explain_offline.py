@@ -1,4 +1,4 @@
-"""Answers `explain` if no relay runs, with the same parts, built from the configuration for one request.
+"""Answers `explain` when no relay is running, by building the same components from the configuration.
 
 Suspensions are state of a running scheduler and remain unknown. Nothing is written.
 """

@@ -1,4 +1,4 @@
-"""`suspend` and `resume`: suspensions and hold rules of operators, for present and future mail."""
+"""`suspend` and `resume`: manages suspensions and hold rules for queued and new mail."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`zonerelay outbox`: the tables' SQL, the number of waiting rows, and passwords for mailboxes. No relay
-needs to run.
+"""`zonerelay outbox`: prints the SQL of the tables, counts rows, and encrypts the passwords of mailboxes. No
+relay needs to run.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class OutboxStatus(msgspec.Struct):
-    """The status of the outbox. `oldest_seconds` is the age of the oldest waiting row, `lag_seconds` of the
-    oldest one that is due. `relays` is the number of relays that are alive.
+    """The status of the outbox, as printed by `outbox status`. `oldest_seconds` is the age of the oldest
+    waiting row, `lag_seconds` of the oldest one that is due. `relays` is the number of relays that are alive.
     """
 
     queued: int

@@ -1,4 +1,4 @@
-"""Prints the answer of an operation that has no view of its own, without formatting it."""
+"""Prints the response of an operation that has no view of its own."""
 
 from __future__ import annotations
 

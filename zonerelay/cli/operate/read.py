@@ -1,4 +1,4 @@
-"""`queue list`, `summary`, `show`, `trace`, and `resolve`, which finds the addresses behind a pseudonym."""
+"""`queue list`, `summary`, `show`, `trace` and `resolve`, the commands that only read the queue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PSEUDONYM = re.compile(r"u-[a-z2-7]+(@d-[a-z2-7]+)?|d-[a-z2-7]+")
 
 
 class Pseudonym(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pseudonym"):
-    """The pseudonym that the log writes for an address."""
+    """The pseudonym of an address, as written in the log."""
 
     address: str
     pseudonym: str
@@ -89,8 +89,8 @@ def _list_tables(frames: Iterator[Frame], limit: int) -> int:
 
 
 class _Rows:
-    """The rows of a list, fetched page by page. A progress bar is shown while the first row of a page is
-    awaited.
+    """Prints the rows of a list that is fetched page by page. A progress bar is shown while the first row of
+    a page is awaited.
     """
 
     def __init__(self, frames: Iterator[Frame]) -> None:

@@ -1,1 +1,1 @@
-"""Commands that set up a relay: they create files, such as keys and users, and check its configuration."""
+"""Commands that set up a relay: they create files, such as keys and users, and check the configuration."""

@@ -1,5 +1,5 @@
-"""`dkim new`: creates a key and prints its DNS record and its lines for the configuration. `dkim check`:
-checks the records in DNS.
+"""`dkim new`: creates a key, and prints its DNS record and its configuration. `dkim check`: checks the
+records in DNS.
 
 Nothing is overwritten, because a key that is in use would be lost. `check` queries the configured name
 servers for every key that has not expired, and fails if a record would invalidate signatures.
@@ -38,7 +38,7 @@ ALGORITHMS = {"rsa": RSA, "ed25519": ED25519}
 
 
 class Signs(enum.StrEnum):
-    """Whether a key signs now, according to its dates."""
+    """Whether a key is used now, according to its dates."""
 
     NOW = "now"
     LATER = "later"

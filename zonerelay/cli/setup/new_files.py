@@ -1,6 +1,4 @@
-"""Writes files that a command creates: atomically, and with their final permissions from the first
-byte on.
-"""
+"""Creates files atomically, with their final permissions from the first byte on."""
 
 from __future__ import annotations
 

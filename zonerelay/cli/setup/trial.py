@@ -1,4 +1,4 @@
-"""Checks the files and the code that a configuration names, as a start would, without starting a relay.
+"""Checks the files and the code that a configuration refers to, without starting a relay.
 
 A problem is added to the report with its key and its line, like the problems of the file itself; advice is
 returned as notes. The command imports an operator's code (a policy, a back-off function) and creates the

@@ -1,5 +1,5 @@
-"""`user …`: manages the credentials file and the user limits next to it; a running relay applies changes at
-once.
+"""`user …`: manages the credentials file and the file of user limits; a running relay applies changes
+immediately.
 
 The file is `--file`, or the one that `[auth] credentials` of the configuration names. All questions are asked
 and all passwords hashed before the file is locked, and the file is checked again under the lock.

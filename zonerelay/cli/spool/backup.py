@@ -1,4 +1,5 @@
-"""`zonerelay spool backup` and `spool restore`: store the queue of a relay and its files in a directory.
+"""`zonerelay spool backup` and `spool restore`: save the queue and the other files of a relay to a directory,
+and restore them.
 
     backup.json           the format, its time and host, the amount of mail, a checksum of each file
     00.tar, 01.tar …      each worker's mail in the format of `spool export` (docs/store/spool-format.md)
@@ -57,7 +58,7 @@ _PAGE = 256 * 1024
 
 
 class BackupSheet(msgspec.Struct, kw_only=True):
-    """The description of a backup: `backup.json`. `made` is the Unix time whose state the backup contains.
+    """The description of a backup, in `backup.json`. `made` is the Unix time whose state the backup contains.
     `files` maps names to SHA-256 hashes. `unusable` counts messages that could not be read, and `missing`
     names files in the spool's directory that could not.
     """
@@ -75,6 +76,8 @@ class BackupSheet(msgspec.Struct, kw_only=True):
 
 
 class _Format(msgspec.Struct):
+    """The version of a backup's format."""
+
     format: int
 
 

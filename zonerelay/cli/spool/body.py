@@ -39,6 +39,8 @@ def cat(arguments: Namespace) -> int:
 
 
 class _Octets:
+    """Writes the bytes of a message to standard output."""
+
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 

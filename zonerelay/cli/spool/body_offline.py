@@ -1,4 +1,4 @@
-"""Answers `queue cat` from the spools if no relay runs, with the relay's own code for renditions.
+"""Answers `queue cat` from the spool when no relay is running, using the relay's own code for renditions.
 
 No relay writes a log then, so this access is not logged.
 """
@@ -66,7 +66,7 @@ def _renderer(settings: Settings, store: Store) -> Renderer:
 
 
 class _Told:
-    """Prints the events about a rendition that the relay would log."""
+    """Prints the events that the relay would log about a rendition."""
 
     def emit(self, level: str, event: str, fields: dict[str, Field]) -> None:
         output.chatter().print(f"{event}: {fields.get('reason', '')}")

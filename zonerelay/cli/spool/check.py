@@ -33,7 +33,7 @@ MAX_SHOWN = 40
 
 
 class SpoolReport(msgspec.Struct, kw_only=True):
-    """The result of the check of all spools of a configuration. Sizes are in bytes. `findings` has at most a
+    """The result of checking all spools of a configuration. Sizes are in bytes. `findings` has at most a
     thousand of each kind; `counts` counts all of them by kind. `path` is the location of a shared queue.
     """
 
@@ -51,6 +51,8 @@ class SpoolReport(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
+    """A part of the spool that can be checked by itself."""
+
     worker: int
     contents: Contents
 

@@ -42,7 +42,7 @@ _BRACKETS = str.maketrans("", "", "[] ")
 
 
 class Exported(msgspec.Struct):
-    """The output of `spool export --json`. `suspended` counts deliveries that were exported as held."""
+    """The result of `spool export --json`. `suspended` counts deliveries that were exported as held."""
 
     messages: int = 0
     deliveries: int = 0
@@ -190,7 +190,7 @@ def _report(arguments: Namespace, done: Loaded) -> int:
 
 
 class Imported(msgspec.Struct):
-    """The output of `spool import --json`. `already` counts deliveries, `unusable` counts messages."""
+    """The result of `spool import --json`. `already` counts deliveries, `unusable` counts messages."""
 
     messages: int
     deliveries: int

@@ -1,4 +1,4 @@
-"""The files in the spool's directory that cannot be recreated: they are backed up, checked and migrated.
+"""Backs up, checks and migrates the files in the spool directory that cannot be recreated.
 
 `files_of` lists them. A database is copied in the state of one moment, while its worker continues to write. A
 file that cannot be read is reported and never ends the command, because mail does not depend on it.
@@ -64,8 +64,8 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
 
 @dataclass(slots=True)
 class Carried:
-    """The result of copying files, by their names. `kept`: the target already has its own file. `lost`: the
-    file is damaged at its source and was not copied; the entry includes the reason.
+    """The files that were copied, by name. `kept`: the target already has its own file. `lost`: the file is
+    damaged at its source and was not copied; the entry includes the reason.
     """
 
     copied: list[str] = field(default_factory=list)

@@ -69,7 +69,7 @@ _PAUSE = 1.0
 
 
 class Migrated(msgspec.Struct, kw_only=True):
-    """The output of `spool migrate --json`. `already` counts messages that the source listed again after they
+    """The result of `spool migrate --json`. `already` counts messages that the source listed again after they
     had been moved. `left` messages stay in the source because a relay is attempting them, `unusable` ones
     because they cannot be moved. `spool` is the directory next to a running relay's own spools that contains
     the mail, or "". `keys` counts the idempotency keys given to the target. Of the files in the spool's
@@ -247,7 +247,7 @@ def _patience(settings: Settings) -> float:
 
 
 class _Run:
-    """One run of the command."""
+    """One run of `spool migrate`."""
 
     def __init__(self, source: Settings, target: Settings, journal: Journal) -> None:
         self._source = source

@@ -43,8 +43,8 @@ _ZONE = "default"
 
 
 class RepairReport(msgspec.Struct, kw_only=True):
-    """A repair report. If `done` is false, it lists what would be done. Deliveries are counted over all
-    spools.
+    """The result of `spool repair`. If `done` is false, it lists what would be done. Deliveries are counted
+    over all spools.
     """
 
     done: bool
@@ -110,7 +110,7 @@ def _leave(salvaged: Salvaged) -> None:
 
 
 class _Rest(msgspec.Struct, omit_defaults=True):
-    """The known data of an incomplete message."""
+    """The known data of an incomplete message, for the salvage."""
 
     id: str
     why: str
@@ -120,8 +120,8 @@ class _Rest(msgspec.Struct, omit_defaults=True):
 
 
 class _Salvage:
-    """Writes the messages that a repair salvages. The directory is created with its first file; every file is
-    synced.
+    """Writes messages that cannot be repaired to the salvage directory. The directory is created with its
+    first file; every file is synced.
     """
 
     def __init__(self, directory: Path) -> None:

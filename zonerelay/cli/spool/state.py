@@ -1,5 +1,5 @@
-"""`spool acknowledge`, `accept-empty` and `is-empty`: decisions of an operator about a spool, and a proof
-that it is empty.
+"""`spool acknowledge`, `accept-empty` and `is-empty`: operators' decisions about a spool, and a check whether
+it is empty.
 
 `acknowledge` ends the warning about lost mail. `accept-empty` makes the relay accept a store that has lost
 the known queue; a relay that refuses the store checks for this decision every few seconds. `is-empty` prints

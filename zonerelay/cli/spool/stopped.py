@@ -1,4 +1,4 @@
-"""Opens the spool of a stopped relay for the duration of one command.
+"""Opens the spool of a stopped relay for one command.
 
 `stopped` refuses with status 2 while a relay answers at the control socket or holds the lock, and names its
 process. It holds the lock, so that a supervisor waits; a relay with one worker waits for the lock of its
@@ -37,7 +37,7 @@ _ANSWER_TIMEOUT = 2.0
 
 
 class RunningError(CliError):
-    """The relay is running, with this process id."""
+    """The relay is running with this process id."""
 
     def __init__(self, text: str, process: int) -> None:
         super().__init__(text, USAGE)

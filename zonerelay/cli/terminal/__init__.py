@@ -1,3 +1,3 @@
-"""Output and input of commands: tables and JSON, texts for people, progress bars, passwords, exit
+"""Terminal input and output of commands: tables, JSON, formatted text, progress bars, passwords and exit
 statuses.
 """

@@ -55,6 +55,8 @@ class _Printable(RenderHook):
 
 
 class _Cleaned:
+    """Text without control characters."""
+
     def __init__(self, renderable: ConsoleRenderable) -> None:
         self._renderable = renderable
 
@@ -67,6 +69,8 @@ class _Cleaned:
 
 
 class _Console(Console):
+    """A console that writes tables for people."""
+
     def on_broken_pipe(self) -> None:
         """Do nothing: rich would exit with status 1, but `main` sets the right status."""
         raise BrokenPipeError

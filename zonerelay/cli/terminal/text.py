@@ -1,4 +1,6 @@
-"""Formats numbers, times and untrusted text for people. The functions are pure: the time is an argument."""
+"""Formats numbers, times and untrusted text for the terminal. The functions are pure: the time is an
+argument.
+"""
 
 from __future__ import annotations
 

@@ -50,8 +50,9 @@ _PRIORITY = Option(convert.choice, choices=Priority)
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user. `senders` are address patterns as in the configuration; without any, every sender is permitted.
-    `priority` applies to the user's mail; if it is `None`, the listener's priority applies.
+    """A user in the credentials file. `senders` are address patterns as in the configuration; without any,
+    every sender is permitted. `priority` applies to the user's mail; if it is `None`, the listener's priority
+    applies.
     """
 
     name: str
@@ -61,7 +62,7 @@ class User:
 
 
 class CredentialsError(Exception):
-    """The file cannot be used. The text names it, with the line, for the operator."""
+    """The credentials file cannot be used. The text names it, with the line, for the operator."""
 
 
 def read(path: Path, *, whole: bool = False) -> dict[str, User]:

@@ -40,12 +40,14 @@ _SECRET, _CHECK = 43, 6
 
 
 class IdentitiesError(Exception):
-    """The file cannot be used, or not be changed as requested. The text names it, for the operator."""
+    """The token file cannot be used, or cannot be changed as requested. The text names it, for the
+    operator.
+    """
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A token. `sha256` is the hash of the whole token, in hexadecimal. Times are Unix seconds; `expires` 0
-    means never.
+    """An API token with its name, scope and expiry. `sha256` is the hash of the whole token, in hexadecimal.
+    Times are Unix seconds; `expires` 0 means never.
 
     `user` is the user in the credentials file as whom the holder acts, or "".
     """
@@ -65,6 +67,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Content(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the token file."""
+
     version: int = VERSION
     tokens: tuple[Token, ...] = ()
 
@@ -88,7 +92,7 @@ def is_token(text: str) -> bool:
 
 
 class Identities:
-    """The tokens of a running relay. `now` returns Unix time. `token_file` is the file of that option."""
+    """The API tokens of a running relay. `now` returns Unix time. `token_file` is the file of that option."""
 
     def __init__(self, path: Path, now: Callable[[], float], *, token_file: Path | None = None) -> None:
         self._path = path

@@ -30,8 +30,9 @@ Form = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option. `read` is one of the readers below. `least` and `most` are the bounds of numbers, `form` is
-    the parser of a text, and `choices` are the valid words. `optional` also permits 0 or "", meaning none.
+    """The type, the limits and the choices of an option. `read` is one of the readers below. `least` and
+    `most` are the bounds of numbers, `form` is the parser of a text, and `choices` are the valid words.
+    `optional` also permits 0 or "", meaning none.
     `several`: the option is a list of such values.
     """
 

@@ -1,4 +1,5 @@
-"""Parses values that are more than text: domains, addresses, header fields, replies, keys and dates.
+"""Parses option values with a syntax of their own: domains, addresses, header fields, replies, keys and
+dates.
 
 Each reader receives one line of text, which is not empty. It raises ValueError with a text that explains what
 to write instead.

@@ -1,4 +1,4 @@
-"""Declares options: their form, their bounds and their defaults.
+"""Declares options with their type, limits and default.
 
 The modules of `tables` declare each setting with one of the functions below, which put an `Option` into the
 metadata of the dataclass field. The loader and the error messages are derived from it, so there is no second

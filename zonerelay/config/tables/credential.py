@@ -39,6 +39,8 @@ class Mechanism(enum.StrEnum):
 
 
 class OauthGrant(enum.StrEnum):
+    """The OAuth grant with which access tokens are requested."""
+
     REFRESH_TOKEN = "refresh_token"  # noqa: S105 - the name of a grant (RFC 6749 6), not a secret
     CLIENT_CREDENTIALS = "client_credentials"
 

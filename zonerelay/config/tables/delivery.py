@@ -1,5 +1,5 @@
-"""[retry], [bounce], [delivery] and [dns]: the times of attempts, of DSNs, and within one session with a
-peer; and the resolvers.
+"""[retry], [bounce], [delivery] and [dns]: retry schedules, bounces, the time limits of a session, and the
+resolvers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from zonerelay.config.units import format_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DnsSettings:
-    """How the hosts of a domain are found in the DNS."""
+    """The DNS resolvers (`[dns]`)."""
 
     servers: tuple[str, ...] = texts((), form=forms.name_server)
     """Resolvers to use instead of those in /etc/resolv.conf, which is read again when it changes:
@@ -81,6 +81,8 @@ def _is_loopback(server: str) -> bool:
 
 
 class RetryPolicyName(enum.StrEnum):
+    """The name of a built-in retry policy."""
+
     SCHEDULE = "schedule"
     EXPONENTIAL = "exponential"
     QUADRATIC = "quadratic"
@@ -88,7 +90,7 @@ class RetryPolicyName(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySettings:
-    """When a deferred delivery is tried again (docs/deliver/retry.md)."""
+    """The retry schedule for deferred deliveries (docs/deliver/retry.md)."""
 
     policy: RetryPolicyName = choice(RetryPolicyName.SCHEDULE)
     """schedule: the list below. exponential: 1, 5, 25, 125 and 625 minutes. quadratic: 1, 4, 9, 16 … minutes,
@@ -125,7 +127,7 @@ class RetrySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BounceSettings:
-    """DSNs: reports to senders (RFC 3464)."""
+    """Bounces and other DSNs to senders (RFC 3464)."""
 
     enabled: bool = switch(True)
     """Send a DSN (RFC 3464) from <> to the sender of mail that could not be delivered."""

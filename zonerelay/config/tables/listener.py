@@ -74,38 +74,52 @@ STARTS_IN_CLEAR = (25, 587)
 
 
 class ListenerTls(enum.StrEnum):
+    """The TLS mode of a listener."""
+
     NONE = "none"
     STARTTLS = "starttls"
     IMPLICIT = "implicit"
 
 
 class ListenerProtocol(enum.StrEnum):
+    """The protocol of a listener."""
+
     SMTP = "smtp"
     HTTP = "http"
 
 
 class ListenerAuth(enum.StrEnum):
+    """Whether a listener requires authentication."""
+
     OFF = "off"
     OPTIONAL = "optional"
     REQUIRED = "required"
 
 
 class BareLineEnds(enum.StrEnum):
+    """The treatment of bare CR and LF in messages."""
+
     NORMALIZE = "normalize"
     REJECT = "reject"
 
 
 class HeaderControls(enum.StrEnum):
+    """The treatment of control characters in the header."""
+
     REJECT = "reject"
     REMOVE = "remove"
 
 
 class Idempotency(enum.StrEnum):
+    """Whether messages may or must have an idempotency key."""
+
     OFF = "off"
     MESSAGE_ID = "message-id"
 
 
 class UnsafeListener(enum.StrEnum):
+    """Unsafe settings of a listener that must be enabled explicitly."""
+
     OPEN_RELAY = "open-relay"
     CLEARTEXT_AUTH = "cleartext-auth"
 

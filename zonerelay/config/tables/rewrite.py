@@ -1,4 +1,4 @@
-"""[[rewrite]], [srs] and [[dkim]]: addresses that are changed, and the keys that sign.
+"""[[rewrite]], [srs] and [[dkim]]: address rewriting and the signing keys.
 
 Rules cannot run in circles: an address is looked up once, and what it becomes is not looked up again.
 """
@@ -32,7 +32,9 @@ NOTE = "srs-form"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SrsSettings:
-    """Rewritten senders of forwarded mail (SRS), for zones with `srs = true` (docs/deliver/rewriting.md)."""
+    """SRS: rewritten sender addresses for forwarded mail, in zones with `srs = true`
+    (docs/deliver/rewriting.md).
+    """
 
     domain: str = text("", form=forms.domain)
     """The domain of rewritten senders: a name whose MX is this relay and whose SPF record allows its
@@ -151,7 +153,7 @@ MAX_KEY_FILE = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DkimSettings:
-    """A key that signs mail (docs/deliver/dkim.md). Every entry whose domain and dates fit signs, RSA and
+    """A DKIM signing key (docs/deliver/dkim.md). Every entry whose domain and dates fit signs, RSA and
     Ed25519 together.
     """
 
@@ -270,7 +272,7 @@ _NULL_SENDER = "<>"
 
 
 class RewriteWhere(enum.StrEnum):
-    """Which addresses a [[rewrite]] changes."""
+    """The addresses to which a [[rewrite]] applies."""
 
     ALL = "all"
     ENVELOPE = "envelope"
@@ -281,8 +283,8 @@ class RewriteWhere(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteSettings:
-    """Other addresses for mail that comes in (docs/deliver/rewriting.md). The first entry that matches an
-    address counts.
+    """A rule that rewrites addresses of incoming mail (docs/deliver/rewriting.md). The first entry that
+    matches an address counts.
     """
 
     address: tuple[str, ...] = texts((), form=forms.address_pattern)

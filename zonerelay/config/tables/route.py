@@ -1,4 +1,4 @@
-"""[[route]]: which zone mail goes to, and the routes that can never match."""
+"""[[route]], [[access]] and [auth]: the choice of the zone, access rules, and user authentication."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class AccessAction(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSettings:
-    """Users who may log in, at all listeners (docs/send/users.md)."""
+    """User authentication for all listeners (docs/send/users.md)."""
 
     credentials: Path = path(Path("/etc/zonerelay/credentials"))
     """Users and the argon2 hashes of their passwords, kept by zonerelay user. Read when a listener has auth;
@@ -69,7 +69,7 @@ class AuthSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessSettings:
-    """Who may write to whom. The first rule whose every condition matches decides."""
+    """A rule that allows or rejects recipients. The first rule whose every condition matches decides."""
 
     client: tuple[Network, ...] = networks(())
     """Addresses and networks of clients."""
@@ -144,8 +144,8 @@ Conditions = Mapping[str, frozenset[object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteSettings:
-    """Which mail goes to which zone (docs/deliver/routing.md). The first route whose every condition matches
-    counts; other mail goes to the zone named default.
+    """A rule that chooses the zone of a message (docs/deliver/routing.md). The first route whose every
+    condition matches counts; other mail goes to the zone named default.
     """
 
     zone: str = text("default", form=forms.zone_name)

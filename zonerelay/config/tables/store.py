@@ -1,4 +1,5 @@
-"""[spool], [redis], [postgres], [s3], [outbox] and [capture]: where mail is kept.
+"""[spool], [redis], [postgres], [s3], [outbox], [history], [admin], [log] and [capture]: storage, logging and
+administration.
 
 No secret is in a text of this module.
 
@@ -47,13 +48,15 @@ from zonerelay.config.units import format_size
 
 
 class LogFormat(enum.StrEnum):
+    """The format of log lines."""
+
     JSON = "json"
     TEXT = "text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """Log lines, on standard error (docs/operate/monitoring.md)."""
+    """The log, which is written to standard error (docs/operate/monitoring.md)."""
 
     format: LogFormat = choice(LogFormat.JSON)
     """json: one object per line for collectors; text: key=value for people. On stderr; a terminal gets text
@@ -70,13 +73,15 @@ class LogSettings:
 
 
 class HistoryAddresses(enum.StrEnum):
+    """How the history stores addresses."""
+
     HASHED = "hashed"
     CLEAR = "clear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistorySettings:
-    """What became of mail, for `zonerelay log find` (docs/operate/history.md)."""
+    """The history of mail for `zonerelay log find` (docs/operate/history.md)."""
 
     enabled: bool = switch(True)
     """Keep what became of mail (accepted, refused, each attempt, the outcome) in the directory history beside
@@ -172,7 +177,7 @@ def _keeps_secrets(admin: AdminSettings) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSettings:
-    """Mail that is kept to be looked at instead of being sent (docs/start/sandbox.md)."""
+    """Captured mail, which is stored for inspection instead of being sent (docs/start/sandbox.md)."""
 
     keep: float = duration(7 * DAY, least=HOUR, most=10 * YEAR)
     """How long captured mail is kept: the mail of each [[zone]] with next_hop = "capture:". It is in the
@@ -193,10 +198,14 @@ def check_capture(capture: CaptureSettings, report: Report) -> None:
 
 
 class UnsafeStore(enum.StrEnum):
+    """Unsafe settings of a store that must be enabled explicitly."""
+
     MAIL_LOSS = "mail-loss"
 
 
 class Backend(enum.StrEnum):
+    """The storage engine of the spool."""
+
     MEMORY = "memory"
     LEVELDB = "leveldb"
     DISK = "disk"
@@ -207,7 +216,7 @@ class Backend(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolSettings:
-    """Where mail is kept until it is delivered (docs/store/engines.md)."""
+    """The spool, in which mail is stored until it is delivered (docs/store/engines.md)."""
 
     backend: Backend = choice(Backend.LEVELDB)
     """leveldb keeps every acknowledged message through a crash or a power cut. disk does too, in files that
@@ -337,7 +346,7 @@ _SCHEMES = ("redis", "rediss", "unix")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisSettings:
-    """The server, where `[spool] backend` is redis (docs/store/redis.md)."""
+    """The Redis server for `[spool] backend = "redis"` (docs/store/redis.md)."""
 
     url: str = text("redis://127.0.0.1:6379/0")
     """redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH?db=DATABASE. The password is not here."""
@@ -412,8 +421,8 @@ _LOCAL = re.compile(r"localhost|127\.[0-9.]+|::1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresSettings:
-    """The database, where `[spool] backend` is postgres (docs/store/postgres.md). Several relays can share
-    it.
+    """The database for `[spool] backend = "postgres"` (docs/store/postgres.md). Several relays can
+    share it.
     """
 
     url: str = text("postgresql:///zonerelay?host=/run/postgresql&user=zonerelay")
@@ -510,6 +519,8 @@ MAX_PREFIX = 200
 
 
 class Addressing(enum.StrEnum):
+    """The style of the URLs of a bucket."""
+
     AUTO = "auto"
     PATH = "path"
     VIRTUAL = "virtual"
@@ -517,7 +528,7 @@ class Addressing(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Settings:
-    """The bucket, where `[spool] backend` is s3 (docs/store/s3.md)."""
+    """The bucket for `[spool] backend = "s3"` (docs/store/s3.md)."""
 
     bucket: str = text("")
     """The bucket, which has to exist."""
@@ -624,9 +635,7 @@ _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]{0,39}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxSettings:
-    """A table of a PostgreSQL database whose rows are sent as mail, where `url` is given
-    (docs/send/outbox.md).
-    """
+    """The outbox, a PostgreSQL table whose rows are sent as mail if `url` is set (docs/send/outbox.md)."""
 
     url: str = text("")
     """The database whose rows are sent as mail (docs/send/outbox.md), written as in [postgres]. Empty: none.

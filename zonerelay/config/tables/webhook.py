@@ -1,4 +1,4 @@
-"""[[webhook]] and [report]: events for other programs over HTTP, and the day's figures by mail.
+"""[[webhook]] and [report]: events sent to other programs over HTTP, and the daily report by mail.
 
 No secret is in a text of this module.
 """
@@ -27,6 +27,8 @@ _TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
 
 
 class WebhookAddresses(enum.StrEnum):
+    """How webhook events contain addresses."""
+
     PSEUDONYM = "pseudonym"
     CLEAR = "clear"
 
@@ -63,7 +65,7 @@ class WebhookSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSettings:
-    """A summary of the last day, by mail (docs/operate/report.md)."""
+    """The daily report by mail (docs/operate/report.md)."""
 
     to: tuple[str, ...] = texts(())
     """Who gets it: "postmaster@example.com"."""

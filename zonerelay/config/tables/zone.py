@@ -1,5 +1,5 @@
-"""[[zone]], [[source]] and [[destination]]: a named way of sending, its source addresses, and the limits and
-TLS modes for single destinations.
+"""[[zone]], [[source]] and [[destination]]: sending policies, their source addresses, and limits and TLS
+modes for single destinations.
 
 A share must not be larger than the whole: a destination's connections are part of its zone's. Rates may have
 different periods, so a destination's rate that is faster than its zone's only causes advice.
@@ -51,25 +51,31 @@ class TlsMode(enum.StrEnum):
 
 
 class SourceBy(enum.StrEnum):
-    """What is assigned to one source: each message, or all mail of a sender."""
+    """The unit that is assigned to one source: each message, or all mail of a sender."""
 
     MESSAGE = "message"
     SENDER = "sender"
 
 
 class DkimMode(enum.StrEnum):
+    """Whether a zone signs mail with DKIM."""
+
     OFF = "off"
     SIGN = "sign"
     REQUIRED = "required"
 
 
 class Convert(enum.StrEnum):
+    """Whether messages are converted to 7 bits for hosts without 8BITMIME."""
+
     UNSIGNED = "unsigned"
     ALWAYS = "always"
     NEVER = "never"
 
 
 class InDoubt(enum.StrEnum):
+    """What happens to a delivery whose connection was lost before the final reply."""
+
     RETRY = "retry"
     HOLD = "hold"
     BOUNCE = "bounce"
@@ -77,8 +83,8 @@ class InDoubt(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZoneSettings:
-    """A named way of sending, whose limits are totals over all workers (docs/deliver/sending.md). If the file
-    has no [[zone]], there is one named default.
+    """A sending policy; its limits are totals over all workers (docs/deliver/sending.md). If the file has no
+    [[zone]], there is one named default.
     """
 
     name: str = text("default", form=forms.zone_name)
@@ -357,7 +363,7 @@ _FAMILIES = {4: "IPv4", 6: "IPv6"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings:
-    """An address of this machine to send from (docs/deliver/sources.md). Zones name the sources that they
+    """A source address for outgoing connections (docs/deliver/sources.md). Zones name the sources that they
     use. Without any, the system chooses.
     """
 
@@ -456,7 +462,7 @@ def _check_zone(zone: ZoneSettings, at: int, sources: Sequence[SourceSettings], 
 
 
 class DestinationTls(enum.StrEnum):
-    """The modes of `TlsMode`, and one that uses the mode of the zone."""
+    """The TLS mode of a destination: a `TlsMode`, or the mode of the zone."""
 
     ZONE = "zone"
     NONE = "none"

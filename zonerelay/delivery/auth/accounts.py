@@ -39,7 +39,8 @@ other hosts, and servers reply to a wrong password within 10 seconds.
 
 
 class Account:
-    """The state of one credential at one zone. `problem` says why it cannot log in, and is `""` while it can.
+    """The login state of one credential in one zone. `problem` says why it cannot log in, and is `""` while
+    it can.
 
     `epoch` changes with each refusal. `stale` is the digest of a token that was refused because of its age.
     """
@@ -146,7 +147,9 @@ _Look = tuple[int, ...]
 
 
 class Secrets:
-    """The secrets of a worker. References with `env:` and `credential:` point into `environment`."""
+    """Reads and caches the secrets of a worker. References with `env:` and `credential:` point into
+    `environment`.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
@@ -188,8 +191,8 @@ MAX_KEPT = 256 * 1024
 
 
 class KeptTokens:
-    """Refresh tokens in `directory`, which must be private to the relay. Methods block, so run them in a
-    thread.
+    """Stores refresh tokens in `directory`, which must be private to the relay. Methods block, so run them in
+    a thread.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -72,7 +72,7 @@ NO_PASSWORDS = (
 
 
 class AuthDialog(Protocol):
-    """A connection during its login, on which one command is sent at a time."""
+    """Sends one command at a time on a connection during its login."""
 
     who: str
     address: str
@@ -82,7 +82,7 @@ class AuthDialog(Protocol):
 
 
 class NoLogin(HostTrouble):
-    """The batch cannot log in at any host of the zone. The attempt does not count."""
+    """No credential allows the batch to log in at any host of the zone. The attempt does not count."""
 
     def __init__(self, reply: Reply, scope: Scope, *, address: str = "") -> None:
         super().__init__(reply, address=address, asked=False)
@@ -90,7 +90,7 @@ class NoLogin(HostTrouble):
 
 
 class StaleTokenError(Exception):
-    """A token from an earlier fetch was refused. A new one may be accepted."""
+    """A token that was fetched earlier was rejected. A new one may be accepted."""
 
     def __init__(self, token: str) -> None:
         super().__init__("a token from earlier was refused")
@@ -202,7 +202,9 @@ Senders = Mapping[str, AddressPatterns]
 
 
 class Logins:
-    """The logins of a worker. Calls `resume(zone)` when the zone's mail may be tried again."""
+    """Chooses credentials, logs in at smarthosts, and records the results. Calls `resume(zone)` when the
+    zone's mail may be tried again.
+    """
 
     def __init__(
         self,

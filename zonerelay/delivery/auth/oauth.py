@@ -71,7 +71,7 @@ class TokenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """An access token. `refresh_token` replaces the one that was used, unless it is `""`."""
+    """An access token with its expiry. `refresh_token` replaces the one that was used, unless it is `""`."""
 
     access_token: str = field(repr=False)
     life: float
@@ -169,7 +169,9 @@ async def post(url: str, form: Mapping[str, str]) -> Response:
 
 
 class TokenSource:
-    """The tokens of one credential. Calls `warn` with problems of background requests."""
+    """Fetches and caches the access tokens of one credential. Calls `warn` with problems of background
+    requests.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""One batch, from the queue's call to its outcomes: `courier` is the entry point, and `capturing` that for
-captured mail.
+"""Delivers one batch: `courier` over SMTP, and `capturing` to the capture store.
 
 `courier` goes from host to host, `batch_state` decides which recipients the next transaction names and
 collects the outcomes, `transaction_io` moves the bytes, and `extensions` decides between DATA and BDAT.

@@ -1,4 +1,5 @@
-"""The state of one batch during an attempt: its progress, its body, and the transaction for the next peer.
+"""Holds the state of one batch during an attempt: its progress, its body, and the transaction for the next
+peer.
 
 The state decides which recipients a transaction names: those without a final outcome that the peer's
 extensions can serve, and no more than the peer's limits (LIMITS, RFC 9422) allow. For a peer that lacks
@@ -200,7 +201,7 @@ PATIENCE = 3600.0
 
 
 class NoTurnError(Exception):
-    """The rate allows no further transaction soon."""
+    """The rate does not allow another transaction soon."""
 
 
 class BatchState:

@@ -31,7 +31,7 @@ _HOST = "capture"
 
 
 class Capturing:
-    """The courier of a worker for captured mail. It opens the store with the first batch, or with `start`."""
+    """Delivers batches to the capture store. It opens the store with the first batch, or with `start`."""
 
     def __init__(
         self,

@@ -95,7 +95,7 @@ MAX_LACKING = 20
 
 
 class SmtpCourier:
-    """The SMTP courier of a worker. It owns every outgoing connection."""
+    """Delivers batches over SMTP. It owns every outgoing connection."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ REMEMBER_FOR = 24 * 3600.0
 
 
 class UsedExtensions:
-    """The extensions of hosts, as experienced by a worker."""
+    """Remembers which extensions of a host work."""
 
     def __init__(self, clock: Clock) -> None:
         self._without_bdat = {trouble: ExpiringSet(clock, REMEMBER_FOR) for trouble in BdatTrouble}

@@ -47,7 +47,8 @@ def phase_timeouts(settings: DeliverySettings) -> Timeouts:
 
 
 class SentBody:
-    """A stored body while it is sent. `open` reads the first chunk before the first command to the peer.
+    """Reads a stored body and sends it in chunks. `open` reads the first chunk before the first command to
+    the peer.
 
     A body of one chunk stays in memory and can be sent again. A longer body is read once, and `spent` says
     that a new object is needed. Every method raises StoreError if the store fails or if the length is not the

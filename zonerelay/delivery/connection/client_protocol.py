@@ -22,7 +22,9 @@ WRITE_LIMIT = 256 * 1024
 
 
 class ProtocolError(Exception):
-    """The connection cannot be used any more. `detail` is the RFC 3463 subject and detail."""
+    """The peer violated the protocol, and the connection cannot be used any more. `detail` is the RFC 3463
+    subject and detail.
+    """
 
     detail = "4.2"
 
@@ -32,11 +34,13 @@ class ConnectionLostError(ProtocolError):
 
 
 class ReplyTimeoutError(ProtocolError):
-    """The reply did not come before its deadline."""
+    """The reply was not received before its deadline."""
 
 
 class ClientProtocol(asyncio.Protocol):
-    """Owns an open transport. Calls `on_lost` exactly once, when the socket is gone."""
+    """The asyncio protocol of an open outgoing connection. Calls `on_lost` exactly once, when the socket is
+    gone.
+    """
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, on_lost: Callable[[], None]

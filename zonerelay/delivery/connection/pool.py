@@ -1,4 +1,4 @@
-"""Connections between transactions: which stay idle, which are closed for others, and which are closed.
+"""The pool of connections between transactions: which stay idle, and which are closed.
 
 - The connection that became idle last is reused first, so that few connections stay in use and the others
   time out.
@@ -44,7 +44,7 @@ _Idle = dict[Slot, Session]
 
 
 class Pool:
-    """All connections of one courier. Belongs to one event loop."""
+    """The connection pool of one courier. Belongs to one event loop."""
 
     def __init__(self, *, quit_timeout: float, shared: AllowanceOf | None = None) -> None:
         self._quit_timeout = quit_timeout

@@ -59,8 +59,8 @@ from zonerelay.telemetry.events.transcript import Record
 
 
 class Slot:
-    """The right to have one connection. `release` may be called more than once. `record` is that of a
-    transcript.
+    """A connection slot: the right to have one connection. `release` may be called more than once. `record`
+    is that of a transcript.
     """
 
     __slots__ = ("_on_release", "line", "record", "released", "site", "zone")
@@ -82,7 +82,7 @@ class Slot:
 
 
 class _Line:
-    """The connections of one destination, and its limit at the latest check."""
+    """The connections of one destination, and its limit when it was last checked."""
 
     __slots__ = ("limit", "open")
 
@@ -96,7 +96,7 @@ AllowanceOf = Callable[[str], ZoneAllowance]
 
 
 class Slots:
-    """Counts slots and calls `on_release` for each one that is freed.
+    """Counts connection slots and calls `on_release` for each one that is freed.
 
     `shared` returns the allowances if other workers share the limits.
     """
@@ -177,7 +177,7 @@ def _open_within(lines: dict[DestinationKey, _Line], most: int) -> int:
 
 
 class Phase(StrEnum):
-    """The event that the relay waits for on a new connection."""
+    """The phase of a new connection, which is named in errors."""
 
     GREETING = "the greeting"
     EHLO = "EHLO"
@@ -185,15 +185,17 @@ class Phase(StrEnum):
 
 
 class TlsTrouble(HostTrouble):
-    """The host does not provide the TLS that the plan demands. `unanswered` says that it did not answer the
-    first message of the handshake, or closed the connection.
+    """The host does not provide the required TLS. `unanswered` says that it did not answer the first message
+    of the handshake, or closed the connection.
     """
 
     unanswered = False
 
 
 class TlsObserver(Protocol):
-    """An observer of each connection for which TLS was attempted. `telemetry.events` implements it."""
+    """Receives a notification about each connection for which TLS was attempted. `telemetry.events`
+    implements it.
+    """
 
     def __call__(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
         """Note the `result`: ok, failed or fallback. `why` is given with the first fallback of a host."""
@@ -204,7 +206,7 @@ IN_CLEAR = Proof("none")
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A connection ready for transactions, and what is known about the peer."""
+    """A connection that is ready for transactions, with the known facts about the peer."""
 
     protocol: ClientProtocol
     peer: Peer
@@ -346,8 +348,8 @@ class SessionOpener:
 
 
 class _Reader(SMTPProtocol):
-    """The protocol of aiosmtplib with our parser of replies, which skips lines without a code. Unexpected
-    bytes are kept, and then no further command is sent.
+    """An aiosmtplib protocol that uses this project's reply parser, which skips lines without a code.
+    Unexpected bytes are kept, and then no further command is sent.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -387,7 +389,7 @@ class _Reader(SMTPProtocol):
 
 
 class _Greeter:
-    """Takes a connected socket from the greeting to the last EHLO, and owns it until `hand_over`.
+    """Performs the greeting, EHLO, STARTTLS and login on a connected socket, and owns it until `hand_over`.
 
     aiosmtplib's errors become HostTrouble.
     """

@@ -1,5 +1,5 @@
-"""Limits that a host does not announce (messages per session, concurrent sessions), and the order of hosts.
-No I/O.
+"""Learns limits that a host does not announce (messages per session, concurrent sessions), and orders hosts
+by success. No I/O.
 
 Some hosts refuse MAIL, RCPT or DATA when a connection has carried enough messages (Stalwart: 452 4.4.5 at
 DATA), and MAIL when the client has too many connections (432 4.3.2). The reply looks like a refusal of the
@@ -60,6 +60,8 @@ PROBE_TIME = 60.0
 
 
 class _Down:
+    """A host that is considered down, and until when."""
+
     __slots__ = ("failures", "probed", "until")
 
     def __init__(self) -> None:
@@ -69,7 +71,7 @@ class _Down:
 
 
 class DeadHosts:
-    """The dead hosts of a worker. It is false as a condition while no host is down."""
+    """Remembers hosts that are down. It is false as a condition while no host is down."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -122,7 +124,7 @@ def _pause(failures: int) -> float:
 
 
 class HostOrder:
-    """The order of hosts in a worker."""
+    """Orders hosts so that working ones come first."""
 
     def __init__(self, clock: Clock, random: random_module.Random) -> None:
         self._random = random
@@ -202,7 +204,8 @@ same reason.
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A refusal that may be about the connection. `messages` counts those that the session carried before it.
+    """A rejection that may be caused by a limit of the connection. `messages` counts those that the session
+    carried before it.
 
     `others` is the number of other open connections to the host, if the refusal may be about their number.
     """
@@ -216,6 +219,8 @@ class Suspect:
 
 @dataclass(slots=True)
 class _Host:
+    """The learned limits of one host."""
+
     most: int | None = None
     until: float = 0.0
     was_reached: bool = False
@@ -227,7 +232,7 @@ class _Host:
 
 
 class SessionLimits:
-    """The session limits of a worker."""
+    """Learns and enforces limits on sessions that hosts do not announce."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

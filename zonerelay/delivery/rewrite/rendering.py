@@ -59,7 +59,7 @@ from zonerelay.telemetry.events.events import Events
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """How a message is converted, and the resulting size."""
+    """The conversion of a message and the resulting size."""
 
     plan: Plan
     size: int
@@ -136,9 +136,7 @@ _Job = tuple[UnsignedField, asyncio.Future[bytes]]
 
 
 class Signing:
-    """The signing of mail in a worker. `beside` enables a thread, which starts with the first
-    slow signature.
-    """
+    """Signs messages with DKIM. `beside` enables a thread, which starts with the first slow signature."""
 
     def __init__(self, *, beside: bool) -> None:
         self._beside = beside
@@ -220,7 +218,7 @@ _END = b"\r\n\r\n"
 
 
 class StoredPieces:
-    """A stored body that is being read. Call `header`, then perhaps `body_hash`, then `spliced` once, or
+    """Reads a stored body in chunks. Call `header`, then perhaps `body_hash`, then `spliced` once, or
     `close`.
     """
 
@@ -311,7 +309,7 @@ _Key = tuple[MessageId, str, bool]
 
 
 class RenderError(Exception):
-    """The message cannot be sent as the zone demands. `reply` is the deferral."""
+    """The message cannot be sent as its zone requires. `reply` is the deferral."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(str(reply))
@@ -319,14 +317,14 @@ class RenderError(Exception):
 
 
 class SigningKeys(Protocol):
-    """The DKIM keys. `message.dkim.keys` implements it."""
+    """Provides the DKIM keys for rendering. `message.dkim.keys` implements it."""
 
     def for_author(self, domain: str, now: float) -> Sequence[DkimKey]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The message and body that are sent in place of the stored ones."""
+    """The message and body that are sent instead of the stored ones."""
 
     message: Message
     read_body: ReadBody
@@ -334,7 +332,7 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The changes of one zone."""
+    """The changes that one zone makes to messages."""
 
     zone: ZoneSettings
     add: tuple[tuple[str, str], ...]
@@ -350,8 +348,8 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rendition:
-    """A rendition. `header` replaces the first `skipped` bytes. Both are empty when the header stays
-    unchanged.
+    """A message as modified for one zone. `header` replaces the first `skipped` bytes. Both are empty when
+    the header stays unchanged.
     """
 
     plan: _Plan
@@ -376,8 +374,8 @@ class _Rendition:
 
 
 class Renderer:
-    """The renderer of a worker. `configure` may be called at any time; a rendition in progress ends under the
-    old settings.
+    """Creates the renditions of messages. `configure` may be called at any time; a rendition in progress ends
+    under the old settings.
     """
 
     def __init__(

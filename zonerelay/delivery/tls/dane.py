@@ -140,7 +140,7 @@ _DIGEST_SIZES = {_SHA256: 32, _SHA512: 64}
 
 
 class NotVouchedForError(Exception):
-    """The records do not match the certificate. The message says why."""
+    """The server's certificate does not match the TLSA records. The message says why."""
 
 
 def usable(records: Sequence[TlsaRecord]) -> tuple[TlsaRecord, ...]:

@@ -1,5 +1,4 @@
-"""Decides the TLS requirements of a connection to one host: the route's demand, and what DNS says about the
-host.
+"""Decides the TLS requirements of a connection from the route's policy and the host's DNS records.
 
 DANE (RFC 7672 2.2) applies if the demand says that the MX records were secure, and only to hosts whose
 addresses are secure, because an attacker could forge a TLSA record behind an insecure answer. Then
@@ -52,8 +51,8 @@ _SMALL_GROUP = "prime256v1"
 
 
 class TlsPolicy:
-    """The TLS contexts of a worker. Each is built at its first use, because loading the trusted authorities
-    takes milliseconds.
+    """The TLS contexts for outgoing connections. Each is built at its first use, because loading the trusted
+    authorities takes milliseconds.
     """
 
     def __init__(self, clock: Clock, *, remember_broken: float) -> None:
@@ -102,7 +101,7 @@ MTA_STS = "mta-sts"
 
 
 class HostLookup(Protocol):
-    """The look-ups of the courier: addresses of an MX host, and what DNS says about its TLS.
+    """The DNS lookups that TLS planning needs.
 
     Every method raises only CancelledError.
     """
@@ -167,7 +166,7 @@ def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings
 
 
 class TlsPlanner:
-    """Makes TLS plans. HostTrouble is raised if DNS excludes a host."""
+    """Decides the TLS requirements of connections. HostTrouble is raised if DNS excludes a host."""
 
     def __init__(self, lookup: HostLookup) -> None:
         self._lookup = lookup

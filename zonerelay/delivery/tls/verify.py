@@ -24,8 +24,8 @@ _UNKNOWN_ISSUER = frozenset((2, 19, 20, 21))
 
 
 class Proof(NamedTuple):
-    """A verified certificate. `security` is as in `Session.security`. `only_for` is the one next hop for
-    which the certificate is valid.
+    """The result of verifying a certificate. `security` is as in `Session.security`. `only_for` is the one
+    next hop for which the certificate is valid.
     """
 
     security: str
@@ -33,7 +33,7 @@ class Proof(NamedTuple):
 
 
 class WrongPeerError(Exception):
-    """The handshake succeeded with a certificate other than the required one."""
+    """The handshake succeeded, but with a certificate other than the expected one."""
 
 
 def prove(plan: TlsPlan, tls: ssl.SSLObject, *, now: float) -> Proof:

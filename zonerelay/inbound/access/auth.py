@@ -54,7 +54,7 @@ from zonerelay.telemetry.events.events import Events
 
 
 class LoginKind(enum.StrEnum):
-    """The result of a login, and the label of the metric."""
+    """The kind of a login result, as a metric label."""
 
     OK = "ok"
     WRONG = "wrong"
@@ -89,7 +89,7 @@ REGULAR_FOR = 30 * 86400.0
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt to log in. `address` is shown in the log. `regular` is explained in the module's docstring.
+    """An attempt to log in. `address` is shown in the log. `regular` is explained in the module's docstring.
     `check` is set while the attempt waits for its hash. `ask` replaces the credentials file.
     """
 
@@ -104,7 +104,7 @@ class _Attempt:
 
 
 class FailedLogin(msgspec.Struct, frozen=True, array_like=True):
-    """A failed login, as shared between workers. `account` and `guess` are hashes in hexadecimal."""
+    """A failed login, as reported to other workers. `account` and `guess` are hashes in hexadecimal."""
 
     address: str
     account: str

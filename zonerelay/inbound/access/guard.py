@@ -106,8 +106,8 @@ class FileWatch(ABC):
 
 
 class CredentialsWatch(FileWatch):
-    """The users of one credentials file. Remembered passwords are bound to the hash in the file: they become
-    useless when a user is changed or deleted, and stay valid for the other users.
+    """Watches the users of one credentials file. Remembered passwords are bound to the hash in the file: they
+    become useless when a user is changed or deleted, and stay valid for the other users.
     """
 
     def __init__(self, path: Path, *, events: Events) -> None:
@@ -134,7 +134,7 @@ def _read_users(path: Path) -> tuple[Mapping[str, User], str]:
 
 
 class RailsWatch(FileWatch):
-    """The file with the limits of users. Call `of` only while the file is current."""
+    """Watches the file of user limits. Call `of` only while the file is current."""
 
     _file: RailsFile | None = None
 
@@ -214,9 +214,7 @@ class Allowance:
 
 
 class Guard:
-    """Enforces the limits of users for one worker, on its event loop. `pages` makes the store that counts
-    usage.
-    """
+    """Enforces user limits in one worker, on its event loop. `pages` makes the store that counts usage."""
 
     def __init__(
         self, credentials: Path, pages: Callable[[], BookStore], *, events: Events, clock: Clock

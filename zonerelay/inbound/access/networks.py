@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 
 
 class SenderDomains:
+    """Checks the sender domains of messages."""
+
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
 
@@ -101,7 +103,9 @@ _REPLY = re.compile(r"([0-9]{3}) (?:[245]\.([0-9]{1,3}\.[0-9]{1,3}) )?(.*)")
 
 
 class AccessRules:
-    """The compiled rules. The constructor raises ValueError if the domain of a pattern is invalid."""
+    """The compiled [[access]] rules. The constructor raises ValueError if the domain of a pattern is
+    invalid.
+    """
 
     def __init__(self, rules: Sequence[AccessSettings]) -> None:
         self._rules = tuple(_Rule(rule) for rule in rules)
@@ -136,6 +140,8 @@ class AccessRules:
 
 
 class _Rule:
+    """One compiled [[access]] rule."""
+
     def __init__(self, settings: AccessSettings) -> None:
         self.reply = _reply(settings)
         self._networks = Networks(settings.client) if settings.client else None
@@ -167,7 +173,7 @@ MAX_REMEMBERED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A connected client. `address` is `""` on a Unix socket, and if the address is unknown.
+    """A connected client and its networks. `address` is `""` on a Unix socket, and if the address is unknown.
 
     `proxies`: the client must begin with a PROXY header. `may_xclient`: it may name another by XCLIENT.
     """
@@ -180,7 +186,7 @@ class Client:
 
 
 class AccessPolicy:
-    """Decides what a client address may do, and caches the decisions for recent addresses."""
+    """Decides what clients are allowed to do by their address, and caches the decisions."""
 
     def __init__(self, settings: ListenerSettings) -> None:
         self._networks = networks_of(settings.allow_networks)

@@ -41,7 +41,7 @@ Matches = Callable[[str, str], bool]
 
 
 class BusyError(Exception):
-    """Too many passwords wait to be checked."""
+    """The queue of password checks is full."""
 
 
 class ClosedError(Exception):
@@ -49,9 +49,7 @@ class ClosedError(Exception):
 
 
 class GoneError(Exception):
-    """The check was not computed, because a lock took effect before, or because all its clients have
-    disconnected.
-    """
+    """The password was not checked, because of a lock, or because all its clients have disconnected."""
 
 
 class RememberedPasswords:
@@ -97,7 +95,7 @@ class RememberedPasswords:
 
 
 class Check:
-    """A password to check. `waiting` is the number of logins that wait for it."""
+    """A pending password check. `waiting` is the number of logins that wait for it."""
 
     __slots__ = ("begun", "client", "done", "key", "password", "rank", "regular", "stored_hash", "waiting")
 

@@ -251,6 +251,8 @@ _OF_KEYS: dict[type[StoreError], ServerReply] = {
 
 
 class Intake:
+    """Receives the body of one message: parses its header, applies changes, and writes it to the store."""
+
     _key_kind = "key"
     _digest: ContentDigest | None = None
     """The digest of a message with an idempotency key. Most messages have no key and never set this

@@ -1,4 +1,4 @@
-"""One client that submits mail: its state, its mail transaction, and the pending question. No I/O.
+"""Represents one client that submits mail: its state, its transaction, and its pending lookup. No I/O.
 
 `envelope` builds the transaction step by step. A step returns a reply immediately, or `ask(question,
 after_verdict)`; then the caller performs the lookup, and `decided` returns the reply. The SMTP session
@@ -24,7 +24,7 @@ AfterVerdict = Callable[[Verdict], ServerReply]
 
 
 class Submission:
-    """A client's submission. `delay` is the delay of the reply to an error in seconds. `edits` are the
+    """A client that submits mail. `delay` is the delay of the reply to an error in seconds. `edits` are the
     policy's changes to every message of this client.
     """
 

@@ -1,4 +1,4 @@
-"""A message that an aiosmtpd handler receives as a whole, before any of it is stored.
+"""Holds a whole message in memory for an aiosmtpd handler, before any of it is stored.
 
 The body waits in memory. The memory account of all sessions counts it twice: first the received buffer and
 the whole message, then the whole message and the data for the store. The listener's size limit is at most
@@ -33,6 +33,8 @@ SLICE = 4 * CHUNK_SIZE  # bytes that are processed in one iteration of the event
 
 
 class WholeIntake(Intake):
+    """Holds a message in memory for an aiosmtpd handler."""
+
     def __init__(
         self,
         envelope: Envelope,

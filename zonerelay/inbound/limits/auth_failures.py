@@ -31,6 +31,8 @@ MAX_COUNTED = 1000
 
 
 class _Failures:
+    """The failures of one key."""
+
     __slots__ = ("guesses", "in_a_row")
 
     def __init__(self) -> None:
@@ -40,8 +42,8 @@ class _Failures:
 
 
 class Attempts:
-    """Failed attempts by key. `max_failures` within `window` seconds lock a key until the oldest failure
-    expires.
+    """Counts failed attempts by key. `max_failures` within `window` seconds lock a key until the oldest
+    failure expires.
     """
 
     def __init__(self, *, max_failures: int, window: float) -> None:
@@ -133,7 +135,7 @@ class TooManyGuessesError(Exception):
 
 
 class WrongHashError(Exception):
-    """An SRS address with a wrong hash. The reply must be delayed by `delay` seconds."""
+    """An SRS address has a wrong hash. The reply must be delayed by `delay` seconds."""
 
     def __init__(self, fault: SrsError, delay: float) -> None:
         super().__init__(str(fault))
@@ -141,6 +143,8 @@ class WrongHashError(Exception):
 
 
 class SrsRecipients:
+    """Checks the hashes of SRS recipients, and limits guessing."""
+
     def __init__(self) -> None:
         self._wrong = Attempts(max_failures=MAX_OLD, window=HOUR)
         self._old = Attempts(max_failures=MAX_OLD_IN_ALL, window=HOUR)

@@ -50,6 +50,8 @@ _NUMBERS = re.compile(r"[0-9]+")
 
 @dataclass(slots=True)
 class _Sender:
+    """The recent recipients of one sender."""
+
     at: float
     level: float = 0.0
     is_over: bool = False
@@ -113,6 +115,8 @@ def client_and_network(address: str) -> tuple[Key, Key]:
 
 
 class ConnectionLimits:
+    """Counts the connections of a listener."""
+
     def __init__(self, *, total: int, per_client: int, per_network: int) -> None:
         self.change(total=total, per_client=per_client, per_network=per_network)
         self._clients: dict[Key, int] = {}
@@ -201,6 +205,8 @@ _MOST = FREE + 2 * MAX_DELAY / STEP
 
 
 class ErrorDelays:
+    """Delays the replies to clients that cause errors."""
+
     def __init__(self) -> None:
         self._clients: dict[Key, tuple[float, float]] = {}  # errors, and their time; the latest is last
 

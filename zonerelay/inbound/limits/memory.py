@@ -47,7 +47,9 @@ class Reader(Protocol):
 
 
 class LargeBodies:
-    """The slots for large bodies of a listener. Every reader that has called `may_read` must call `leave`."""
+    """Limits the number of large bodies that are received at the same time. Every reader that has called
+    `may_read` must call `leave`.
+    """
 
     def __init__(self, at_once: int = AT_ONCE, patience: float = PATIENCE) -> None:
         self._at_once = at_once
@@ -128,8 +130,8 @@ class MemoryHolder(Protocol):
 
 
 class SessionMemory:
-    """The memory account of all sessions of a worker. Sessions change `used` (bytes) themselves; `holders`
-    are the open sessions.
+    """Limits the memory that all sessions of a worker use. Sessions change `used` (bytes) themselves;
+    `holders` are the open sessions.
     """
 
     __slots__ = ("_limit", "_tight", "holders", "used")

@@ -76,7 +76,7 @@ class Full:
 
 
 class Usage:
-    """The usage of one user. `now` is Unix time by the clock of the store of pages."""
+    """The usage record of one user. `now` is Unix time by the clock of the store of pages."""
 
     def __init__(self, page: bytes | None, now: float) -> None:
         """Decode a page, or start with no usage. Raise ValueError if the page is invalid."""
@@ -139,8 +139,8 @@ class Usage:
 
 
 class Quotas:
-    """Enforces the quotas of users. `pages` is called when the first user with quotas sends. `near` is called
-    with the user and the level of each quota that is nearly exhausted, once until its usage falls again.
+    """Enforces user quotas. `pages` is called when the first user with quotas sends. `near` is called with
+    the user and the level of each quota that is nearly exhausted, once until its usage falls again.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class UsageFile:
-    """A `BookStore` in a SQLite file. Its statements run in a dedicated thread."""
+    """Stores the usage records of users in SQLite. Its statements run in a dedicated thread."""
 
     def __init__(self, home: Path, clock: Clock, *, read_only: bool = False) -> None:
         self._file = home / DIRECTORY / FILE

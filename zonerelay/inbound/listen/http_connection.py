@@ -32,7 +32,7 @@ _BUSY = (
 
 
 class ServesHttp(Protocol):
-    """The interface of a listener's HTTP server, which handles neither sockets nor TLS."""
+    """The interface of an HTTP server without sockets and TLS."""
 
     def connection(self) -> asyncio.Protocol:
         """Return the protocol of a new connection."""
@@ -44,8 +44,8 @@ class ServesHttp(Protocol):
 
 
 class HttpConnection(asyncio.Protocol):
-    """An HTTP connection. `service` returns the HTTP server, or an awaitable while the server is being
-    loaded.
+    """A connection to an HTTP listener. `service` returns the HTTP server, or an awaitable while the server
+    is being loaded.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 class _Stream(asyncio.Transport):
-    """The decrypted stream of a connection, as the transport of the HTTP server."""
+    """The decrypted stream of a connection, in the form of a transport."""
 
     def __init__(
         self,

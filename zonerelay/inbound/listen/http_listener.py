@@ -25,6 +25,8 @@ from zonerelay.telemetry.events.events import Events
 
 
 class HttpListener:
+    """Accepts connections for an HTTP [[listener]]."""
+
     def __init__(
         self,
         settings: ListenerSettings,

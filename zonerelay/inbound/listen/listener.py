@@ -30,6 +30,8 @@ TALKING = 1.0
 
 
 class Listener:
+    """Accepts connections for an SMTP [[listener]]."""
+
     def __init__(
         self,
         settings: ListenerSettings,

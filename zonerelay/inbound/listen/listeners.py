@@ -61,7 +61,7 @@ LOOK_EVERY = 10.0  # seconds between checks whether a replaced policy is still i
 
 @dataclass(slots=True)
 class _Kept:
-    """A listener with its own certificates and policy."""
+    """A listener with its certificates and policy."""
 
     listener: Listener | HttpListener
     certificates: TlsContexts | None
@@ -87,8 +87,8 @@ def build_rules(settings: Settings) -> ListenerRules:
 
 
 class Listeners:
-    """The listeners of a worker. `secret` is the key of the cached passwords; `zones` returns the names of
-    the zones that a policy may choose.
+    """Manages all listeners of a worker. `secret` is the key of the cached passwords; `zones` returns the
+    names of the zones that a policy may choose.
 
     `srs` returns the object for the current [srs] table, or None. `pages` makes the store in which the usage
     of users is counted. `open_http` loads the HTTP server of a listener.

@@ -188,8 +188,8 @@ MakeProtocol = Callable[[], asyncio.Protocol]
 
 
 class ListeningSocket:
-    """A listening socket. `inherited` are the sockets that this process has inherited; `protocol` makes the
-    protocol of a new connection.
+    """A listening socket, opened here or inherited. `inherited` are the sockets that this process has
+    inherited; `protocol` makes the protocol of a new connection.
     """
 
     def __init__(self, inherited: Inherited, protocol: MakeProtocol) -> None:

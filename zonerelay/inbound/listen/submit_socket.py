@@ -49,12 +49,16 @@ _LOST = Refused(
 
 
 class SubmitCall(msgspec.Struct, frozen=True):
+    """A call of `submit`, as sent over the socket."""
+
     principal: Principal
     envelope: SubmittedEnvelope
     options: Options
 
 
 class SubmitAnswer(msgspec.Struct, frozen=True):
+    """The result of `submit`, as sent over the socket."""
+
     accepted: Accepted | None = None
     refused: Refused | None = None
 
@@ -74,7 +78,7 @@ def _framed(data: bytes) -> bytes:
 
 
 class SubmitSocket:
-    """The server side of the socket, in a worker."""
+    """The server side of the submission socket, in a worker."""
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit
@@ -126,7 +130,9 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sub
 
 
 class SubmitClient:
-    """The client side of the socket. `places` returns the sockets of the workers that accept mail now."""
+    """The client side of the submission socket. `places` returns the sockets of the workers that accept mail
+    now.
+    """
 
     def __init__(self, places: Callable[[], Sequence[Path]]) -> None:
         self._places = places

@@ -107,7 +107,7 @@ class Server:
 
 
 class _Dialog:
-    """The Session and the Envelope of one client. `busy` is true while a hook uses them."""
+    """aiosmtpd's Session and Envelope objects for one client. `busy` is true while a hook uses them."""
 
     def __init__(self) -> None:
         self.session = Session(_loop())
@@ -142,7 +142,7 @@ class _Dialog:
 
 
 class HandlerPolicy(Policy):
-    """A policy whose steps are the hooks of a handler. The constructor raises ValueError for unsupported
+    """A policy that calls the hooks of an aiosmtpd handler. The constructor raises ValueError for unsupported
     hooks.
     """
 

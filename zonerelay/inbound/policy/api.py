@@ -38,7 +38,8 @@ _VALUE = re.compile(r"[ -~\t]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientInfo:
-    """The client of a session. `""` (0 for the port) means that a value is not yet known or does not apply.
+    """The client of a session, as shown to a policy. `""` (0 for the port) means that a value is not yet
+    known or does not apply.
 
     `address` is `""` on a Unix socket. `tls` is the version, such as "TLSv1.3"; `certificate` is the SHA-256
     fingerprint of the client's certificate in hexadecimal; `listener` is the listener's address as
@@ -59,7 +60,7 @@ class ClientInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A step of a session. `step` is also the name of the policy's method for it."""
+    """The base class of the events of a session. `step` is also the name of the policy's method for it."""
 
     step: ClassVar[str]
     client: ClientInfo = field(default_factory=ClientInfo)
@@ -67,14 +68,15 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect(Event):
-    """A client has connected and has not sent a command."""
+    """Event: a client has connected."""
 
     step: ClassVar[str] = "connect"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helo(Event):
-    """EHLO (`extended`) or HELO. `client.helo` is still the name from an earlier EHLO, if there was one.
+    """Event: the client sent EHLO (`extended`) or HELO. `client.helo` is still the name from an earlier EHLO,
+    if there was one.
 
     `lines` are the lines of the reply to EHLO.
     """
@@ -87,7 +89,9 @@ class Helo(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auth(Event):
-    """A login with a correct password. `client.user` is set after the policy has accepted it."""
+    """Event: a client has logged in with a correct password. `client.user` is set after the policy has
+    accepted it.
+    """
 
     step: ClassVar[str] = "auth"
     user: str
@@ -96,7 +100,9 @@ class Auth(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mail(Event):
-    """MAIL. `sender` is `""` for the null sender. `size` is the size that the client announced, or 0."""
+    """Event: the client sent MAIL. `sender` is `""` for the null sender. `size` is the size that the client
+    announced, or 0.
+    """
 
     step: ClassVar[str] = "mail"
     sender: str
@@ -108,7 +114,8 @@ class Mail(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rcpt(Event):
-    """RCPT. `recipients_so_far` is the number of recipients that the message already has.
+    """Event: the client sent RCPT. `recipients_so_far` is the number of recipients that the message already
+    has.
 
     `mail` and `recipients` are internal to the relay, for aiosmtpd handlers.
     """
@@ -123,8 +130,8 @@ class Rcpt(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headers(Event):
-    """The header section has arrived. `fields` are in order, unfolded, undecoded (RFC 2047), at most 32
-    KB.
+    """Event: the header section of a message was received. `fields` are in order, unfolded, undecoded (RFC
+    2047), at most 32 KB.
     """
 
     step: ClassVar[str] = "headers"
@@ -136,7 +143,7 @@ class Headers(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndOfData(Event):
-    """The whole message has arrived and is not yet acknowledged. Its header is on disk, so it cannot be
+    """Event: the whole message was received but not yet acknowledged. Its header is on disk, so it cannot be
     edited.
     """
 
@@ -153,8 +160,8 @@ EVENTS: tuple[type[Event], ...] = (Connect, Helo, Auth, Mail, Rcpt, Headers, End
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision. `reply` refuses. Otherwise `zone` and the fields to `add` and `remove` apply to the
-    message.
+    """The decision of a policy: accept or reject, and changes to the message. `reply` refuses. Otherwise
+    `zone` and the fields to `add` and `remove` apply to the message.
 
     A zone can be chosen at mail, headers and end_of_data (for all recipients) and at rcpt (for that one
     recipient). Header fields can be changed from connect to headers. The constructor raises ValueError or
@@ -221,8 +228,8 @@ class PolicyContext:
 
 
 class Policy:
-    """A policy that accepts everything. Derive from it and override the steps you need; the others cost
-    nothing.
+    """The base class of policies, which accepts everything. Derive from it and override the steps you need;
+    the others cost nothing.
 
     `def` methods are called in several threads concurrently, `async def` methods all in one.
     """
@@ -312,12 +319,14 @@ ACCEPT = Decision()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rset(Event):
+    """Event: the client sent RSET."""
+
     step: ClassVar[str] = "handle_RSET"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noop(Event):
-    """A NOOP command. `argument` is `""` if it has none."""
+    """Event: the client sent NOOP. `argument` is `""` if it has none."""
 
     step: ClassVar[str] = "handle_NOOP"
     argument: str
@@ -325,7 +334,7 @@ class Noop(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vrfy(Event):
-    """VRFY from a client that may relay. `address` is without its angle brackets."""
+    """Event: a client that may relay sent VRFY. `address` is without its angle brackets."""
 
     step: ClassVar[str] = "handle_VRFY"
     address: str
@@ -333,14 +342,14 @@ class Vrfy(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quit(Event):
-    """A QUIT command. The reply is always 221, whatever the hook returns."""
+    """Event: the client sent QUIT. The reply is always 221, whatever the hook returns."""
 
     step: ClassVar[str] = "handle_QUIT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeMessage(Event):
-    """The whole message as the client sent it, with CRLF line ends and without dot-stuffing."""
+    """Event: the whole message as sent by the client, with CRLF line ends and without dot-stuffing."""
 
     step: ClassVar[str] = "handle_DATA"
     mail: MailCommand
@@ -363,7 +372,7 @@ HANDLER_EVENTS: tuple[type[Event], ...] = (Rset, Noop, Vrfy, Quit, WholeMessage)
 
 @dataclass(frozen=True, slots=True)
 class Changes(Decision):
-    """The differences between the envelope after a hook and the relay's envelope.
+    """The differences between an envelope before and after a hook.
 
     `sender` is `""` for the null sender, or `None` if it is unchanged. `added` and `removed` are recipients;
     at RCPT, `removed` includes the recipient of the command if others replace it. `content` is a new message

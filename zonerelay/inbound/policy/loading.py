@@ -85,7 +85,7 @@ def _object(found: object) -> object:
 
 
 class _WrongKindError(ValueError):
-    """The object is not a policy of any kind. The text is a complete message."""
+    """The object is not a policy or handler. The text is a complete message."""
 
 
 def _made(name: str, make: Callable[[], Made]) -> Made:

@@ -46,6 +46,8 @@ _CLOSE = "close"
 
 @dataclass(frozen=True, slots=True)
 class _Step:
+    """One step of a policy and its time limit."""
+
     method: Callable[[Any], object]  # Any: the event of this step
     is_async: bool
 

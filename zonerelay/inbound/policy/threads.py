@@ -42,7 +42,7 @@ class FailureKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A call without a usable result. `detail` is for the operator."""
+    """A policy call failed or returned an unusable result. `detail` is for the operator."""
 
     kind: FailureKind
     detail: str
@@ -53,7 +53,7 @@ _RESULTS = (Decision, Changes, Failure)  # exactly these classes: a subclass is 
 
 
 class Call:
-    """One call on its way through a thread. `answer` is a future of the caller's event loop."""
+    """A policy call that runs in a thread. `answer` is a future of the caller's event loop."""
 
     __slots__ = ("_loop", "answer", "asked", "given_up", "question", "started", "task")
 
@@ -205,7 +205,7 @@ class Threads:
 
 
 class LoopThread:
-    """An event loop in a dedicated daemon thread."""
+    """An event loop that runs in a dedicated daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -303,6 +303,8 @@ class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
 
 
 class _Job(Generic[T]):
+    """A job of the thread pool."""
+
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
         self.future: concurrent.futures.Future[T] = concurrent.futures.Future()

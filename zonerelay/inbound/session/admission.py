@@ -28,6 +28,8 @@ _TOO_MANY = {
 
 
 class Admission(Generic[S]):
+    """Admits connections to one listener within its limits."""
+
     def __init__(
         self,
         settings: ListenerSettings,

@@ -32,7 +32,7 @@ from zonerelay.smtp.server.sasl import SaslExchange
 
 
 class Conversation(Submission):
-    """The state that the command functions read and change.
+    """The session state that the command functions read and change.
 
     `held_back` is the reply that is delayed by `delay` seconds. `exchange` is set while the client's lines
     are SASL responses. `chunk` is the size of the current BDAT in bytes, and whether it is the last one.

@@ -51,9 +51,9 @@ from zonerelay.telemetry.events.transcript import Record
 
 
 class Body:
-    """The body that is being received. `intake` is the message being read or stored; `parked` is a message
-    between two of its BDAT chunks. At most one of them is set. `discarding` bytes of a refused chunk are
-    still to be discarded; then the reply `owed` is sent.
+    """The body of a message while it is being received. `intake` is the message being read or stored;
+    `parked` is a message between two of its BDAT chunks. At most one of them is set. `discarding` bytes of a
+    refused chunk are still to be discarded; then the reply `owed` is sent.
     """
 
     __slots__ = ("behind_others", "discarding", "intake", "owed", "parked")
@@ -94,7 +94,7 @@ _FOREIGN = frozenset(b"\x16P\r")
 
 
 class Phase(enum.IntEnum):
-    """The phase of a session, which never goes back."""
+    """The phase of a session; phases are only passed in one direction."""
 
     OPENING = enum.auto()
     """Handshakes, before the greeting."""
@@ -113,6 +113,8 @@ _DRAINING, _LEFT = Phase.DRAINING, Phase.LEFT
 
 
 class Session(asyncio.Protocol):
+    """An SMTP session."""
+
     transport: Transport
 
     def __init__(

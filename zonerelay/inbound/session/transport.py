@@ -34,7 +34,7 @@ from zonerelay.smtp.server.proxy_protocol import ProxyFault, ProxyHeader, ProxyR
 
 
 class Deadlines:
-    """The clocks of one client, in seconds of the event loop's time. `min_rate` is in bytes per second."""
+    """The time limits of one client, in event loop time. `min_rate` is in bytes per second."""
 
     def __init__(self, now: float, *, idle: float, transaction: float, min_rate: int = 0) -> None:
         self._idle = idle
@@ -164,8 +164,8 @@ class TransportFault(Exception):
 
 
 class Transport:
-    """The byte stream of one connection. The call of `receive` that completes a header or handshake sets
-    `named` or `secured`.
+    """The byte stream of a connection, after PROXY header and TLS. The call of `receive` that completes a
+    header or handshake sets `named` or `secured`.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
-"""Applies the changes of an aiosmtpd handler to an envelope, after the relay's own checks.
+"""Applies an aiosmtpd handler's changes to an envelope after the relay's own checks.
 
 A handler may not do more than its client: the syntax of addresses, the permission to relay, the user's list
 of senders, the [[access]] rules and `max_recipients` also apply to the addresses that it sets. If a check

@@ -29,9 +29,9 @@ _ANY_ADDRESS = re.compile(r"""[^\s<>(),:;@"\\\[\]]++@[^\s<>(),:;"\\\[\]]++""")
 
 
 class ClientState:
-    """The state of one client. `helo` is empty before EHLO; `protocol` is empty for an SMTP client. `origin`
-    is made at the first use and then cached. `idempotency` is the listener's setting unless the user has
-    another one.
+    """The state of one client: its address, TLS, HELO name and user. `helo` is empty before EHLO; `protocol`
+    is empty for an SMTP client. `origin` is made at the first use and then cached. `idempotency` is the
+    listener's setting unless the user has another one.
     """
 
     __slots__ = (

@@ -50,8 +50,8 @@ immediately.
 
 
 class RefusesMail(Protocol):
-    """The operators' suspensions. Most relays have none that refuses mail, and should not spend a call on
-    it.
+    """Interface: rejects mail that operators have suspended. Most relays have none that refuses mail, and
+    should not spend a call on it.
     """
 
     are_refusing: bool
@@ -64,7 +64,7 @@ class RefusesMail(Protocol):
 
 
 class TellsAcceptance(Protocol):
-    """Creates our own messages that notify others of accepted mail."""
+    """Interface: creates messages that report accepted mail to other programs."""
 
     def accepted(self, message: Message) -> list[Submit]:
         """Return the messages to store together with this message."""

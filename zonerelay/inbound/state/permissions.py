@@ -59,7 +59,7 @@ def apply_mode(transaction: Transaction) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grants:
-    """The permissions of a client. `must_log_in`: the client must log in first. `offer` is the set of EHLO
+    """The permissions of one client. `must_log_in`: the client must log in first. `offer` is the set of EHLO
     extensions; `mail_parameters` and `rcpt_parameters` are the accepted parameters of MAIL and RCPT.
     """
 
@@ -74,6 +74,8 @@ class Grants:
 
 
 class GrantTable:
+    """Decides the permissions of clients."""
+
     def __init__(self, settings: ListenerSettings) -> None:
         self._settings = settings
         self._known: dict[tuple[bool, bool, bool, bool], Grants] = {}

@@ -1,4 +1,4 @@
-"""Lookups of passwords, DNS and the operator's policy, which a command cannot complete immediately.
+"""Lookups that a command must wait for: passwords, DNS and the operator's policy.
 
 A command that needs a lookup returns a question. The session awaits `ask` and passes the verdict back.
 Sessions without lookups create no task: `asked` lists the events for which a lookup is needed.
@@ -27,7 +27,7 @@ from zonerelay.telemetry.events.events import Events
 
 @dataclass(frozen=True, slots=True)
 class LogIn:
-    """A client sent credentials (AUTH)."""
+    """Lookup: check the credentials of a client (AUTH)."""
 
     client: ClientInfo
     mechanism: str
@@ -36,7 +36,7 @@ class LogIn:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A user whom the relay's HTTP server has authenticated by a token."""
+    """Lookup: find a user who was authenticated by an API token."""
 
     user: str
     users: Authenticator
@@ -44,7 +44,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """A user begins a transaction (MAIL): fetch the user's limits."""
+    """Lookup: read the limits of a user who begins a transaction (MAIL)."""
 
     guard: Guard
     user: str
@@ -55,8 +55,8 @@ Question = LogIn | Named | Allow | Event
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to a question. `login` answers a LogIn, and `allowance` an Allow. `reason` is the reason of
-    a refusal.
+    """The result of a lookup. `login` answers a LogIn, and `allowance` an Allow. `reason` is the reason of a
+    refusal.
     """
 
     decision: Decision = ACCEPT
@@ -66,16 +66,22 @@ class Verdict:
 
 
 class Users(Protocol):
+    """Interface: checks logins and finds users."""
+
     async def check(
         self, credentials: Credentials, client_address: str, ask: AskForLogin | None = None, /
     ) -> Login: ...
 
 
 class SenderDomainCheck(Protocol):
+    """Interface: checks the domain of a sender."""
+
     async def check(self, domain: str) -> Reply | None: ...
 
 
 class AskedPolicy(Protocol):
+    """Interface: calls the operator's policy."""
+
     @property
     def asked(self) -> Set[type]: ...
 

@@ -1,4 +1,4 @@
-"""Every reply of the server, encoded once.
+"""Defines every SMTP reply of the server, encoded once.
 
 Each reply except the greeting, the EHLO list and 354 has an enhanced status code (RFC 2034). Texts are
 generic; details for the operator are logged. `counts` marks a client's error, which counts towards
@@ -281,6 +281,8 @@ DSN = 16
 
 
 class Greeting:
+    """The greeting and EHLO replies of a listener."""
+
     def __init__(self, hostname: str, settings: ListenerSettings) -> None:
         self.banner = said(220, "", f"{hostname} ESMTP")
         self.helo = said(250, "", hostname)

@@ -74,7 +74,7 @@ _EVERYBODY = ""  # the key of rules without a condition on the user
 
 
 class Place(enum.Enum):
-    """The place of an address in a message."""
+    """The kind of an address: envelope sender, recipient or header."""
 
     SENDER = enum.auto()
     RECIPIENT = enum.auto()
@@ -92,7 +92,9 @@ _PLACES: dict[RewriteWhere, tuple[Place, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A rule. `local` is empty if the local part does not change. `number` counts the rules from 1."""
+    """A compiled [[rewrite]] rule. `local` is empty if the local part does not change. `number` counts the
+    rules from 1.
+    """
 
     number: int
     local: str
@@ -105,7 +107,7 @@ class _Rule:
 
 
 class Rewriting:
-    """All rules, compiled once from the settings."""
+    """All [[rewrite]] rules, compiled once from the settings."""
 
     def __init__(self, rules: Sequence[RewriteSettings]) -> None:
         self.rules: list[_Rule] = []

@@ -1,4 +1,4 @@
-"""One mail transaction while it is built, from MAIL to the end of data (RFC 5321 3.3). Values only.
+"""Represents one mail transaction, from MAIL to the end of data (RFC 5321 3.3). Values only.
 
 It holds the arguments of MAIL and RCPT, and the policy's decisions about the message: zones and header
 changes.
@@ -52,7 +52,8 @@ class HeaderRules(Protocol):
 
 
 class Transaction:
-    """A mail transaction. `release` is the Unix time before which it must not be sent; 0.0 means immediately.
+    """A mail transaction of a client. `release` is the Unix time before which it must not be sent; 0.0 means
+    immediately.
 
     `cost` is the memory counted for the recipients. `idempotency_key` is the key that the client set outside
     the message, or "" if the header may contain one. `rewritten` lists the changes of recipients since RCPT,

@@ -40,7 +40,7 @@ class KeyFileError(CertificateError):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A certificate with the key that matches it. `not_before` and `not_after` are Unix times."""
+    """A certificate and its matching key. `not_before` and `not_after` are Unix times."""
 
     leaf: x509.Certificate
     chain: tuple[x509.Certificate, ...]

@@ -139,9 +139,7 @@ DAILY = 86400.0
 
 
 class _Entry:
-    """One pair of files: the last usable certificate that was read, and the current problem with the
-    files.
-    """
+    """A pair of certificate files: the last usable certificate, and the current problem with the files."""
 
     __slots__ = ("_digest", "_result", "_seen", "_try_again", "certificate", "key", "pair", "problem")
 
@@ -193,6 +191,8 @@ class _Entry:
 
 
 class Certificates:
+    """The certificates of one listener."""
+
     def __init__(self, settings: ListenerSettings, *, clock: Clock, events: Events) -> None:
         """Read all files. Raise CertificateError with all problems if a file is unusable."""
         self._address = settings.address

@@ -131,8 +131,8 @@ OUTPUT = 4 * 1024
 
 
 class TlsChannel:
-    """A TLS session. `established`, `closed` (the client has sent close_notify) and `info` are for
-    reading.
+    """A TLS session without I/O. `established`, `closed` (the client has sent close_notify) and `info` are
+    for reading.
     """
 
     __slots__ = (

@@ -1,3 +1,3 @@
-"""The part of shared limits that runs in each worker: allowances, leased turns, and the exchange with the
+"""The worker's side of shared limits: its allowance, its reserved send times, and the exchange with the
 authority.
 """

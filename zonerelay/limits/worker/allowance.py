@@ -1,4 +1,5 @@
-"""The allowance of one worker in one zone: the units it may use now and the units it requests. Synchronous.
+"""Manages the allowance of one worker in one zone: the slots it may use now, and the slots it requests.
+Synchronous.
 
 The scheduler checks it before it starts a batch, and the pool before it opens a connection. The result is
 known at once. A refusal also records a request, which `keeper` sends to the authority. Spare units are given
@@ -40,7 +41,8 @@ CLOCK_MEMORY = 60.0
 
 
 class ClockBounds:
-    """Bounds in seconds of how far the authority's clock is ahead of ours: `low <= theirs - ours <= high`.
+    """The limits within which the authority's clock is ahead of the worker's, in seconds: `low <= theirs -
+    ours <= high`.
 
     Each answer bounds the difference, because the authority read its clock after the request was sent and
     before the answer arrived. The tightest bounds of the last `CLOCK_MEMORY` seconds count. When a clock is
@@ -97,7 +99,7 @@ _NEVER = float("-inf")
 
 
 class LeasedTurns:
-    """The leased turns of a line. `site` and `line` are empty if only the zone has a rate."""
+    """The reserved send times of one destination. `site` and `line` are empty if only the zone has a rate."""
 
     def __init__(
         self,
@@ -303,7 +305,7 @@ to start.
 
 @dataclass(slots=True, eq=False)
 class LineAllowance:
-    """The allowance of one line of a site: its units, and how many of them must be given back when they are
+    """The slots of one destination that a worker may use, and how many of them it must return when they are
     free. `batches` and `connections` are the counts of the scheduler and the pool.
 
     `wished` is the number of units wanted, since `wished_at`. `more` says that mail waited for the line when
@@ -350,7 +352,7 @@ class LineAllowance:
 
 
 class ZoneAllowance:
-    """The allowances of all lines of one zone. `changed` is called when there is something to send."""
+    """A worker's slots and send times in one zone. `changed` is called when there is something to send."""
 
     def __init__(self, name: str, changed: Callable[[], None], monotonic: Callable[[], float]) -> None:
         self.name = name

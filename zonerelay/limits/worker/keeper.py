@@ -1,4 +1,4 @@
-"""The keeper of one worker's shared limits: exchanges the allowances of all zones with the authority.
+"""Keeps the allowances of one worker in all zones up to date by exchanging them with the authority.
 
 No batch waits for an exchange. Exchanges run in the background, one at a time for each zone, with all
 requests that have accumulated. The observer is notified (`granted`) when an exchange has brought units or
@@ -44,7 +44,7 @@ FORGET = 60.0
 
 
 class KeeperObserver(Protocol):
-    """Callbacks of the keeper when the limits of a zone change for this worker."""
+    """Receives notifications when the limits of a zone change for this worker."""
 
     def granted(self, zone: str) -> None:
         """Note that something may start that was refused before."""
@@ -67,6 +67,8 @@ _TurnKey = tuple[str, str, Rate | None, Rate | None]
 
 @dataclass(slots=True, eq=False)
 class _Zone:
+    """The limits of one zone and the state of their exchange."""
+
     allowance: ZoneAllowance
     named: WeakValueDictionary[_TurnKey, LeasedTurns] = field(default_factory=WeakValueDictionary)
     """The turns of each line, as long as its destination uses them."""
@@ -90,7 +92,7 @@ class _Zone:
 
 
 class LimitKeeper:
-    """The keeper of a worker's limits, on one event loop."""
+    """Keeps a worker's limits up to date, on one event loop."""
 
     def __init__(self, authority: LimitAuthority, clock: Clock, observer: KeeperObserver) -> None:
         self.authority = authority

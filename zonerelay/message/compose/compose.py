@@ -22,7 +22,7 @@ _FOLD = 76
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address with a name. `name` is the display name, `""` for none."""
+    """An email address with a display name. `name` is the display name, `""` for none."""
 
     mailbox: Mailbox
     name: str = ""
@@ -32,7 +32,7 @@ class Address:
 
 
 class Content(Protocol):
-    """The bytes of a file."""
+    """The content of an attached file."""
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes, from the beginning at each call. Every piece but the last holds whole lines of
@@ -52,8 +52,8 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """The parts of a message. `message_id` has its brackets, `created` is Unix time, `headers` keep their
-    order.
+    """The parts from which a message is composed. `message_id` has its brackets, `created` is Unix time,
+    `headers` keep their order.
     """
 
     message_id: str
@@ -101,7 +101,9 @@ def _addresses(name: str, addresses: Sequence[Address]) -> str:
 
 
 class _Body:
-    """A multipart body. A boundary is a hash of what it separates, so that no text can contain its own."""
+    """A multipart body that is being composed. A boundary is a hash of what it separates, so that no text can
+    contain its own.
+    """
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft

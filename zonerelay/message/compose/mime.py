@@ -148,7 +148,7 @@ class Base64Error(ValueError):
 
 
 class Base64Text:
-    """Text in base64. White space is skipped. `name` is its name in errors."""
+    """Decodes base64 text in chunks. White space is skipped. `name` is its name in errors."""
 
     def __init__(self, text: bytes | memoryview, name: str = "text") -> None:
         self._text = memoryview(text)

@@ -1,4 +1,4 @@
-"""Writes and judges the DNS record with the public half of a key (RFC 6376 3.6.1, RFC 8463 4.2).
+"""Writes and checks the DNS record of a DKIM public key (RFC 6376 3.6.1, RFC 8463 4.2).
 
 No record makes it fail. The domain's owner has to correct the record, so every finding says what is there and
 what should be.
@@ -19,6 +19,8 @@ MAX_STRING = 255  # RFC 1035 3.3: bytes of one character-string of a TXT record
 
 
 class RecordStatus(enum.StrEnum):
+    """The result of comparing a key with its DNS record."""
+
     OK = "ok"
     MISSING = "missing"
     MISMATCH = "mismatch"
@@ -31,6 +33,8 @@ class RecordStatus(enum.StrEnum):
 
 
 class Finding(NamedTuple):
+    """The state of a key's DNS record, with a description of the problem."""
+
     status: RecordStatus
     detail: str = ""
 

@@ -26,7 +26,7 @@ AsciiDomain = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class DkimEntry:
-    """One [[dkim]] table with its key. `domain` may begin with `*.`; `signing_domain` may be empty."""
+    """A [[dkim]] table with its key. `domain` may begin with `*.`; `signing_domain` may be empty."""
 
     option: str
     domain: str
@@ -41,7 +41,7 @@ class DkimEntry:
 
 
 class DkimKeys:
-    """All keys; those that `old` has are not tried again.
+    """All DKIM keys; keys that `old` contains are not read again.
 
     `ascii_domain` makes A-labels, and raises ValueError for a text that is no domain
     (routing/idna.py).

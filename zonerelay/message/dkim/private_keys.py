@@ -1,4 +1,4 @@
-"""Private keys of DKIM as PEM text: makes, reads and uses them. The only importer of `cryptography` for DKIM.
+"""Creates, reads and uses private DKIM keys in PEM. The only importer of `cryptography` for DKIM.
 
 Raises ValueError that says what is wrong with a key. No text or repr contains an byte of a key. `sign` may
 run in any thread; an RSA key releases the GIL while it works.
@@ -37,8 +37,8 @@ _HASHED = Prehashed(hashes.SHA256())
 
 @dataclass(frozen=True, slots=True)
 class PrivateKey:
-    """A private key. `sign` takes a SHA-256, 32 bytes. `public` is the value of p= (RFC 6376 3.6.1, RFC 8463
-    4.2).
+    """A private DKIM key. `sign` takes a SHA-256, 32 bytes. `public` is the value of p= (RFC 6376 3.6.1, RFC
+    8463 4.2).
     """
 
     algorithm: str

@@ -52,7 +52,9 @@ def single_spaces(data: bytes) -> bytes:
 
 
 class RelaxedBody:
-    """The hash of a body. `feed` what follows the empty line after the header, then call `digest`."""
+    """Computes the relaxed body hash of a message. `feed` what follows the empty line after the header, then
+    call `digest`.
+    """
 
     __slots__ = ("_blank_lines", "_hash", "_is_empty", "_tail")
 
@@ -99,7 +101,7 @@ _EMPTY_LINE = b"\r\n\r\n"
 
 
 class BodyHash:
-    """The hash of the body of a whole message. Feed it what follows our own header fields, `Header.lead`
+    """Computes the body hash of a whole message. Feed it what follows our own header fields, `Header.lead`
     first.
     """
 
@@ -149,8 +151,8 @@ _PIECE = 72  # characters of base64 on a line
 
 @dataclass(frozen=True)
 class DkimKey:
-    """A key that signs. `domain` is d=. `sign` takes the SHA-256 of the header, 32 bytes, and returns the
-    bare signature.
+    """A DKIM key that signs messages. `domain` is d=. `sign` takes the SHA-256 of the header, 32 bytes, and
+    returns the bare signature.
 
     `slow`: the signature takes long enough to be worth a thread.
     """

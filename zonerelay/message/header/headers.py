@@ -134,8 +134,8 @@ class HeaderTooLargeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the header says. `fields` are in order, unfolded, undecoded (RFC 2047 is for readers), limited in
-    size.
+    """The parsed header section of a message. `fields` are in order, unfolded, undecoded (RFC 2047 is for
+    readers), limited in size.
     """
 
     fields: Fields = ()
@@ -150,7 +150,8 @@ class Header:
 
 
 class HeaderScanner:
-    """Takes pieces by `feed` until `header` is set. `held` is the message so far, body bytes included.
+    """Parses a header section incrementally, until `header` is set. `held` is the message so far, body bytes
+    included.
 
     `size` is the number of its bytes that are header, without the empty line after it.
     """

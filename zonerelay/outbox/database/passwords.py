@@ -24,7 +24,7 @@ MAX_SEALED = 4096
 
 
 class PasswordError(Exception):
-    """A key or a password cannot be used. The text is for the operator and holds no secret."""
+    """A key or an encrypted password cannot be used. The text is for the operator and holds no secret."""
 
 
 def read_key(text: str) -> bytes:

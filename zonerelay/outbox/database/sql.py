@@ -1,4 +1,4 @@
-"""The SQL statements of the outbox. `Statements` holds them for one set of tables.
+"""Defines the SQL statements of the outbox. `Statements` holds them for one set of tables.
 
 A table need not have the column `priority`. The statements name it only if the table has it.
 """
@@ -50,7 +50,7 @@ _CHECKED = f"CROSS JOIN LATERAL (SELECT {_PEOPLE} <= {MAX_PEOPLE} AS ok) p"
 
 
 class _Statement:
-    """A statement whose names in angle brackets are replaced by those of one set of tables."""
+    """An SQL statement with placeholders in angle brackets for the names of tables."""
 
     def __init__(self, template: str) -> None:
         self._template = template
@@ -60,7 +60,7 @@ class _Statement:
 
 
 class Statements:
-    """The statements for one set of tables. Call `use` to state whether the table has the column
+    """The SQL statements for one set of tables. Call `use` to state whether the table has the column
     `priority`.
     """
 

@@ -26,7 +26,7 @@ from zonerelay.store.postgres.schema import Migration, check_version, run_alone
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of the tables. Every insert sends a notification on `channel`."""
+    """The names of the outbox's tables. Every insert sends a notification on `channel`."""
 
     schema: str
     messages: str

@@ -1,3 +1,3 @@
-"""The rows that this relay processes: claimed, limited by a window, composed into messages, read for
-operators, and written when an outcome is known.
+"""The rows that this relay processes: claims, the window that limits them, composition, and the writing of
+outcomes.
 """

@@ -1,5 +1,4 @@
-"""Claims rows in batches, at each notification of new rows, and once per poll interval in case a notification
-was missed.
+"""Claims rows in batches, after each notification of new rows and at least once per poll interval.
 
 Strategies (policy → the harm it prevents):
 

@@ -39,7 +39,7 @@ File: TypeAlias = "tempfile.SpooledTemporaryFile[bytes]"
 
 @dataclass(slots=True, eq=False)
 class Composed:
-    """A composed message. A small one is in `data`, a large one in `file`."""
+    """A message composed from a row. A small one is in `data`, a large one in `file`."""
 
     message: Message
     data: bytes
@@ -47,7 +47,7 @@ class Composed:
 
 
 class Composer:
-    """Composes the messages of an outbox. `max_size` is the largest size of a message, in bytes."""
+    """Composes messages from rows of the outbox. `max_size` is the largest size of a message, in bytes."""
 
     def __init__(self, max_size: int) -> None:
         self._max_size = max_size

@@ -1,4 +1,5 @@
-"""Manages the mailboxes in use. While a mailbox has mail, it has its own zone and credential.
+"""Manages the mailboxes in use, each with its zone and its login. While a mailbox has mail, it has its own
+zone and credential.
 
 A mailbox is read together with the rows that name it, and again while it is in use, so a correction in the
 table takes effect at the next read. A mailbox without mail for `IDLE` seconds is forgotten with its zone.
@@ -121,8 +122,8 @@ class LoginHost(Protocol):
 
 
 class Mailboxes:
-    """The mailboxes in use, by zone. Each is a zone and a login of the relay. Call `attach` first. The first
-    of `keys` encrypts, and all of them decrypt.
+    """Manages the mailboxes in use, by zone. Each is a zone and a login of the relay. Call `attach` first.
+    The first of `keys` encrypts, and all of them decrypt.
     """
 
     _zones: ZoneHost

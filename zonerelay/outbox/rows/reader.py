@@ -20,8 +20,8 @@ COUNT_EVERY = 10.0
 
 
 class OutboxReader:
-    """Reads the table of an outbox. The last count sets `rows`, the number of rows by status, and `lag`, the
-    seconds that the first due row has waited.
+    """Reads rows of the outbox that this relay has not claimed. The last count sets `rows`, the number of
+    rows by status, and `lag`, the seconds that the first due row has waited.
     """
 
     def __init__(self, keeper: OutboxKeeper, around: OutboxSurroundings) -> None:

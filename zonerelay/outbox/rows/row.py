@@ -52,7 +52,7 @@ _SMALL = HEAD_COLUMNS + 1 + len(PEOPLE)
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of one recipient. `done` is `sent` or `failed`; `text` is redacted."""
+    """The state of one recipient of a row. `done` is `sent` or `failed`; `text` is redacted."""
 
     done: str = ""
     attempts: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -77,7 +77,7 @@ _States = dict[str, State]
 
 
 class Write(NamedTuple):
-    """The values to store in a row. `delay` is in seconds; `None` means at once, or never again."""
+    """The values to be written to a row. `delay` is in seconds; `None` means at once, or never again."""
 
     id: int
     token: str
@@ -100,8 +100,8 @@ def read_states(json: str | None) -> _States:
 
 @dataclass(eq=False)
 class Row:
-    """A claimed row. `out` has the recipients that wait in this relay or are being attempted. `content` is
-    set for small rows.
+    """A row that this relay has claimed. `out` has the recipients that wait in this relay or are being
+    attempted. `content` is set for small rows.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""Counts the claimed rows of the outbox (the window) and decides how many more this relay may claim. Pure.
+"""Limits the number of claimed rows of the outbox. Pure.
 
 A queue belongs to a zone or a mailbox, and to one priority. Policies:
 
@@ -28,7 +28,7 @@ RESERVE = 2000
 
 
 class Window:
-    """Counts the claimed rows by queue."""
+    """Counts the claimed rows by queue and limits them."""
 
     def __init__(self) -> None:
         self._counts: Counter[QueueName] = Counter()

@@ -25,8 +25,8 @@ PAUSE = 0.5
 
 
 class OutboxWriter:
-    """Writes outcomes. It calls `written(write, kept)` when a write is durable or, with `kept` false, when
-    the claim was lost.
+    """Writes the outcomes of rows to the database. It calls `written(write, kept)` when a write is durable
+    or, with `kept` false, when the claim was lost.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""The state of one destination: the order of its mail, its suspension, its standing, its rates and its
-look-ups.
+"""The state of one destination: its queued mail, its suspension, its recent results, its rates and its route
+lookups.
 
 Every module is pure: it reads no clock and awaits nothing.
 

@@ -1,4 +1,4 @@
-"""The mail that waits in memory for one destination, and the order in which it leaves. Pure.
+"""Orders the mail that is queued in memory for one destination. Pure.
 
 A `Line` has a `Backlog` for each priority, and each backlog has two `MessageRow`s: fresh mail, and mail that
 was deferred or is backlog (`zone/window.py`). The rows take turns, and each sends its oldest message first.
@@ -28,7 +28,7 @@ STRIDE = {Priority.HIGH: 1, Priority.NORMAL: 5, Priority.BULK: 25}
 
 
 class Precedence:
-    """The order of priorities at one place: in a line, in the round robin of a zone, or in its claims."""
+    """The order of priorities in a destination queue, in a zone's round robin, or in its claims."""
 
     __slots__ = ("_at", "_now")
 
@@ -47,8 +47,8 @@ class Precedence:
 
 
 class MessageRow:
-    """Deliveries grouped by message, the oldest message first. Callers check that it is not empty (`bool`)
-    before they take one.
+    """Deliveries grouped by message, oldest message first. Callers check that it is not empty (`bool`) before
+    they take one.
 
     With `apart`, each domain of a message is a group of its own.
     """
@@ -139,7 +139,8 @@ def _all(group: Delivery | dict[str, Delivery]) -> list[Delivery]:
 
 
 class Backlog:
-    """The deliveries of one priority in a line, in message order. `domains` are those of the line.
+    """The queued deliveries of one priority to a destination, in message order. `domains` are those of the
+    line.
 
     `passed_over` are the domains that claims skip because this backlog is long enough. The store holds more
     for them. `is_new` says that the last delivery added was new (`zone/window.py`), so what the store holds
@@ -243,7 +244,7 @@ class Backlog:
 
 
 class Line:
-    """The deliveries that wait for the same route, and their domains. `apart` has the same meaning as in
+    """The queued deliveries to one destination, and their domains. `apart` has the same meaning as in
     `Backlog`.
     """
 

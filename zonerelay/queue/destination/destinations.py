@@ -1,4 +1,4 @@
-"""Destinations (lines with a route), their hosts, their batches, and the look-ups of routes. Pure.
+"""Manages destinations: their hosts, their batches, and the lookups of their routes. Pure.
 
 Nothing here awaits, and `now` is a parameter. An `Unrouted` line waits for a look-up of its domain. A
 `Destination` has a route, counts its active transactions and knows whether it is suspended. `selection.py`
@@ -44,7 +44,7 @@ connections reserved for the quick ones.
 
 
 class Standing(enum.Enum):
-    """How a destination has answered lately, which limits its part of the zone's connections."""
+    """How a destination has responded recently, which limits its share of the zone's connections."""
 
     QUICK = enum.auto()
     NEW = enum.auto()
@@ -53,7 +53,7 @@ class Standing(enum.Enum):
 
 
 class Unrouted(Line):
-    """The deliveries of one domain that wait for its route."""
+    """The deliveries to one domain whose route is being looked up."""
 
     __slots__ = ("is_hurried", "is_looked_up", "sought", "sought_fresh")
 
@@ -68,7 +68,7 @@ class Unrouted(Line):
 
 
 class Site:
-    """The hosts that one or several lines of a zone send to.
+    """A set of hosts that one or several destination queues of a zone send to.
 
     Several lines can have the same hosts but other terms (another TLS requirement, other limits). The limit
     of a line counts the transactions of all lines at the site whose limit is no larger. So lines with equal
@@ -111,7 +111,7 @@ class Site:
 
 
 class Destination(Line):
-    """A line with a route. Limits, rates and suspension apply to it."""
+    """A destination queue with a known route. Limits, rates and suspension apply to it."""
 
     __slots__ = (
         "active", "before", "begun", "counted", "is_queued", "is_slow", "key", "label", "limits",
@@ -198,7 +198,7 @@ class Destination(Line):
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One batch to attempt now: deliveries of one message for one destination."""
+    """A batch to attempt now: deliveries of one message to one destination."""
 
     destination: Destination
     route: Route
@@ -262,7 +262,7 @@ KNOWN = 10_000
 
 
 class LookUps:
-    """The look-ups of one zone."""
+    """The route lookups of one zone."""
 
     def __init__(self) -> None:
         self._waiting: FairQueue[Unrouted] = FairQueue()

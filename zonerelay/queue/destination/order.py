@@ -1,4 +1,4 @@
-"""The order of lines that wait for the same thing: a connection, or a look-up of their route. Pure.
+"""Orders the destination queues that wait for the same resource: a connection, or a route lookup. Pure.
 
 `FRESH_WEIGHT` lines with fresh mail go for each of the others. So a sender with an ordinary amount of mail
 hardly notices a long queue that is being sent at the same time, and the queue gets all remaining capacity.
@@ -21,7 +21,7 @@ _Line = TypeVar("_Line", bound=Line)
 
 
 class _NewFirst(OrderedDict[_Line, bool]):
-    """Lines in order of arrival, except that every other time a `new` line overtakes the others."""
+    """Destination queues in order of arrival, except that every second selection takes a `new` one first."""
 
     # Not a deque, because a line that leaves early must be found quickly. And a dict can be checked for
     # emptiness without a call of Python code, which happens a dozen times per message.
@@ -64,7 +64,7 @@ class _NewFirst(OrderedDict[_Line, bool]):
 
 
 class FairQueue(Generic[_Line]):
-    """Lines with fresh mail and lines without it, each at most once, in weighted order."""
+    """Destination queues with and without fresh mail, each at most once, in weighted order."""
 
     __slots__ = ("_first", "_fresh", "_fresh_taken", "_other")
 

@@ -1,4 +1,5 @@
-"""Limits how many of a zone's connections go to destinations that do not answer or that answer late. Pure.
+"""Limits how many of a zone's connections are used for destinations that do not respond or respond late (slow
+start). Pure.
 
 A host that accepts a connection and says nothing keeps it for minutes; a host that takes a message and does
 not answer keeps it for ten. So in a zone that is routed by MX every destination has a standing:
@@ -50,7 +51,7 @@ KNOWN = 20_000
 
 
 class Probation:
-    """Limits the connections of unproven and slow destinations in one zone, which may have `most`
+    """Limits the connections to unproven and slow destinations of one zone, which may have `most`
     connections.
     """
 
@@ -193,7 +194,7 @@ class Probation:
 
 
 class Probes:
-    """Limits the failed destinations of one zone that may wait for the probe that ends their suspension."""
+    """Limits how many failed destinations of one zone may be probed at the same time."""
 
     def __init__(self, window: int) -> None:
         # Each may hold a sixty-fourth of a window that is half full (`zone/window.py`).

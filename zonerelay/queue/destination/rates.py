@@ -1,4 +1,4 @@
-"""Rates: when the next transaction may begin if the configuration limits their number per time. Pure.
+"""Enforces rates: decides when the next transaction to a destination may begin. Pure.
 
 All times are readings of a monotonic clock, passed as parameters. Policy:
 
@@ -45,7 +45,9 @@ _NEVER = float("-inf")
 
 
 class Pacer:
-    """The turns at one rate. `last` is the time of a turn that was taken before the pacer was created."""
+    """Computes the send times for one rate. `last` is the time of a turn that was taken before the pacer was
+    created.
+    """
 
     __slots__ = ("_grace", "_most_pending", "_rate", "interval", "last", "next_start", "next_turn", "pending")
 
@@ -109,7 +111,7 @@ without one, so that others may start earlier.
 
 
 class SiteRates:
-    """The turns at one site, by rate, and the present rate of each of its lines."""
+    """The send times at one site, by rate, and the present rate of each of its destinations."""
 
     __slots__ = ("__weakref__", "_pacers", "_rate_of", "key")
 
@@ -139,7 +141,7 @@ class SiteRates:
 
 
 class Pace:
-    """The turns of one line: those of its site and those of the zone."""
+    """The send times of one destination, limited by the rates of its site and of its zone."""
 
     __slots__ = ("_line", "_rates", "leased", "site")
 
@@ -181,7 +183,7 @@ class Pace:
 
 
 class Ticket:
-    """Follows a batch from its start to its turns. `end` is called when the batch is over."""
+    """The send times that one batch waits for and uses. `end` is called when the batch is over."""
 
     __slots__ = ("_pace", "_pending", "_started", "taken")
 
@@ -231,7 +233,7 @@ class Ticket:
 
 
 class Rates:
-    """The turns of one zone. Changes are reported to `changed`. They outlive the zone's plan when settings
+    """The rates of one zone. Changes are reported to `changed`. They outlive the zone's plan when settings
     are replaced; otherwise a reload would reset them.
     """
 

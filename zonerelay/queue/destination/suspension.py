@@ -1,4 +1,5 @@
-"""The suspension of a destination: whether the relay may connect to it now. Pure: `now` is a parameter.
+"""Suspends a destination after failures, and decides when the relay may connect to it again. Pure: `now` is a
+parameter.
 
     open ──a batch finds no host that replies──▶ suspended ──its time is over──▶ probing ──success──▶ open
                                                     ▲                               │
@@ -41,6 +42,8 @@ are put off.
 
 
 class Transition(enum.Enum):
+    """A change of the suspension state."""
+
     NONE = enum.auto()
     SUSPENDED = enum.auto()
     RESUMED = enum.auto()

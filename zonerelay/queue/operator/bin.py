@@ -32,7 +32,7 @@ SPAN = 60.0
 
 
 class Bin:
-    """The bin of a worker. Call `start` once, and `stop` before the store is closed."""
+    """Keeps dropped mail for undo. Call `start` once, and `stop` before the store is closed."""
 
     def __init__(
         self, store: Store, *, events: Events, clock: Clock, skipped: Callable[[float], float] = lambda _: 0.0

@@ -41,14 +41,14 @@ NAME = "clock"
 
 
 class Leap(msgspec.Struct, frozen=True, kw_only=True):
-    """A leap of the wall clock by `seconds`. `at` is the wall time after the leap."""
+    """A forward jump of the system clock by `seconds`. `at` is the wall time after the leap."""
 
     at: float
     seconds: float
 
 
 class ClockLeaps:
-    """Detects forward leaps of the wall clock and stores the last one in the file `path`. There is one
+    """Detects forward jumps of the system clock and stores the last one in the file `path`. There is one
     instance per worker.
     """
 
@@ -112,7 +112,9 @@ def _write(path: Path, leap: Leap | None) -> None:
 
 
 class ClockWatch:
-    """The clock watch of a worker. Call `start` once, and `stop` before the store is closed."""
+    """Corrects the due times of a worker's mail after a clock jump. Call `start` once, and `stop` before the
+    store is closed.
+    """
 
     def __init__(
         self, operations: Operations, *, events: Events, clock: Clock, leaps: ClockLeaps | None = None

@@ -16,7 +16,7 @@ from zonerelay.store.contract import everybody
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFilter:
-    """A filter over deliveries. Every given condition must hold; an empty filter matches everything.
+    """A filter that selects deliveries. Every given condition must hold; an empty filter matches everything.
 
     `*` in `sender`, `recipient` and `domain` stands for any text. The sender `""` or `<>` is the null sender.
     Ages are seconds since acceptance. `reply_text` is searched for in the last reply.
@@ -39,7 +39,7 @@ class QueueFilter:
 
 
 class Matcher:
-    """A filter prepared for matching many deliveries."""
+    """A compiled filter, for matching many deliveries."""
 
     def __init__(self, wanted: QueueFilter, now: float) -> None:
         self._wanted = wanted

@@ -1,4 +1,4 @@
-"""The journal of operators' changes: who did what and why, and what an undo would restore.
+"""The journal of operators' changes: who changed what and why, and the previous state for undo.
 
 An *act* is one command that changes the queue. Its id is the same in all workers. For each act a worker
 writes two files next to its spool: `ID.json` records who did what, and `ID.log` holds the deliveries that the
@@ -51,11 +51,11 @@ _FRAME = struct.Struct("!II")
 
 
 class JournalError(Exception):
-    """The act does not exist, or its id is already used. The message is for an operator."""
+    """The change does not exist, or its id is already used. The message is for an operator."""
 
 
 class State(NamedTuple):
-    """The fields of a delivery that acts change, and `attempts`, which shows later attempts."""
+    """The fields of a delivery that operators can change, and `attempts`, which reveals later attempts."""
 
     queue: QueueName
     held: bool
@@ -75,7 +75,7 @@ class State(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One delivery that an act changes. `key` is its key before the change."""
+    """The previous state of one delivery that a change affects. `key` is its key before the change."""
 
     key: DeliveryKey
     before: State
@@ -83,9 +83,10 @@ class Entry(NamedTuple):
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """One change that an operator made. `what` describes the filter. `problem` says why the act cannot be
-    undone and is "" if it can. `undoes` is the act that this one has undone, and `undone_by` the act that has
-    undone this one. `finished` is false while the act runs, or after a crash has interrupted it.
+    """A change that an operator made to the queue, as stored in the journal for `undo`. `what` describes the
+    filter. `problem` says why the act cannot be undone and is "" if it can. `undoes` is the act that this one
+    has undone, and `undone_by` the act that has undone this one. `finished` is false while the act runs, or
+    after a crash has interrupted it.
     """
 
     id: str
@@ -104,7 +105,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal:
-    """The journal of a worker. `directory` is created with the first act."""
+    """Stores the operators' changes of a worker. `directory` is created with the first act."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory = directory

@@ -1,5 +1,5 @@
-"""The commands of operators on the queue: list, show, trace, retry, hold, release, reroute, bounce, drop,
-undo.
+"""Implements operators' commands on the queue: list, show, trace, retry, hold, release, reroute, bounce,
+drop, undo.
 
 Policy: deliveries that are being attempted are left alone and counted as `busy`. Every change is durable when
 its method returns. Changes are made in batches of `BATCH`, so a change of a huge queue neither blocks the
@@ -83,7 +83,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One past or future event of a message. If `recipient` is `""`, it concerns the whole message."""
+    """A past or future event of a message. If `recipient` is `""`, it concerns the whole message."""
 
     at: float
     event: str
@@ -164,6 +164,8 @@ class Tally:
 
 
 class Summary:
+    """The deliveries of a summary, grouped by a property."""
+
     def __init__(self, every: int, now: float) -> None:
         self.tally = Tally({}, [0] * (len(BOUNDS) + 1), every)
         self._now = now
@@ -183,11 +185,13 @@ _DEMAND = {TlsMode.NONE: 0, TlsMode.OPPORTUNISTIC: 1, TlsMode.REQUIRED: 2, TlsMo
 
 
 class RerouteError(Exception):
-    """The target does not exist. The message is for an operator."""
+    """The target of a reroute does not exist. The message is for an operator."""
 
 
 class Rerouting:
-    """The rerouting of one act. `left` counts, by reason, the deliveries that stay where they are."""
+    """Moves the deliveries of one change to other zones. `left` counts, by reason, the deliveries that stay
+    where they are.
+    """
 
     def __init__(
         self, zones: Zones, *, to_zone: str = "", next_hop: str = "", ask_again: bool = False
@@ -284,8 +288,8 @@ RACES = 5
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The counts of a change. `changed` can be less than `matched - busy`, because some deliveries already
-    were as wanted, or left the queue.
+    """The result of a change, in counts of deliveries. `changed` can be less than `matched - busy`, because
+    some deliveries already were as wanted, or left the queue.
 
     For an undo, `gone` deliveries have left the queue, and `altered` ones were changed by something else
     since.
@@ -308,7 +312,7 @@ class Result:
 
 
 class VerbProgress(Protocol):
-    """The progress of a command: the deliveries checked so far, and the total at the start."""
+    """The progress of a command: deliveries checked so far, and the total at the start."""
 
     done: int
     total: int
@@ -318,7 +322,9 @@ LEFT_OUT = "what cannot be read, for the spool is damaged (zonerelay status says
 
 
 class Operations:
-    """The commands on the queue of one worker. Methods raise StoreError when the store fails."""
+    """Implements the operators' commands on the queue of one worker. Methods raise StoreError when the store
+    fails.
+    """
 
     def __init__(
         self,

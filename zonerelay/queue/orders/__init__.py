@@ -1,4 +1,4 @@
-"""Suspensions and hold rules of operators (orders): mail that waits until they end, now and when it arrives.
+"""Suspensions and hold rules of operators, called orders in the code: they apply to queued and new mail.
 
 Code outside imports `order` (one order, and what the active orders say about mail; pure) and `orders` (the
 orders of the relay, stored in a file).

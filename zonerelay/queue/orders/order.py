@@ -1,5 +1,4 @@
-"""An order, which is an operator's suspension or hold rule, and its effect on mail. Pure: `now` is a
-parameter.
+"""Defines a suspension or hold rule of an operator, and its effect on mail. Pure: `now` is a parameter.
 
 Mail of a suspended zone, destination or domain waits in the store, as the zone's `Gate` says. Orders about
 senders, users or recipients, and hold rules, need the envelope: a delivery is held under the id of its order
@@ -31,8 +30,9 @@ MAX_HOSTS = 16
 
 
 class OrderFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of an order. All given selectors must match; `*` stands for any text. Answers to operators
-    have the same fields (`operations.answers.OrderRow`), so their names are a public interface.
+    """The fields of a suspension or hold rule. All given selectors must match; `*` stands for any text.
+    Answers to operators have the same fields (`operations.answers.OrderRow`), so their names are a public
+    interface.
     """
 
     id: str
@@ -64,8 +64,8 @@ class OrderFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
-    """A suspension or hold rule. `hosts` are the hosts that `destination` stands for, as far as they were
-    known when the order was given. `ended` is the time at which it ended.
+    """An operator's suspension or hold rule. `hosts` are the hosts that `destination` stands for, as far as
+    they were known when the order was given. `ended` is the time at which it ended.
     """
 
     hosts: tuple[str, ...] = ()
@@ -100,8 +100,8 @@ class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Subject(NamedTuple):
-    """The properties of mail that orders match. `destination` is its display name, and `label` its hosts with
-    ports, or "" while they are unknown.
+    """The properties of mail that suspensions and hold rules match. `destination` is its display name, and
+    `label` its hosts with ports, or "" while they are unknown.
     """
 
     zone: str
@@ -114,7 +114,9 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The mail of a zone that waits in the store. If `is_closed`, all of it waits."""
+    """Decides which deliveries of a zone wait in the store because of a suspension. If `is_closed`, all of it
+    waits.
+    """
 
     is_closed: bool = False
     domains: tuple[Order, ...] = ()
@@ -133,8 +135,8 @@ OPEN = Gate()
 
 
 class OrderTable:
-    """The active orders, and the past ones that stopped the clock of mail. It is immutable; a change creates
-    a new table.
+    """The active suspensions and hold rules, and past ones that stopped the clock of mail. It is immutable; a
+    change creates a new table.
     """
 
     def __init__(self, orders: Iterable[Order] = (), now: float = 0.0) -> None:

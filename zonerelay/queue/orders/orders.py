@@ -1,5 +1,4 @@
-"""The suspensions and hold rules (orders) of this relay, in a file that all workers share and in their
-memory.
+"""Stores the suspensions and hold rules of a relay in a file that all workers share.
 
 `orders.json`, in its own directory next to the spool, is replaced as a whole under a lock, so that concurrent
 operators or workers never overwrite each other's changes. A worker checks the file every `LOOK` seconds, so a
@@ -51,11 +50,11 @@ ZoneOf = Callable[[Origin, str, str], str | None]
 
 
 class OrdersError(ValueError):
-    """The orders cannot be read or changed. The message is for an operator."""
+    """The suspensions and hold rules cannot be read or changed. The message is for an operator."""
 
 
 class OrdersFile:
-    """The file with the orders of one relay. Its methods block."""
+    """The file of a relay's suspensions and hold rules. Its methods block."""
 
     def __init__(self, home: Path) -> None:
         self.path = home / DIRECTORY / "orders.json"
@@ -132,9 +131,9 @@ def _later(mine: Order, other: Order) -> Order:
 
 
 class Orders:
-    """The orders of a worker. `changed` is called when the set of active orders changes. `release` releases
-    what ended orders have held and returns the number of deliveries; it raises StoreError. The settler calls
-    `paused` and `keep_unattempted`.
+    """Manages the suspensions and hold rules of a worker. `changed` is called when the set of active orders
+    changes. `release` releases what ended orders have held and returns the number of deliveries; it raises
+    StoreError. The settler calls `paused` and `keep_unattempted`.
     """
 
     def __init__(

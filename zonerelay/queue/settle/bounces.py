@@ -33,11 +33,11 @@ _END_OF_HEADER = b"\r\n\r\n"
 
 
 class ReportError(Exception):
-    """The report could not be made. The outcomes that it reports must not be forgotten."""
+    """The DSN could not be created. The outcomes that it reports must not be forgotten."""
 
 
 class DsnMaker:
-    """Creates the delivery status notifications of a settler."""
+    """Creates delivery status notifications."""
 
     def __init__(
         self,

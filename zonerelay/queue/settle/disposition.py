@@ -67,8 +67,8 @@ UNREADABLE = Outcome(
 
 @dataclass(frozen=True, slots=True)
 class Disposition:
-    """A decision about one delivery. `delivery` is its old state, and `outcome` the outcome that is recorded
-    (an expiry was a deferral before).
+    """The decision about one delivery after an outcome. `delivery` is its old state, and `outcome` the
+    outcome that is recorded (an expiry was a deferral before).
 
     `report` is the report that is owed to the sender. `silence` is the reason why a failure, or a success
     that the sender asked to be reported, is not reported.
@@ -83,7 +83,7 @@ class Disposition:
 
 
 class DispositionPolicy:
-    """Decides about one recipient at a time, by the retry and bounce settings."""
+    """Decides what happens to a delivery after an outcome, by the retry and bounce settings."""
 
     def __init__(self, retry: RetryPolicy, bounce: BounceSettings) -> None:
         self._retry = retry

@@ -1,4 +1,4 @@
-"""The outcome log: changes on their way into the store. A write is retried until it succeeds.
+"""Collects outcomes and writes them to the store in batches. A write is retried until it succeeds.
 
 Changes of one iteration of the event loop are written with one `settle`. Lazy changes (outcomes of delivered
 mail) first wait up to `GATHERING` for others. Promises:
@@ -41,8 +41,8 @@ RETRY_LONGEST = 30.0
 
 @dataclass(slots=True, eq=False)
 class AtomicWrite:
-    """Changes that are written together. A `lazy` write may wait for others, because no caller waits for it.
-    Of a lazy write, `submits` changes are not changes of deliveries.
+    """Changes that are written atomically. A `lazy` write may wait for others, because no caller waits for
+    it. Of a lazy write, `submits` changes are not changes of deliveries.
     """
 
     changes: Sequence[Change]
@@ -61,7 +61,7 @@ class AtomicWrite:
 
 
 class OutcomeLog:
-    """The outcome log of a settler."""
+    """Collects outcomes until they are written to the store."""
 
     def __init__(self, store: QueueStore, events: Events, slices: Slices) -> None:
         self._store = store

@@ -75,7 +75,7 @@ stored times.
 
 
 class RetryPolicy(Protocol):
-    """The retry policy as used by the settler."""
+    """Interface: decides when a delivery is retried."""
 
     def lifetime(self, envelope: Envelope, zone: str) -> float:
         """Return the age in seconds at which a message expires in a zone."""
@@ -180,7 +180,7 @@ class ZoneRetryPolicy:
 
 
 class RetryPolicies:
-    """The built-in retry policies: that of [retry], and those of zones with their own."""
+    """The retry policies of [retry] and of zones with their own settings."""
 
     def __init__(
         self, otherwise: ZoneRetryPolicy, zones: dict[str, ZoneRetryPolicy], random: _random.Random
@@ -208,9 +208,9 @@ class RetryPolicies:
 
 
 class OutboxRetries:
-    """The retry policy for rows of the outbox: n² minutes after the n-th failed attempt, without jitter, up
-    to the number of attempts in [outbox]. The failure of the last attempt is final. Other mail, and the
-    maximum age, follow the policy `otherwise`.
+    """The retry policy for outbox rows: n² minutes after the n-th failure, without jitter, up to the number
+    of attempts in [outbox]. The failure of the last attempt is final. Other mail, and the maximum age, follow
+    the policy `otherwise`.
     """
 
     def __init__(self, otherwise: RetryPolicy, max_attempts: int) -> None:

@@ -1,4 +1,4 @@
-"""The settler turns outcomes into changes of the store, and makes the reports that senders are owed.
+"""Converts outcomes to changes of the store, and creates the bounces for senders.
 
 It owns a delivery from the moment its outcome is known until the outcome is durable. Promises:
 
@@ -62,7 +62,7 @@ RefusedStranger = Callable[[Mailbox, Reply, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlerCallbacks:
-    """Callbacks by which the settler queries and notifies other parts."""
+    """Functions through which the settler queries and notifies other components."""
 
     postponed: Postponed = lambda queue, when: None
     teller: Callable[[], Teller | None] = lambda: None
@@ -85,7 +85,7 @@ TOGETHER = 100
 
 @dataclass(slots=True, eq=False)
 class _Parcel:
-    """Deliveries of one message with one outcome each, waiting to be written."""
+    """Deliveries of one message whose outcomes are waiting to be written."""
 
     message: Message | None
     deliveries: Sequence[Delivery]
@@ -101,8 +101,8 @@ _Dsn = tuple[DsnKind, Submit]
 
 @dataclass(slots=True, eq=False)
 class Unattempted:
-    """Deliveries with an outcome but no attempt, in message order: mail for a suspended or unroutable
-    destination. There may be thousands. They are processed a few at a time, and the first `done` have been
+    """Deliveries that get an outcome without an attempt, because their destination is suspended or
+    unroutable. There may be thousands. They are processed a few at a time, and the first `done` have been
     passed on. `until` returns when the next one is to be checked again.
     """
 
@@ -137,7 +137,9 @@ class Unattempted:
 
 
 class Settler:
-    """The settler of one worker. `zones` determines how each zone handles an in-doubt outcome."""
+    """Writes the outcomes of deliveries to the store. `zones` determines how each zone handles an in-doubt
+    outcome.
+    """
 
     def __init__(
         self,

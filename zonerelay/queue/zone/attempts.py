@@ -54,7 +54,7 @@ LONGEST_FIRST = 120.0
 
 
 class Attempts:
-    """The worker tasks of one zone, with its present settings.
+    """The delivery tasks of one zone.
 
     `following` returns the next work of a task after its last, or None if there is none. `finished` is called
     with the outcomes of each work in order, which are empty if the work never reached a courier. `given_back`
@@ -210,7 +210,7 @@ class Attempts:
 
 
 class BatchTurns:
-    """The turns of one batch."""
+    """The send times that one batch waits for."""
 
     __slots__ = ("_clock", "_ticket")
 

@@ -1,4 +1,4 @@
-"""The claims of one zone: fetches deliveries from the store when there is a reason, as `ZonePlan` says.
+"""Fetches deliveries of one zone from the store when its plan requests them.
 
 One task lives as long as the zone. It continues while there is space and a reason (new mail, a due time, a
 line that has drained), then waits for the next reason. The store is not queried when nothing has happened.
@@ -37,9 +37,9 @@ OVERDUE_PAUSE = 1.0
 
 
 class Claims:
-    """Claims the deliveries of a zone. They are added to the plan, and then `claimed` is called. The task is
-    one of `tasks`, whose owner ends it. After `stop`, deliveries that a pending request still returns are
-    released.
+    """Claims deliveries of one zone from the store. They are added to the plan, and then `claimed` is called.
+    The task is one of `tasks`, whose owner ends it. After `stop`, deliveries that a pending request still
+    returns are released.
     """
 
     def __init__(

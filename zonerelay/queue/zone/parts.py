@@ -1,4 +1,4 @@
-"""The parts of the relay that every zone of one scheduler uses."""
+"""Defines the components that all zones of a scheduler share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zonerelay.telemetry.events.events import Events
 
 @dataclass(frozen=True, slots=True)
 class ZoneParts:
-    """The parts that are passed to each zone. A reload replaces `retry`."""
+    """The components that all zones of a scheduler share. A reload replaces `retry`."""
 
     store: QueueStore
     router: Router

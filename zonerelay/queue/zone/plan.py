@@ -1,4 +1,4 @@
-"""The plan of a zone: the mail in memory, the next claim, and the next batch. Pure and synchronous.
+"""Plans the mail of one zone: its mail in memory, its next claim, and its next batch. Pure and synchronous.
 
 Nothing here awaits, reads a clock or accesses a store. `zone.py` reports what happened and asks for the next
 step. The state is consistent between two calls, so there is nothing to lock.
@@ -79,7 +79,7 @@ because there may be many more.
 
 
 class ZonePlan:
-    """Plans the mail of a zone. Deliveries enter by `add` and leave when they are taken, started or
+    """Plans the deliveries of one zone. Deliveries enter by `add` and leave when they are taken, started or
     withdrawn. Each is in one place at a time.
     """
 

@@ -1,5 +1,5 @@
-"""A zone in operation: carries out the decisions of its `ZonePlan`. It looks up routes, starts attempts and
-sets timers.
+"""Runs one zone: carries out the decisions of its `ZonePlan`. It looks up routes, starts attempts and sets
+timers.
 
 Every task here belongs to the zone and ends in `stop`. Between two awaits a task makes one call on the plan,
 so no task sees the plan in an inconsistent state.
@@ -31,7 +31,8 @@ from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
 
 
 class Zone:
-    """One zone. `claims` receives the reasons to claim, and `plan` holds the waiting mail.
+    """Runs the deliveries of one zone. `claims` receives the reasons to claim, and `plan` holds the waiting
+    mail.
 
     `rates` outlive the zone: a `Zone` with newer settings takes them over. The mail of a zone that is not
     served waits in the store, because the configuration does not say how to send it.

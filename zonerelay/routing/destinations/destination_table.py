@@ -26,7 +26,7 @@ from zonerelay.routing.zones.rule_index import AddressShelf, RuleIndex, TextShel
 
 @dataclass(frozen=True, slots=True)
 class DestinationEntry:
-    """One [[destination]] table. `number` counts from 0, as in the paths of configuration problems."""
+    """A compiled [[destination]] table. `number` counts from 0, as in the paths of configuration problems."""
 
     number: int
     settings: DestinationSettings
@@ -71,8 +71,8 @@ class DestinationEntry:
 
 
 class DestinationTable:
-    """Finds the entry for mail. Raises ValueError with a message if a pattern is not a domain. It is
-    immutable; a reload creates another table.
+    """Finds the [[destination]] table that applies to mail. Raises ValueError with a message if a pattern is
+    not a domain. It is immutable; a reload creates another table.
     """
 
     def __init__(self, destinations: Sequence[DestinationSettings] = ()) -> None:
@@ -96,6 +96,8 @@ class DestinationTable:
 
 
 class _Rule:
+    """A rule that selects a [[destination]] table."""
+
     __slots__ = ("_domains", "_hosts", "_zones", "entry")
 
     def __init__(self, entry: DestinationEntry) -> None:

@@ -53,9 +53,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExaminedRoute:
-    """A route and what determined its terms: `entry` of [[destination]], and `sts` if a policy
-    was looked up.
-    """
+    """A route with the table and the policy that determined its limits and TLS."""
 
     answer: Route | Unroutable
     entry: DestinationEntry | None = None
@@ -63,7 +61,8 @@ class ExaminedRoute:
 
 
 class MxRouter:
-    """Implements `queue.contract.Router`. `hostname` is the relay's name in MX records.
+    """Finds the hosts of a domain (implements `queue.contract.Router`). `hostname` is the relay's name in MX
+    records.
 
     Without `sts` no zone looks up MTA-STS policies.
     """

@@ -30,7 +30,7 @@ SiteKey = NewType("SiteKey", str)
 
 @dataclass(frozen=True, slots=True)
 class TlsDemand:
-    """The conditions that a connection must meet before mail is sent on it.
+    """The TLS requirements of a route.
 
     `dane` means that the MX records were secure, so DANE applies to hosts with TLSA records (RFC 7672) under
     any `mode`. `names` and `certificates` (SHA-256, lower-case hex) replace the host's name in VERIFY.
@@ -45,7 +45,7 @@ class TlsDemand:
 
 
 class DestinationLimits(msgspec.Struct, frozen=True, gc=False):
-    """The limits of one destination. `max_rate` counts transactions."""
+    """The connection and rate limits of a destination. `max_rate` counts transactions."""
 
     max_connections: int
     max_recipients_per_transaction: int
@@ -109,7 +109,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Unroutable:
-    """There is no host to try. `outcome` says why (bounced only if RFC 5321 and RFC 7505 say so).
+    """No host can be tried. `outcome` says why (bounced only if RFC 5321 and RFC 7505 say so).
 
     `expires` is Unix time. Until then the answer may be reused for other mail to the domain.
     """
@@ -125,7 +125,7 @@ class Unroutable:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Deliveries of one message that go to one destination in one transaction.
+    """Deliveries of one message to one destination in one transaction.
 
     If there is a rate, the courier awaits `take_turn` before each transaction; false means that the wait for
     a turn would be too long. `rcptdomainmax` is the number of domains on a connection for which the peer

@@ -21,6 +21,8 @@ Record = TypeVar("Record")
 
 
 class DnsStatus(enum.StrEnum):
+    """The status of a DNS answer, by kind of failure."""
+
     OK = "ok"
     NXDOMAIN = "no such name"
     NODATA = "no record of this type"
@@ -58,7 +60,8 @@ class TlsaRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class DnsAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
-    """The answer to a query. `records` is empty unless the status is OK. `expires` is on the monotonic clock.
+    """The answer to a DNS query. `records` is empty unless the status is OK. `expires` is on the monotonic
+    clock.
 
     `secure` means that DNSSEC validates the answer, including denials, and the resolver is trusted
     (`trust_ad`). `canonical` is the name at the end of the aliases, if there are any.

@@ -44,7 +44,7 @@ def need(is_plain: bool) -> None:
 
 
 class Kind(NamedTuple, Generic[Record]):
-    """A type of record. `read` parses its data in a packet, between two offsets.
+    """A DNS record type. `read` parses its data in a packet, between two offsets.
 
     `read` raises NotPlainError, IndexError and struct.error.
     """
@@ -163,7 +163,7 @@ _SOA_MINIMUM = 16
 
 
 class Reading(msgspec.Struct, Generic[Record], frozen=True, gc=False):
-    """The content of an answer. `ttl` is in seconds and unbounded. `authentic` is its AD bit.
+    """The parsed content of a DNS answer. `ttl` is in seconds and unbounded. `authentic` is its AD bit.
 
     `canonical` is the name at the end of the aliases, if there are any.
     """
@@ -246,6 +246,8 @@ def _pass_question(packet: bytes, name: str, code: int) -> int:
 
 
 class _Row(NamedTuple):
+    """One DNS record."""
+
     owner: str
     code: int
     ttl: int

@@ -1,4 +1,4 @@
-"""The resolver: asynchronous, with a bounded cache, and without exceptions.
+"""An asynchronous DNS resolver with a bounded cache; failures are returned as values.
 
 Answers are cached by their TTL, between `MIN_TTL` and `dns.max_ttl`; "no such name" and "no data" by the
 zone's negative TTL, up to `dns.negative_ttl`; failures only for `FAILURE_TTL`, so that a short problem of a
@@ -66,6 +66,8 @@ _LOOPBACK = ("127.0.0.1", "::1")
 
 
 class Hosts:
+    """The addresses in a hosts file, by name."""
+
     def __init__(self, names: Mapping[str, tuple[str, ...]]) -> None:
         self.names: Mapping[str, tuple[str, ...]] = dict(names)
 
@@ -78,7 +80,7 @@ class Hosts:
 
 
 class HostsFile(Hosts):
-    """The names in a hosts file, as it is at each look-up."""
+    """Reads a hosts file, and reads it again when it has changed."""
 
     def __init__(self, path: Path = HOSTS_FILE) -> None:
         super().__init__({})
@@ -129,6 +131,8 @@ Question = tuple[str, str]
 
 
 class AnswerCache(Generic[Record]):
+    """A bounded cache of DNS answers."""
+
     def __init__(self, limit: int, clock: Clock) -> None:
         self._limit = max(limit, 1)
         self._clock = clock
@@ -181,8 +185,8 @@ Raw = TypeVar("Raw")
 
 
 class Resolver:
-    """The resolver of a worker. `hosts` has names that need no DNS; by default it is the machine's hosts
-    file.
+    """Resolves DNS names, with a cache. `hosts` has names that need no DNS; by default it is the machine's
+    hosts file.
 
     `random` generates the ids of queries. A predictable id makes answers easier to forge.
     """

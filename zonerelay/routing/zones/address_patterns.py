@@ -26,8 +26,7 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 class AddressTable:
-    """A table of patterns, each with a number such as that of a rule. No pattern matches the null
-    sender.
+    """Maps address patterns to numbers, such as those of rules. No pattern matches the null sender.
 
     Raises ValueError with a message if the domain of a pattern is invalid.
     """
@@ -65,7 +64,7 @@ class AddressTable:
 
 
 class AddressPatterns:
-    """A set of patterns. Raises ValueError with a message if the domain of a pattern is invalid."""
+    """A set of address patterns. Raises ValueError with a message if the domain of a pattern is invalid."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._patterns = tuple(patterns)
@@ -86,7 +85,7 @@ class AddressPatterns:
 
 
 class _Globs:
-    """Patterns for local parts, by the text before their first `*`."""
+    """Patterns for local parts, indexed by the text before their first `*`."""
 
     def __init__(self) -> None:
         self._by_start: dict[str, list[tuple[Callable[[str], bool], str]]] = {}

@@ -25,7 +25,7 @@ _ANY = "*"
 
 
 class RoutedMail:
-    """The properties of mail that conditions test. `size` is None while it is unknown."""
+    """The properties of a message that routes match. `size` is None while it is unknown."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ AboutRecipient = Callable[[str], str]
 
 
 class Rule:
-    """One route. `number` counts from 1. Raises ValueError with a message if the domain of a pattern is
-    invalid.
+    """The compiled conditions of one route. `number` counts from 1. Raises ValueError with a message if the
+    domain of a pattern is invalid.
 
     A route without any condition matches all mail.
     """
@@ -156,7 +156,7 @@ def _size(mail: RoutedMail) -> str:
 
 
 class _Domains:
-    """Names and wildcards in sets. The cost of a look-up is the number of labels, not of names."""
+    """A set of domain names and wildcards. The cost of a look-up is the number of labels, not of names."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._any = _ANY in patterns
@@ -178,6 +178,8 @@ class _Domains:
 
 
 class _Header:
+    """A condition on a header field."""
+
     def __init__(self, text: str) -> None:
         self.text = text
         name, _, value = text.partition(":")

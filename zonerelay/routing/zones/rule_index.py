@@ -1,4 +1,4 @@
-"""Finds rules of which the first match decides, without evaluating all of them.
+"""Finds the first matching rule without evaluating all rules.
 
 Each rule is indexed under one of its conditions, the one whose values the fewest other rules have. `find`
 returns the numbers of the rules that may match, in order, and omits no rule that matches. The caller
@@ -27,7 +27,7 @@ Conditions = Mapping[str, Sequence[str] | Sequence[Network]]
 
 
 class Shelf(Protocol):
-    """An index of the rules by the values of one condition."""
+    """An index of rules by the values of one condition."""
 
     def add(self, value: str | Network, number: int) -> None:
         """Add a rule under a value. Raise ValueError if the value cannot be indexed."""
@@ -37,7 +37,7 @@ class Shelf(Protocol):
 
 
 class TextShelf:
-    """An index by texts, which are compared as they are. `*` is any text but `""`."""
+    """An index of rules by text. `*` is any text but `""`."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, list[int]] = {}
@@ -52,7 +52,7 @@ class TextShelf:
 
 
 class AddressShelf:
-    """An index by address patterns (`address_patterns`). The argument of a look-up is a mailbox."""
+    """An index of rules by address pattern (`address_patterns`). The argument of a look-up is a mailbox."""
 
     def __init__(self) -> None:
         self._table = AddressTable()
@@ -69,7 +69,7 @@ class AddressShelf:
 
 
 class NetworkShelf:
-    """An index by networks. The argument of a look-up is the address of a client."""
+    """An index of rules by network. The argument of a look-up is the address of a client."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int], dict[int, list[int]]] = {}
@@ -91,7 +91,9 @@ class NetworkShelf:
 
 
 class RuleIndex:
-    """An index of rules. `shelves` are empty indexes, one for each condition that can be indexed."""
+    """An index that finds the first matching rule. `shelves` are empty indexes, one for each condition that
+    can be indexed.
+    """
 
     def __init__(self, shelves: Mapping[str, Shelf], rules: Sequence[Conditions]) -> None:
         self._others: list[int] = []

@@ -33,8 +33,7 @@ MAX_NAME = 64  # characters of a name that a message gives: no zone has a longer
 
 
 class Choice(NamedTuple):
-    """The chosen zone and the reason for the trace (`route=2 sender matches …`), which is `""` if there was
-    no choice.
+    """The chosen zone and the reason (`route=2 sender matches …`; `""` if there was no choice).
 
     If `priority` is None, the message's own priority applies.
     """
@@ -91,8 +90,8 @@ class Explanation:
 
 
 class Zones:
-    """The zones and routes. `take_up` replaces them at a reload, so that holders of this object see the new
-    ones.
+    """Chooses the zone of each delivery by the routes. `take_up` replaces them at a reload, so that holders
+    of this object see the new ones.
 
     Raises ValueError with a message if a pattern of a route cannot be used.
     """
@@ -185,7 +184,9 @@ class Zones:
 
 
 class _Choosing:
-    """The routes for one message. Conditions about the message are evaluated once for each route."""
+    """Evaluates the routes for one message. Conditions about the message are evaluated once for each
+    route.
+    """
 
     def __init__(self, rules: Sequence[Rule], index: RuleIndex, mail: RoutedMail) -> None:
         self._rules, self._index, self._mail = rules, index, mail

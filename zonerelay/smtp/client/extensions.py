@@ -1,4 +1,5 @@
-"""Parses what a server offers in its EHLO reply, and writes the LIMITS and FUTURERELEASE lines of ours.
+"""Parses a server's EHLO extensions, and writes the LIMITS and FUTURERELEASE lines of the relay's own EHLO
+reply.
 
 Unknown keywords are ignored, and so are values that break the syntax of their RFC: a limit that cannot be
 read is no limit.
@@ -21,7 +22,9 @@ _LIMITS = re.compile(r"[A-Z0-9_-]+(?:=[!-:<-~]+)?(?: +[A-Z0-9_-]+(?:=[!-:<-~]+)?
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLimits:
-    """A server's limits (RFC 9422 4): RCPT in a transaction, MAIL in a session, domains in a session."""
+    """The limits that a server announces (RFC 9422 4): RCPT in a transaction, MAIL in a session, domains in a
+    session.
+    """
 
     rcptmax: int | None = None
     mailmax: int | None = None
@@ -34,7 +37,8 @@ NO_AUTH: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The service extensions that the relay knows. A server with HELO only has none: `Capabilities()`.
+    """The service extensions of a server that the relay supports. A server with HELO only has none:
+    `Capabilities()`.
 
     `size` is the largest message in bytes, `None` when the server sets no fixed limit (RFC 1870 4: no SIZE
     keyword, no number, or zero).

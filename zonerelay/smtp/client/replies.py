@@ -1,4 +1,4 @@
-"""Parses a peer's replies, from bytes to `Reply`, incrementally.
+"""Parses a peer's replies incrementally, from bytes to `Reply`.
 
 It is tolerant where servers differ (bare LF, missing text, missing or misplaced enhanced codes, several codes
 in one multi-line reply: the last line counts, as in Postfix). Lines without a code from 200 to 599 are
@@ -37,11 +37,11 @@ _ENHANCED = re.compile(r"([245])\.([0-9]{1,3}\.[0-9]{1,3})(?: +|\Z)")
 
 
 class PeerError(Exception):
-    """The peer sent something that is not SMTP; the conversation cannot go on."""
+    """The peer sent something that is not SMTP, so the session cannot continue."""
 
 
 class ReplyParser:
-    """Bytes in, replies out: `feed`, then `next_reply` until it returns `None`.
+    """Parses replies incrementally: call `feed`, then `next_reply` until it returns `None`.
 
     Replies that were complete before the offending bytes are still returned, in order: a `250` for the final
     dot must not be lost because of what follows it.

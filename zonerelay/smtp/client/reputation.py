@@ -1,4 +1,5 @@
-"""Tells whether a refusal is about our address: its reputation, its listing, its name in DNS.
+"""Detects replies that reject the relay's own address because of its reputation, a blocklist or its reverse
+DNS.
 
 The module is a table of receivers' texts, because no code says it: 5.7.1 is everything from a block list to a
 wrong password. The unit test has a reply as it was seen for each row. The text is read as one line in lower

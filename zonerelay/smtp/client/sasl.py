@@ -1,4 +1,4 @@
-"""The client's side of a log-in: SASL mechanisms that answer challenges. No I/O.
+"""The client side of SASL: mechanisms that answer challenges. No I/O.
 
 PLAIN (RFC 4616), LOGIN, SCRAM-SHA-1 and SCRAM-SHA-256 without channel binding (RFC 5802, RFC 7677), XOAUTH2.
 A `SaslConversation` carries one of them over SMTP (RFC 4954): lines out, replies in, until `done`.
@@ -87,19 +87,21 @@ _LONG_WORD = re.compile(r"[A-Za-z0-9+/=._~-]{12,}", re.ASCII)
 
 
 class SaslError(Exception):
-    """The server's part of the exchange is wrong, or ours cannot be made. The text is for the operator."""
+    """The server violated the SASL exchange, or the client's response cannot be created. The text is for the
+    operator.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SaslIdentity:
-    """The user that logs in. `secret`: the password, or the access token."""
+    """The user name and secret of a login. `secret`: the password, or the access token."""
 
     user: str
     secret: str = field(repr=False)
 
 
 class Mechanism:
-    """A SASL mechanism. `name` is its name in EHLO."""
+    """The base class of SASL mechanisms. `name` is its name in EHLO."""
 
     name: str
     first: bytes | None = None
@@ -144,8 +146,8 @@ def make_mechanism(name: str, identity: SaslIdentity, nonce: str) -> Mechanism:
 
 
 class SaslConversation:
-    """The client's side of AUTH. `begin`, then `receive` each reply of the server, until `done`: the last
-    reply is the answer.
+    """The client side of an AUTH exchange. `begin`, then `receive` each reply of the server, until `done`:
+    the last reply is the answer.
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
@@ -210,6 +212,8 @@ class SaslConversation:
 
 
 class Plain(Mechanism):
+    """The PLAIN mechanism (RFC 4616)."""
+
     name = "PLAIN"
     reads_challenges = False
 
@@ -221,7 +225,7 @@ class Plain(Mechanism):
 
 
 class LoginMechanism(Mechanism):
-    """The first challenge asks for the name, the second for the password; servers differ in their words."""
+    """The LOGIN mechanism: the first challenge asks for the name, the second for the password."""
 
     name = "LOGIN"
     reads_challenges = False
@@ -234,8 +238,8 @@ class LoginMechanism(Mechanism):
 
 
 class Xoauth2(Mechanism):
-    """The form in which Google and Microsoft take an access token. A refusal comes as a challenge
-    with JSON.
+    """The XOAUTH2 mechanism of Google and Microsoft, which sends an access token. A refusal comes as a
+    challenge with JSON.
     """
 
     name = XOAUTH2
@@ -254,7 +258,7 @@ class Xoauth2(Mechanism):
 
 
 class Scram(Mechanism):
-    """SCRAM (RFC 5802). `respond` computes for milliseconds: see `is_slow`."""
+    """The SCRAM mechanism (RFC 5802). `respond` computes for milliseconds: see `is_slow`."""
 
     def __init__(self, name: str, digest: str, identity: SaslIdentity, nonce: str) -> None:
         self.name = name

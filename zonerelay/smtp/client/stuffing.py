@@ -32,8 +32,8 @@ _CLEAN = (None, "\r\n")
 
 
 class ChunkLines:
-    """A check of line endings across BDAT chunks. `feed` every piece in order, then `finish` once; send what
-    they return. `plain`: skip the check.
+    """Checks the line ends of a body across BDAT chunks. `feed` every piece in order, then `finish` once;
+    send what they return. `plain`: skip the check.
     """
 
     __slots__ = ("_ended", "_held_cr", "_line_ends")
@@ -84,7 +84,8 @@ _HIDDEN_DOT = re.compile(rb"(\r\n\x00+)\.")
 
 
 class DotStuffer(ChunkLines):
-    """A dot-stuffer for DATA. `feed` every chunk in order, then `finish` once; write what they return.
+    """Applies dot-stuffing to a body sent with DATA. `feed` every chunk in order, then `finish` once; write
+    what they return.
 
     `plain`: the body needs nothing but its end.
     """

@@ -1,4 +1,4 @@
-"""The client's half of one mail transaction with DATA, as values: replies in, bytes to write out. No I/O.
+"""The client side of one mail transaction with DATA: receives replies and returns the bytes to send. No I/O.
 
 `chunked.py` does the same with BDAT.
 
@@ -185,7 +185,7 @@ PARAMETER_DETAILS = frozenset({"5.1", "5.2", "5.4"})
 
 
 class Phase(enum.StrEnum):
-    """The command whose reply comes next; the value completes "connection lost during …"."""
+    """The command whose reply is expected next; the value completes "connection lost during …"."""
 
     MAIL = "MAIL"
     RCPT = "RCPT"
@@ -200,7 +200,7 @@ class Phase(enum.StrEnum):
 
 
 class BdatTrouble(enum.StrEnum):
-    """Why a host should get DATA for a while."""
+    """The reason why a host is sent DATA instead of BDAT for a while."""
 
     UNKNOWN = "it offers CHUNKING and does not know BDAT"
     UNANSWERED = "it did not answer BDAT, or the connection was lost"
@@ -229,7 +229,7 @@ def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
 
 
 class Transaction:
-    """One attempt to hand one message to one peer for `deliveries`, of which there is at least one."""
+    """The client side of one transaction, which sends a message to one peer for at least one delivery."""
 
     def __init__(
         self,
@@ -546,8 +546,8 @@ def can_be_chunked(head: bytes) -> bool:
 
 
 class ChunkedTransaction(Transaction):
-    """The sender of a body with BDAT. `content` is the whole body (`chunk_lines.py`). `probe`: its first
-    byte goes alone.
+    """A transaction that sends the body with BDAT. `content` is the whole body (`chunk_lines.py`). `probe`:
+    its first byte goes alone.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Cuts the client's bytes into command lines, and a line into a verb and its argument (RFC 5321 4.1.1).
+"""Splits the client's bytes into command lines, and lines into verb and argument (RFC 5321 4.1.1).
 
 Lines come from `LineReader`, so CR before LF is gone. Control characters and broken UTF-8 are refused here,
 once, for every command: the text of a client ends in logs, in header fields and at the next server.
@@ -29,14 +29,14 @@ _CRLF = b"\r\n"
 
 
 class LineFault(enum.Enum):
-    """A fault in place of a line."""
+    """A client line that cannot be used."""
 
     TOO_LONG = "too long"
     BARE_LF = "bare LF"
 
 
 class LineReader:
-    """A splitter of command lines. `feed` bytes, then call `next` until it returns `None`.
+    """Splits received bytes into command lines. `feed` bytes, then call `next` until it returns `None`.
 
     `waiting` is the number of bytes that no call of `next` has returned yet; only this class sets it.
     """

@@ -1,4 +1,4 @@
-"""Line ends inside a message: CRLF and nothing else (DESIGN rule 5). Sans-IO.
+"""Parses message bodies with strict line ends: only CRLF ends a line. Sans-IO.
 
 A bare LF becomes CRLF; a bare CR becomes a space, so that no header or body boundary appears where the
 sender's server saw none. NUL and other control characters are kept: they end no line, and a changed byte
@@ -27,7 +27,7 @@ def crlf_only(body: bytes) -> bytes:
 
 
 class LineEnds:
-    """What a reader of bodies knows about lines. `bare_lf` and `bare_cr` count what was changed.
+    """The line ends found while reading a body. `bare_lf` and `bare_cr` count what was changed.
 
     `has_long`: a line is longer than MAX_LINE.
     """
@@ -87,7 +87,7 @@ _TAILS = tuple(END_OF_DATA[:size] for size in (4, 3, 2, 1))
 
 
 class BodyReader(LineEnds):
-    """Feed wire bytes, take body bytes, until `done`; `rest` is what followed the end of data."""
+    """Reads a body from wire bytes until `done`; `rest` contains the bytes after the end of data."""
 
     __slots__ = ("_held", "_virtual", "done", "rest")
 
@@ -178,8 +178,8 @@ def parse_bdat(argument: str) -> tuple[int, bool]:
 
 
 class ChunkReader(LineEnds):
-    """A reader of chunks. `begin` for every BDAT command, then `feed` until `chunk_done`; after the last
-    chunk it is `done`.
+    """Reads the chunks of BDAT. `begin` for every BDAT command, then `feed` until `chunk_done`; after the
+    last chunk it is `done`.
 
     `feed` must be called at least once for each chunk, with nothing if nothing has come: that ends a
     chunk of no bytes, and the last one may yield the line end that its body lacked.

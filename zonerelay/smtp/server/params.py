@@ -1,4 +1,4 @@
-"""Parses the arguments of MAIL and RCPT: a path, then ESMTP parameters.
+"""Parses the arguments of MAIL and RCPT: a path followed by ESMTP parameters.
 
 SIZE (RFC 1870), BODY (6152), SMTPUTF8 (6531), RET, ENVID, NOTIFY, ORCPT (3461), AUTH (4954), HOLDFOR and
 HOLDUNTIL (4865). `parse_mail` and `parse_rcpt` return values or raise `CommandError` with the reply to give.
@@ -151,7 +151,7 @@ Parameters = dict[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class MailCommand:
-    """MAIL: `size` is what the client declared, 0 if it did not.
+    """A parsed MAIL command; `size` is the declared size, or 0.
 
     `hold_for` (seconds) or `hold_until` (Unix time) when the message is to be kept for later, never both.
     """

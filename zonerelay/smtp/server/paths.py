@@ -53,7 +53,7 @@ _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 
 
 class CommandError(Exception):
-    """The client's fault; `reply` says so."""
+    """The command is invalid; `reply` is the reply to the client."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(str(reply))
@@ -61,7 +61,7 @@ class CommandError(Exception):
 
 
 class PathTooLongError(CommandError):
-    """The local part, the domain or the whole path is longer than RFC 5321 allows."""
+    """The local part, the domain or the path is longer than RFC 5321 allows."""
 
 
 def command_error(code: int, detail: str, text: str) -> CommandError:

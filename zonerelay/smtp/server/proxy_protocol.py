@@ -1,5 +1,5 @@
-"""The header that a load balancer puts before a client's first byte (HAProxy's PROXY protocol, versions 1
-and 2). Sans-IO.
+"""Parses the header of HAProxy's PROXY protocol (versions 1 and 2), which a load balancer sends before a
+client's first byte. Sans-IO.
 
 Owns the bytes until the header is whole; what follows it is `rest`, and may be TLS already. Anything that is
 not exactly a header is a `ProxyFault`, with a text for the operator: the connection is to be closed without a
@@ -81,7 +81,7 @@ class ProxyFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProxyHeader:
-    """The client in front of the balancer; `("", 0)` when the header does not name one."""
+    """The client named by a PROXY header, or `("", 0)` if the header names none."""
 
     address: str
     port: int
@@ -96,8 +96,8 @@ def looks_like_proxy(data: bytes) -> bool:
 
 
 class ProxyReader:
-    """A reader of the PROXY header. `feed` bytes until a header comes back; then it is done, and `rest` is
-    what followed.
+    """Reads a PROXY header incrementally. `feed` bytes until a header comes back; then it is done, and `rest`
+    is what followed.
     """
 
     __slots__ = ("_buffer", "rest")
@@ -235,7 +235,7 @@ _UNAVAILABLE = frozenset({"[UNAVAILABLE]", "[TEMPUNAVAIL]"})
 
 @dataclass(frozen=True, slots=True)
 class XClient:
-    """The attributes of the command. `None` is not named and stays; `""` (port: 0) is unknown."""
+    """The attributes of an XCLIENT command. `None` is not named and stays; `""` (port: 0) is unknown."""
 
     name: str | None = None
     address: str | None = None

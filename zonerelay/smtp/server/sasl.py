@@ -1,4 +1,4 @@
-"""The server's side of SASL: PLAIN (RFC 4616) and LOGIN inside the AUTH exchange of RFC 4954.
+"""The server side of SASL: PLAIN (RFC 4616) and LOGIN within the AUTH exchange of RFC 4954.
 
 One `SaslExchange` turns the client's responses into challenges and, at the end, `Credentials`; another module
 checks them. Refusals are `CommandError`s, which end the exchange:
@@ -41,7 +41,9 @@ _CHALLENGES = ("VXNlcm5hbWU6", "UGFzc3dvcmQ6")  # "Username:", "Password:"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The name and password of a client, unchecked. `repr` shows neither: people confuse the fields."""
+    """The user name and password sent by a client, unchecked. `repr` shows neither: people confuse the
+    fields.
+    """
 
     user: str = field(repr=False)
     password: str = field(repr=False)
@@ -59,7 +61,9 @@ def parse_auth(argument: str) -> tuple[str, str | None]:
 
 
 class SaslExchange:
-    """One exchange. `respond` first takes the initial response, then each line of the client without CRLF."""
+    """The server side of one AUTH exchange. `respond` first takes the initial response, then each line of the
+    client without CRLF.
+    """
 
     def __init__(self, mechanism: str) -> None:
         self.mechanism = mechanism

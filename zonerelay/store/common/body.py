@@ -40,7 +40,7 @@ LARGEST = 4 * 1024 * 1024
 
 
 class BodyCache:
-    """A cache of the newest bodies. Others are read from the store."""
+    """Caches the bodies of new messages. Others are read from the store."""
 
     def __init__(self, capacity: int = CAPACITY, largest: int = LARGEST) -> None:
         self._capacity = capacity
@@ -171,7 +171,7 @@ class Spool(Protocol):
 
 
 class BodyWriter:
-    """The writer of an arriving message."""
+    """Writes the body of an arriving message in chunks."""
 
     def __init__(self, spool: Spool, envelope: Envelope) -> None:
         self._spool = spool

@@ -15,8 +15,9 @@ from zonerelay.store.contract import QueueCounts
 
 
 class Counts:
-    """The counts of one spool. They are changed only on the event loop. The scan sets `is_whole` when it
-    ends. `left` is the key at which the scan continues; it will count the changes from there on.
+    """Counts of the deliveries in one spool. They are changed only on the event loop. The scan sets
+    `is_whole` when it ends. `left` is the key at which the scan continues; it will count the changes from
+    there on.
     """
 
     def __init__(self, left: bytes | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Reads many messages for a list. Unreadable messages are skipped."""
+"""Reads many messages for a list, in batches. Unreadable messages are skipped."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def decode_message(message_id: MessageId, raw: bytes) -> Message:
 
 
 class DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
-    """The members of `Delivery` that are not in its key."""
+    """The fields of `Delivery` that are not in its key."""
 
     created: float
     attempts: int = 0
@@ -161,7 +161,7 @@ class DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
 
 
 class DeliveryStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The members of a delivery record that its state and age depend on. The others are skipped."""
+    """The fields of a delivery record that determine its state and age. The others are skipped."""
 
     created: float
     next_attempt: float = 0.0

@@ -61,7 +61,7 @@ Apply = Callable[[Write], Awaitable[None]]
 
 
 class _Parts(NamedTuple):
-    """The rows of a message. `sizes` has the sizes of chunks by the last field of their keys, -1 if one is
+    """The records of a message. `sizes` has the sizes of chunks by the last field of their keys, -1 if one is
     unreadable.
     """
 
@@ -73,7 +73,7 @@ class _Parts(NamedTuple):
 
 @dataclass(slots=True)
 class _Examined:
-    """The result of one reading of a message. `kept` has its rows without chunks."""
+    """A message that was checked. `kept` has its rows without chunks."""
 
     parts: _Parts
     faults: list[Told] = field(default_factory=list)
@@ -115,7 +115,7 @@ async def mend(
 
 
 class _Comparison:
-    """One scan of a partition."""
+    """Compares the records of one partition during a scan."""
 
     def __init__(self, reader: KeyReader, findings: Findings, tell: Tell, octets: int) -> None:
         self._reader = reader
@@ -573,7 +573,7 @@ def _counted(numbers: Iterator[int]) -> Iterator[tuple[int, int]]:
 
 
 class _Sorted:
-    """Messages in order, each with a number."""
+    """Messages in sorted order, each with a number."""
 
     def __init__(self, pairs: Iterator[tuple[int, int]], passed: array[int]) -> None:
         self._pairs = pairs

@@ -30,6 +30,8 @@ from zonerelay.store.keys.port import (
 
 @dataclass(slots=True, eq=False)
 class _Partition:
+    """The data of one partition in memory."""
+
     rows: SortedDict[bytes, bytes] = field(default_factory=SortedDict)
     epoch: int = 0
     writer: str = ""
@@ -38,8 +40,8 @@ class _Partition:
 
 
 class MemoryEngine:
-    """Any number of partitions in memory. With a `lease` of 0 a partition is free as soon as its writer has
-    closed it.
+    """An engine that stores partitions in memory. With a `lease` of 0 a partition is free as soon as its
+    writer has closed it.
     """
 
     def __init__(self, clock: Clock, *, lease: float = 0.0) -> None:
@@ -80,7 +82,7 @@ class MemoryEngine:
 
 
 class MemoryKeys:
-    """One partition in memory."""
+    """A partition in memory."""
 
     def __init__(self, engine: MemoryEngine, node: int) -> None:
         self._engine = engine

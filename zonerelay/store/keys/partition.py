@@ -75,7 +75,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Callbacks to the owner on the event loop, which must not raise.
+    """Functions that a partition calls on the event loop; they must not raise.
 
     `on_trouble` is called when the partition can no longer be written, and `on_back` when it can again.
     `on_refused` is called when writes were refused for lack of space while others succeed. `observe` receives
@@ -92,6 +92,8 @@ class Hooks:
 
 @dataclass(slots=True, eq=False)
 class _Job:
+    """A write that is waiting for its batch."""
+
     write: Write
     applied: Callable[[], None] = _nothing
     done: asyncio.Future[None] | None = None
@@ -110,14 +112,14 @@ class _Job:
 
 
 class _Group(NamedTuple):
-    """The jobs of one batch, and their approximate size in bytes."""
+    """The jobs of one batch, and their approximate size."""
 
     jobs: Sequence[_Job]
     size: int
 
 
 class Partition:
-    """A partition whose writer is this process. `open_partition` opens it. It belongs to one event loop."""
+    """Writes a partition, as its only writer. `open_partition` opens it. It belongs to one event loop."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Defines the port: the promises of an engine of ordered keys.
+"""Defines the interface of an engine of ordered keys.
 
 A **partition** is an ordered map of bytes to bytes that survives power cuts and has one writer. A shared
 engine has one partition for each node. Keys are compared byte by byte.
@@ -62,21 +62,21 @@ Row = tuple[bytes, bytes]
 
 
 class FencedError(StoreError):
-    """Another writer has the partition. Nothing of this call was written, and this writer can never write
-    again.
+    """Another writer has taken over the partition. Nothing of this call was written, and this writer can
+    never write again.
     """
 
 
 class StrangeStoreError(StoreOpenError):
-    """The store has lost the queue, or is a different one."""
+    """The store has lost the queue, or contains a different one."""
 
 
 class OlderStateError(StoreOpenError):
-    """The store has an older state than this machine has seen. Nothing was written."""
+    """The store contains an older state than this machine has seen. Nothing was written."""
 
 
 class NodeTakenError(StoreOpenError):
-    """Another process is the writer of the partition, and its lease has not ended."""
+    """Another process is the writer of the partition, and its lease has not expired."""
 
 
 class KeyRange(NamedTuple):
@@ -173,7 +173,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A partition as other nodes see it. `writer` is the token of its last writer. `is_left` is whether that
+    """A partition as seen by other nodes. `writer` is the token of its last writer. `is_left` is whether that
     writer has closed it, and `is_over` whether it has no writer now and may be adopted.
     """
 
@@ -194,7 +194,7 @@ class KeyPage(NamedTuple):
 
 
 class KeyReader(Protocol):
-    """The read operations of one partition. Every method raises StoreError."""
+    """Interface: the read operations of one partition. Every method raises StoreError."""
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of the keys, with None for missing keys."""
@@ -209,7 +209,9 @@ class KeyReader(Protocol):
 
 
 class Keeper(KeyReader, Protocol):
-    """One partition of an engine. Calls of `enter`, `apply`, `leave` and `close` must not overlap."""
+    """Interface: one partition of an engine. Calls of `enter`, `apply`, `leave` and `close` must not
+    overlap.
+    """
 
     async def look(self) -> State | None:
         """Return the stored state without changing it, or None if the store has no mark. A partition that
@@ -241,7 +243,7 @@ class Keeper(KeyReader, Protocol):
 
 @runtime_checkable
 class StagingKeeper(Keeper, Protocol):
-    """A partition that can store large values before the batch that refers to them."""
+    """Interface: a partition that can store large values before the batch that refers to them."""
 
     async def stage(self, rows: Mapping[bytes, bytes]) -> None:
         """Store rows of new keys. They exist, durably, from the next applied batch on. A batch that removes
@@ -250,8 +252,8 @@ class StagingKeeper(Keeper, Protocol):
 
 
 class Engine(Protocol):
-    """A store with its partitions. `lease` is in seconds, or 0 if no other process can take over a
-    partition.
+    """Interface: a storage engine and its partitions. `lease` is in seconds, or 0 if no other process can
+    take over a partition.
     """
 
     @property
@@ -270,7 +272,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class SharedEngine(Engine, Protocol):
-    """An engine with the partitions of several nodes."""
+    """Interface: an engine with the partitions of several nodes."""
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
         """Store a value under a key of the whole store, outside of all partitions, unless it has one. Return

@@ -194,7 +194,7 @@ def statements(access: Access) -> dict[str, str]:
 
 
 class PostgresEngine:
-    """The partitions in the schema that `access` names, with its lease."""
+    """The engine for PostgreSQL, in the schema that `access` names."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -235,7 +235,7 @@ class PostgresEngine:
 
 
 class _Connection:
-    """A connection that is opened at its first use and replaced after it broke. It has one caller at a
+    """A connection that is opened on first use and replaced after it was lost. It has one caller at a
     time.
     """
 
@@ -308,7 +308,7 @@ def _check(version: int, access: Access, *, is_standby: bool, off: Sequence[str]
 
 
 class PostgresKeys:
-    """One partition with two connections: one writes, the other reads and renews the lease."""
+    """A partition in PostgreSQL with two connections: one for writes, the other for reads and the lease."""
 
     def __init__(self, access: Access, node: int) -> None:
         self._access = access

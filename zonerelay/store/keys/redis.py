@@ -208,7 +208,7 @@ _SCRIPTS = {name: Script(text) for name, text in _TEXTS.items()}
 
 
 class RedisEngine:
-    """The partitions whose keys have one prefix."""
+    """The engine for Redis: partitions whose keys have a common prefix."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -292,7 +292,7 @@ async def _check_format(wire: Wire, prefix: str) -> None:
 
 
 class RedisKeys:
-    """One partition with two connections: one writes, the other reads and renews the lease."""
+    """A partition in Redis with two connections: one for writes, the other for reads and the lease."""
 
     def __init__(self, server: Server, node: int) -> None:
         prefix = server.settings.prefix

@@ -1,5 +1,4 @@
-"""Holds the results of a repair of a partition: it counts, passes messages to the salvage, and keeps old
-records.
+"""Repairs the records of a partition: counts them, passes messages to the salvage, and keeps old records.
 
 A message that cannot be restored goes to the salvage directory. Every record that is changed is written to a
 separate file, one line of JSON each. Both are durable before the partition is changed, message by message. So
@@ -37,9 +36,9 @@ def recipient_in(raw: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Remnant:
-    """The data of a message that a repair has found. `why` describes why its record or body is incomplete, or
-    is "" if both are complete. `unreadable` are recipients with invalid records. `gone` counts deliveries
-    without a record, and `repeats` those whose removal was lost. `old` has the records.
+    """The data of a message found by a repair. `why` describes why its record or body is incomplete, or is ""
+    if both are complete. `unreadable` are recipients with invalid records. `gone` counts deliveries without a
+    record, and `repeats` those whose removal was lost. `old` has the records.
     """
 
     identity: str
@@ -58,8 +57,8 @@ class Remnant:
 
 
 class RecordRepair:
-    """One repair. Without `carry_out` it only counts and describes. With `takes_uploads`, chunks without a
-    message may be the rest of one.
+    """Repairs the records of one partition. Without `carry_out` it only counts and describes. With
+    `takes_uploads`, chunks without a message may be the rest of one.
     """
 
     def __init__(

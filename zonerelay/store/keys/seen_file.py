@@ -1,4 +1,5 @@
-"""Records in a file what this machine has seen of a partition: mark, writer, last epoch, last position.
+"""Records in a file the last state of a partition that this machine has seen: mark, writer, epoch and
+position.
 
 The file answers two questions at a start. Does the store have an older state than this machine has seen? Was
 the last writer a process of this machine that has died? The file is locked while a process uses it, so the
@@ -30,7 +31,9 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Seen(NamedTuple):
-    """The state that a machine has seen. An empty `mark` means that it has seen no store yet."""
+    """The last state of a partition that this machine has seen. An empty `mark` means that it has seen no
+    store yet.
+    """
 
     writer: str
     mark: str = ""
@@ -42,7 +45,9 @@ class Seen(NamedTuple):
 
 
 class SeenFile:
-    """The file of one partition. `seen` is its content. All methods block for a moment."""
+    """The file with the last seen state of one partition. `seen` is its content. All methods block for a
+    moment.
+    """
 
     def __init__(self, path: Path, token: str) -> None:
         """Create the file with `token` as the writer of this machine if it does not exist. Raises

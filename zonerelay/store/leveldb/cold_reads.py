@@ -23,7 +23,7 @@ from zonerelay.store.leveldb.reads import READ_CHUNKS, Page
 
 
 class ColdReads:
-    """The reads of one spool that memory cannot answer."""
+    """Reads data of a spool from disk."""
 
     def __init__(self, keeper: SpoolKeeper, in_flight: InFlight, bodies: BodyCache) -> None:
         self._keeper = keeper

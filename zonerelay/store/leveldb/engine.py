@@ -118,7 +118,7 @@ def peek(path: Path, key: bytes, *, write_buffer: int) -> tuple[bytes | None, bo
 
 
 class Database:
-    """Reads and writes the database in one directory while it is open."""
+    """A LevelDB database in one directory, while it is open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

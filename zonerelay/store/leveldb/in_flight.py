@@ -34,7 +34,7 @@ MAX_CHANGES = 10_000
 
 @dataclass(slots=True, eq=False)
 class OpenMessage:
-    """A message and the number of its deliveries that stay open after everything submitted is written.
+    """A message and the number of its deliveries that remain open after all submitted writes.
 
     `message` is None if its metadata is missing or corrupt; then the body stays for the operator.
     `count_stored` is whether `meta open {ID}` exists.
@@ -52,7 +52,7 @@ class OpenMessage:
 
 @dataclass(slots=True)
 class Found:
-    """The result of a cold read. Data that does not exist is absent."""
+    """The result of reading from disk. Data that does not exist is absent."""
 
     deliveries: dict[DeliveryKey, Delivery] = field(default_factory=dict)
     messages: dict[MessageId, OpenMessage] = field(default_factory=dict)
@@ -80,7 +80,9 @@ NOTHING = Found()
 
 
 class InFlight:
-    """The deliveries in flight of a spool. It is changed only on the event loop."""
+    """Tracks the deliveries of a spool whose changes are being written. It is changed only on the event
+    loop.
+    """
 
     def __init__(self) -> None:
         # The durable state of claimed deliveries. None means that it must be read (after the spool failed).

@@ -61,7 +61,7 @@ PAUSE = 0.2
 
 
 class Compactor:
-    """Compacts one open spool. `left` returns the number of deliveries."""
+    """Compacts an open spool in the background. `left` returns the number of deliveries."""
 
     def __init__(self, db: LevelDb, left: Callable[[], int]) -> None:
         self._thread = ReaderThreads(db, "spool-compactor")
@@ -139,8 +139,8 @@ T = TypeVar("T")
 
 
 class LocalKeeper(abc.ABC, Generic[Opened, Operation, Job, Repaired]):
-    """The base of the maintenance of local stores. An instance belongs to the event loop that opened the
-    store. `Repaired` is the result of a repair.
+    """The base class for the maintenance of local stores. An instance belongs to the event loop that opened
+    the store. `Repaired` is the result of a repair.
     """
 
     NAME = "spool"
@@ -327,9 +327,7 @@ class WriteJob(NamedTuple):
 
 
 class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, SpoolReads]):
-    """The maintenance of one open spool directory with its threads. A repair returns a view of the reopened
-    spool.
-    """
+    """Maintains an open spool directory with its threads. A repair returns a view of the reopened spool."""
 
     FAILED = "the spool cannot be written and is being reopened: %s"
     NOT_YET = "the spool cannot be reopened yet: %s"

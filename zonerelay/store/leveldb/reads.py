@@ -43,7 +43,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Page(NamedTuple):
-    """Holds deliveries that were read, and the first key that follows (None: nothing follows)."""
+    """A page of deliveries, and the key that follows (None at the end)."""
 
     deliveries: list[Delivery]
     low: bytes | None
@@ -51,7 +51,7 @@ class Page(NamedTuple):
 
 
 class QueueReads:
-    """Reads one queue. `name` is where left-over records are reported to be."""
+    """Reads the deliveries of one queue. `name` is where left-over records are reported to be."""
 
     name = "the spool"
 

@@ -91,8 +91,8 @@ Taken = dict[DeliveryKey, Delivery]
 
 
 class ZoneWindow:
-    """The due deliveries of one zone that are in memory. `is_busy` returns whether a delivery is claimed or
-    being changed.
+    """The due deliveries of one zone in memory. `is_busy` returns whether a delivery is claimed or being
+    changed.
     """
 
     def __init__(self, queue: QueueName, is_busy: Callable[[DeliveryKey], bool], *, empty: bool) -> None:

@@ -37,8 +37,8 @@ def run_through(work: Coroutine[Any, Any, T]) -> T:  # Any: nothing is sent
 
 
 class SpoolKeys:
-    """Reads the keys of an open spool like a partition. Every method blocks. Damaged records are omitted
-    from pages.
+    """Reads the keys of an open spool through the partition interface. Every method blocks. Damaged records
+    are omitted from pages.
     """
 
     def __init__(self, db: LevelDb, view: View | None = None) -> None:
@@ -59,7 +59,7 @@ class SpoolKeys:
 
 
 class SpoolReads(QueueReads):
-    """Reads the queue of a spool with the least work for LevelDB. Every method blocks."""
+    """Reads the queue of a spool with few LevelDB operations. Every method blocks."""
 
     def __init__(self, db: LevelDb, view: View | None = None) -> None:
         super().__init__(SpoolKeys(db, view), lambda text: db.on_unreadable(text))

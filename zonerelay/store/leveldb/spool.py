@@ -61,11 +61,11 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class NoRoomToOpenError(StoreOpenError, StoreFullError):
-    """The disk is full, and LevelDB must write before it can open the spool."""
+    """The disk is full, but LevelDB must write before it can open the spool."""
 
 
 class LevelDb(Database):
-    """One open spool directory."""
+    """An open spool directory."""
 
     def __init__(self, path: Path, *, write_buffer: int) -> None:
         super().__init__(path)

@@ -47,7 +47,9 @@ from zonerelay.store.surroundings import Surroundings
 
 
 class LevelDbStore:
-    """The store of one spool. `open_store` creates it. It belongs to the event loop that was running then."""
+    """The store of one LevelDB spool. `open_store` creates it. It belongs to the event loop that was running
+    then.
+    """
 
     node = 0
 
@@ -357,6 +359,8 @@ def _put_chunks(message_id: MessageId, first: int, chunks: Sequence[bytes]) -> l
 
 
 class _Opened(NamedTuple):
+    """The parts of a store that exist while its spool is open."""
+
     last_id: MessageId | None
     is_empty: bool
     view: SpoolReads

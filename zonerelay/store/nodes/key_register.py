@@ -22,6 +22,8 @@ from zonerelay.store.leveldb.reads import QueueReads
 
 
 class _Reserved(msgspec.Struct, array_like=True):
+    """A key that this node has reserved, with its message."""
+
     node: int
     message_id: MessageId
     digest: str
@@ -29,8 +31,9 @@ class _Reserved(msgspec.Struct, array_like=True):
 
 
 class NodeRegister:
-    """The `KeyRegister` of one node. `node` returns its current number, and `reads_of` the reads of a node's
-    partition. `is_over` returns whether no process of a node can still store data in its partition.
+    """Reserves idempotency keys in the engine for one node (implements `KeyRegister`). `node` returns its
+    current number, and `reads_of` the reads of a node's partition. `is_over` returns whether no process of a
+    node can still store data in its partition.
     """
 
     publishes = False

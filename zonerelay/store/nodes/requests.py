@@ -1,4 +1,4 @@
-"""Changes mail of other living nodes with requests that their owners carry out.
+"""Changes mail that other live nodes own, by sending them requests.
 
 A partition has one writer. So a node that needs to change another node's deliveries writes a request to its
 own partition: `request PARTITION ID`, with the current and the new state of each delivery. The owner of the
@@ -35,7 +35,7 @@ Update = Callable[[Collection[DeliveryKey], ChangeOne], Awaitable[Found]]
 
 
 class _Wanted(msgspec.Struct, array_like=True):
-    """The current and the new state of a delivery, as rows. The second is empty if the delivery is to be
+    """The current and the desired state of a delivery, as rows. The second is empty if the delivery is to be
     removed.
     """
 
@@ -46,8 +46,8 @@ class _Wanted(msgspec.Struct, array_like=True):
 
 
 class Requests:
-    """The requests and answers of one node. `update` changes the deliveries of this node, `held` returns its
-    own and then its adopted partitions, and `others` are the reads of the other nodes.
+    """Sends and answers the requests between nodes. `update` changes the deliveries of this node, `held`
+    returns its own and then its adopted partitions, and `others` are the reads of the other nodes.
     """
 
     def __init__(

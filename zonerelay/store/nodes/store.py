@@ -76,7 +76,7 @@ _log = logging.getLogger("zonerelay.store")
 
 @dataclass(slots=True, eq=False)
 class HeldPartition:
-    """A partition whose writer is this process, and the queue in it."""
+    """A partition that this process writes, with its queue."""
 
     node: int
     partition: Partition
@@ -84,7 +84,9 @@ class HeldPartition:
 
 
 class NodeStore:
-    """The store of one node. `open_nodes` creates it. It belongs to the event loop that was running then."""
+    """The store of one node of a shared queue. `open_nodes` creates it. It belongs to the event loop that was
+    running then.
+    """
 
     def __init__(
         self,

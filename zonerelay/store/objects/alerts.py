@@ -25,7 +25,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Alerts:
-    """Sends and receives the alerts of an engine. It listens from the first `wait` on."""
+    """Sends and receives notifications about stopped relays. It listens from the first `wait` on."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket

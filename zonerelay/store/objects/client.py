@@ -61,15 +61,17 @@ _FULL = frozenset({"QuotaExceeded", "EntityTooLarge", "507", "InsufficientStorag
 
 
 class UnsureError(StoreLostError):
-    """There was no response, or an inconclusive one. The change may have happened."""
+    """The request failed, and it is unknown whether the service carried it out. The change may have
+    happened.
+    """
 
 
 class RefusedError(StoreError):
-    """The service has refused the request and done nothing."""
+    """The service rejected the request."""
 
 
 class ConflictError(StoreError):
-    """The object does not meet the condition of the request."""
+    """The condition of the request was not met."""
 
 
 class MissingError(StoreError):
@@ -89,7 +91,7 @@ def _session() -> AioSession:
 
 
 class _AskingOnce(AIOHTTPSession):
-    """The HTTP session, without aiohttp's own second attempt at a PUT or a DELETE.
+    """An HTTP session that does not repeat a PUT or a DELETE.
 
     `ca_file` is loaded again after a change.
     """
@@ -107,8 +109,8 @@ class _AskingOnce(AIOHTTPSession):
 
 
 class Bucket:
-    """A bucket of the object store. Without an access key the client searches for one in the places of the
-    AWS tools.
+    """A bucket of an object store. Without an access key the client searches for one in the places of the AWS
+    tools.
     """
 
     def __init__(self, settings: S3Settings, read_secret_key: ReadSecret) -> None:
@@ -311,7 +313,7 @@ def _without_expect(params: dict[str, Any], **_: object) -> None:  # Any: what t
 
 
 class _NotDoneError(StoreError):
-    """The service has done nothing, and a later attempt may succeed."""
+    """The service did not carry out the request; a later attempt may succeed."""
 
 
 def _explain(response: dict[str, Any], verb: str, *, asks: bool) -> StoreError:  # Any: as the service answers

@@ -41,8 +41,8 @@ T = TypeVar("T")
 
 
 class DirectoryPlace:
-    """The objects below one directory. `values` is the directory for the values of the only node. A reader
-    creates, reserves and removes nothing.
+    """Objects stored as files below one directory. `values` is the directory for the values of the only node.
+    A reader creates, reserves and removes nothing.
     """
 
     is_conditional = True

@@ -31,9 +31,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class LogState(msgspec.Struct, frozen=True, array_like=True):
-    """The state of the log after the last applied entry, with the bytes of the log since its last snapshot,
-    and of all live rows.
-    """
+    """The state of the log after the last applied entry, and its size in bytes since the last snapshot."""
 
     slot: int = 0
     epoch: int = 0
@@ -46,7 +44,7 @@ class LogState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Changes(NamedTuple):
-    """The changes of one entry. The ranges are emptied first. None removes a key."""
+    """The changes of one log entry. The ranges are emptied first. None removes a key."""
 
     changes: Sequence[tuple[bytes, bytes | None]]
     ranges: Sequence[tuple[bytes, bytes]]

@@ -107,8 +107,8 @@ Object = tuple[str, Sequence[bytes]]
 
 
 class ObjectPlace(Protocol):
-    """The storage of objects. Every method raises StoreError. After an error of `create` the object may
-    exist.
+    """Interface: stores immutable objects. Every method raises StoreError. After an error of `create` the
+    object may exist.
     """
 
     is_conditional: bool
@@ -173,11 +173,15 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReservedKey(msgspec.Struct, frozen=True, array_like=True):
+    """A reserved idempotency key, as stored in an object."""
+
     value: bytes
     until: float
 
 
 class SnapshotEnd(msgspec.Struct, frozen=True, array_like=True):
+    """The last object of a snapshot."""
+
     pieces: int
     state: LogState
     beginnings: list[int]
@@ -188,8 +192,8 @@ def is_large(key: bytes, value: bytes) -> bool:
 
 
 class ObjectEngine:
-    """The partitions in one place. `index` is the local directory for the indexes of this process. `is_apart`
-    returns whether a value is stored in a separate object.
+    """The engine that stores partitions as objects. `index` is the local directory for the indexes of this
+    process. `is_apart` returns whether a value is stored in a separate object.
     """
 
     def __init__(
@@ -304,7 +308,7 @@ class ObjectEngine:
 
 
 class ObjectKeys:
-    """One partition. Before it is entered, each read first updates the index."""
+    """A partition stored as a log of objects. Before it is entered, each read first updates the index."""
 
     def __init__(self, engine: ObjectEngine, node: int) -> None:
         self._engine = engine

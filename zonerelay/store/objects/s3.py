@@ -31,8 +31,8 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class S3Engine(ObjectEngine):
-    """The partitions of one bucket and prefix. The indexes of this process are in a directory below `indexes`
-    that no other process uses. Raises StoreOpenError.
+    """The engine for a bucket, with one prefix. The indexes of this process are in a directory below
+    `indexes` that no other process uses. Raises StoreOpenError.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ def _free_directory(indexes: Path) -> tuple[Path, int]:
 
 
 class BucketPlace:
-    """The objects with one prefix in a bucket. The bucket is opened at the first request."""
+    """Objects with one prefix in a bucket. The bucket is opened at the first request."""
 
     def __init__(self, settings: S3Settings, read_secret_key: ReadSecret) -> None:
         self.is_conditional = settings.shared

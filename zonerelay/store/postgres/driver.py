@@ -82,11 +82,11 @@ class Fetch(Protocol):
 
 
 class ConnectionLostError(StoreLostError):
-    """The database did not respond. It is unknown whether it has executed the statement."""
+    """The connection to the database was lost. It is unknown whether it has executed the statement."""
 
 
 class SickError(StoreError):
-    """The database refuses the statement itself, and always will."""
+    """The database rejects the statement permanently."""
 
 
 class ClashError(StoreError):
@@ -94,7 +94,7 @@ class ClashError(StoreError):
 
 
 class DamagedFilesError(StoreCorruptError):
-    """Files of the database itself are damaged, or the server has found a bug of its own (class XX)."""
+    """The database reported damaged files or an internal error (class XX)."""
 
 
 class BusyError(StoreError):
@@ -103,7 +103,7 @@ class BusyError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The address of the database, the login and the lease. `read_password` is called for each connection."""
+    """The database's address, login and lease. `read_password` is called for each connection."""
 
     url: str
     read_password: ReadSecret
@@ -160,8 +160,8 @@ SELECT pg_backend_pid(), set_config(
 
 
 class Link:
-    """One connection. `pid` is its process on the server. With `is_pooled` that process changes, and nothing
-    may be left in its session.
+    """One connection to the database. `pid` is its process on the server. With `is_pooled` that process
+    changes, and nothing may be left in its session.
     """
 
     def __init__(self, connection: asyncpg.Connection, driver: ModuleType) -> None:
@@ -321,9 +321,7 @@ class Link:
 
 
 class Links:
-    """A small pool of connections for reads and claims, which are opened when needed. A broken one is
-    replaced at its next use.
-    """
+    """A small connection pool for reads and claims. A broken one is replaced at its next use."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

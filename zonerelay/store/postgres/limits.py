@@ -40,7 +40,7 @@ SELECT (SELECT count(*) FROM done),
 
 
 class PostgresShelf:
-    """Limits in PostgreSQL: a `BookStore` in one database."""
+    """Stores shared limits in PostgreSQL (a `BookStore`)."""
 
     name = "the spool's database"
 

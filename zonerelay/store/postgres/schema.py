@@ -20,7 +20,9 @@ TRIES = 10
 
 
 class Migration(NamedTuple):
-    """One step. `oldest` is the lowest version that a relay must know to work with its result."""
+    """One migration step of a schema. `oldest` is the lowest version that a relay must know to work with its
+    result.
+    """
 
     statements: str
     oldest: int

@@ -110,6 +110,8 @@ def judge_mark(path: Path, mark: bytes) -> None:
 
 
 class _Directory(NamedTuple):
+    """A directory of the queue and its option."""
+
     option: str
     path: Path
     lock: int

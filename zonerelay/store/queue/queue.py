@@ -41,8 +41,8 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class QueueCommitter:
-    """Converts the store's operations to writes. Changes and removals count as freeing space; a new message
-    does not.
+    """Converts store operations to writes of a partition. Changes and removals count as freeing space; a new
+    message does not.
     """
 
     def __init__(self, partition: Partition, space: SpaceWatch, no_room: Callable[[], None]) -> None:
@@ -89,7 +89,7 @@ def _undo(write: Write) -> Write | None:
 
 
 class QueueKeeper:
-    """The other parts of a store: health, counts, and the removal of aborted uploads."""
+    """Maintains a queue: its health, its counts, and the removal of aborted uploads."""
 
     def __init__(self, around: Surroundings, release: Release, foreign: Foreign, min_free_space: int) -> None:
         self._release = release

@@ -57,7 +57,9 @@ async def open_memory(path: Path | None, around: Surroundings) -> LevelDbStore:
 
 
 class Shelf:
-    """The shelf of a queue, which only this process uses. Every method blocks."""
+    """The file in which a queue in memory is saved between an orderly stop and the next start. Every method
+    blocks.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

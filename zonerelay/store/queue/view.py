@@ -21,7 +21,7 @@ from zonerelay.store.leveldb.reads import QueueReads
 
 
 class EngineView:
-    """A `QueueView` of all partitions of an engine."""
+    """Reads all partitions of an engine (implements `QueueView`)."""
 
     def __init__(self, keepers: Sequence[KeyReader]) -> None:
         self._readers = [QueueReads(each) for each in keepers]

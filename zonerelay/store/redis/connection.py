@@ -86,9 +86,7 @@ class Confirmation:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server that the settings name, and a function that reads its password, which the settings only
-    refer to.
-    """
+    """The Redis server of the settings, and a function that reads its password."""
 
     settings: RedisSettings
     read_password: ReadSecret = str
@@ -127,7 +125,7 @@ class _Batch:
 
 
 class Wire:
-    """A connection that any number of callers share. `open_wire` opens it."""
+    """A Redis connection that any number of callers share. `open_wire` opens it."""
 
     def __init__(
         self,
@@ -330,7 +328,7 @@ async def open_wire(server: Server, on_broken: Callable[[str], None]) -> Wire:
 
 
 class Script:
-    """A script that is loaded on each connection and called by its SHA-1."""
+    """A Lua script that is loaded on each connection and called by its SHA-1."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -348,8 +346,8 @@ class Script:
 
 
 class Connection:
-    """A wire that is opened at its first use and replaced after it broke. It may have any number of callers.
-    `prepare` checks each new wire and loads its scripts.
+    """A connection that is opened on first use and replaced after it was lost. It may have any number of
+    callers. `prepare` checks each new wire and loads its scripts.
     """
 
     def __init__(self, server: Server, prepare: Callable[[Wire], Awaitable[None]]) -> None:
@@ -394,7 +392,7 @@ class Connection:
 
 
 class Channel:
-    """A separate connection that receives published messages."""
+    """A connection that receives published messages."""
 
     def __init__(self, connection: driver.AbstractConnection) -> None:
         self._connection = connection

@@ -40,7 +40,7 @@ return 1
 
 
 class RedisShelf:
-    """Limits in Redis: a `BookStore` on one server."""
+    """Stores shared limits in Redis (a `BookStore`)."""
 
     name = "the spool's Redis server"
 

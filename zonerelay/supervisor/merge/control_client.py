@@ -31,7 +31,9 @@ F = TypeVar("F")
 
 
 class UnansweredError(Exception):
-    """The worker did not answer, or not completely. The message names the reason, not the worker."""
+    """The worker did not respond, or its response was incomplete. The message names the reason, not the
+    worker.
+    """
 
 
 async def frames(path: Path, call: Call, *, silence: float = SILENCE) -> AsyncGenerator[Frame, None]:
@@ -58,7 +60,7 @@ async def frames(path: Path, call: Call, *, silence: float = SILENCE) -> AsyncGe
 
 
 class _Lines:
-    """The lines of a stream. A line may have `MAX_FRAME` bytes, but only one chunk is read ahead."""
+    """Reads the lines of a stream. A line may have `MAX_FRAME` bytes, but only one chunk is read ahead."""
 
     def __init__(self, reader: asyncio.StreamReader, silence: float) -> None:
         self._reader = reader
@@ -128,7 +130,7 @@ class Relay(Protocol):
 
 
 class WorkerAnswers:
-    """One call to the workers, and their answers. All workers get the same id for what they begin, and the
+    """Calls workers and collects their responses. All workers get the same id for what they begin, and the
     same time. `missing` names each worker that did not answer, with the reason.
     """
 

@@ -51,7 +51,7 @@ Told = MailEvent | Missed | TranscriptLine
 
 
 class LiveStream:
-    """The merged live stream of one request."""
+    """A live stream merged from all workers."""
 
     def __init__(self, relay: Relay, call: Call) -> None:
         self._relay = relay
@@ -127,7 +127,7 @@ Custom = Callable[[WorkerAnswers], Awaitable[answers.Frame]]
 
 
 class FanOut:
-    """Implements `control.runner.Handler`."""
+    """Forwards requests to all workers (implements `control.runner.Handler`)."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay

@@ -1,4 +1,4 @@
-"""The supervisor's HTTP answers for all workers together: `/metrics` and `/readyz`.
+"""Serves `/metrics` and `/readyz` for all workers together.
 
 Each scrape queries all workers at the same time. A worker that does not answer within `METRICS_TIMEOUT`
 counts with its last metrics. The relay is ready if at least one worker accepts connections, and every worker
@@ -27,7 +27,7 @@ METRICS_TIMEOUT = 2.0
 
 
 class RelayMetrics:
-    """The exposition of `/metrics`: the totals of all workers and the supervisor's own families."""
+    """Serves `/metrics`: the totals of all workers and the supervisor's own metrics."""
 
     def __init__(self, totals: MetricTotals, state: RelayState) -> None:
         self._totals = totals
@@ -78,7 +78,7 @@ READINESS_TIMEOUT = 7.0
 
 
 class RelayReadiness:
-    """The answer to `/readyz`. Computing it never raises."""
+    """Serves `/readyz`. Computing it never raises."""
 
     def __init__(self, state: RelayState) -> None:
         self._state = state

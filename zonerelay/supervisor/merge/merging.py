@@ -1,4 +1,4 @@
-"""The rules for merging the answers of several workers into one answer of the relay. Pure."""
+"""Merges the responses of several workers into one response of the relay. Pure."""
 
 from __future__ import annotations
 

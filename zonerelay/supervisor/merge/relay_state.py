@@ -1,4 +1,4 @@
-"""The state of the relay as the supervisor knows it: its workers, their control sockets, and its problems."""
+"""Tracks the state of the relay in the supervisor: its workers, their control sockets, and its problems."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers
 
 
 class RelayState:
-    """Implements `control_client.Relay`. `settings` are the active ones, and `problems` are those of the last
-    reload.
+    """Tracks the workers of the relay (implements `control_client.Relay`). `settings` are the active ones,
+    and `problems` are those of the last reload.
     """
 
     def __init__(self, workers: Workers, settings: Settings, sockets: Sockets, clock: Clock) -> None:

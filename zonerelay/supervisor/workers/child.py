@@ -1,5 +1,4 @@
-"""One process of a worker: its start, its channel, its signals, and a description of its exit. It makes no
-decisions.
+"""Controls one process of a worker: its start, its channel, its signals and its exit. It makes no decisions.
 
 The channel is a pair of sockets that preserve packet boundaries. The worker sends over it what a service
 sends to systemd (sd_notify(3)). If either process dies, the other one reads the end of the channel.
@@ -24,8 +23,8 @@ Ended = Callable[["Child", int], None]
 
 
 class Child:
-    """The process of a worker. `heard` is called with each packet, and `ended` once with the exit status,
-    which is negative for a signal.
+    """A worker's process. `heard` is called with each packet, and `ended` once with the exit status, which is
+    negative for a signal.
     """
 
     def __init__(self, heard: Heard, ended: Ended) -> None:

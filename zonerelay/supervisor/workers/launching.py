@@ -1,4 +1,4 @@
-"""The start of a worker's process: its command line, its environment, and the descriptors that it inherits.
+"""Starts a worker's process: its command line, its environment, and the descriptors that it inherits.
 
 The command is the one with which the supervisor was started, with `worker` in place of `serve`. Workers read
 the active configuration from a copy next to the spool, because a file that an operator is editing must not
@@ -35,8 +35,8 @@ _NOT_FOR_WORKERS = (
 
 
 class Launcher:
-    """Implements `workers.Launch`. Call `begin` first. `held` is the descriptor of the lock, which all
-    processes of the relay inherit.
+    """Starts worker processes (implements `workers.Launch`). Call `begin` first. `held` is the descriptor of
+    the lock, which all processes of the relay inherit.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The restart policy of one worker: what to do with its process, and when. Pure.
+"""Decides when a worker's process is started, stopped or killed. Pure.
 
 The supervisor reports what happened to the worker and asks which action is due.
 
@@ -22,6 +22,8 @@ HUNG_GRACE = 5.0
 
 
 class Phase(enum.StrEnum):
+    """The phase of a worker's process."""
+
     DOWN = "down"
     STARTING = "starting"
     RUNNING = "running"
@@ -31,6 +33,8 @@ class Phase(enum.StrEnum):
 
 
 class Action(enum.Enum):
+    """The next action on a worker's process."""
+
     START = enum.auto()
     TERMINATE = enum.auto()
     KILL = enum.auto()
@@ -38,7 +42,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerTimeouts:
-    """Seconds that a worker may take to get ready, may be silent, and may take to stop."""
+    """The time limits of a worker in seconds: to become ready, between heartbeats, and to stop."""
 
     start: float
     silence: float
@@ -46,7 +50,7 @@ class WorkerTimeouts:
 
 
 class RestartPolicy:
-    """The restart policy of one worker over all its processes. `starts` counts them."""
+    """Decides when one worker is restarted. `starts` counts them."""
 
     def __init__(self, timeouts: WorkerTimeouts, now: float) -> None:
         self.timeouts = timeouts

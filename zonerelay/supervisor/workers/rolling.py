@@ -1,4 +1,4 @@
-"""The rolling restart: which worker is replaced next. Pure.
+"""Decides which worker is replaced next in a rolling restart. Pure.
 
 Policy: workers are replaced one at a time, and only while another worker accepts connections, so that clients
 hardly wait. The restart does not wait for workers that die at each start. A successor counts as up when it
@@ -20,8 +20,8 @@ HOPELESS = 3
 
 
 class RollingRestart:
-    """A rolling restart. `failed` is the worker that did not come up, `replaced` lists those that did, and
-    `done` says that it has ended.
+    """Plans a rolling restart. `failed` is the worker that did not come up, `replaced` lists those that did,
+    and `done` says that it has ended.
     """
 
     def __init__(self, workers: Mapping[int, RestartPolicy]) -> None:

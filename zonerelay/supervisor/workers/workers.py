@@ -29,8 +29,8 @@ MAX_WORDS = 500
 
 @dataclass(slots=True)
 class SupervisedWorker:
-    """A worker under supervision. If `drains_spool`, it does not listen and ends when its spool is empty.
-    `edition` is that of its configuration. `verdict` is its result of a reload.
+    """A worker with its process and its restart policy. If `drains_spool`, it does not listen and ends when
+    its spool is empty. `edition` is that of its configuration. `verdict` is its result of a reload.
     """
 
     index: int
@@ -99,6 +99,8 @@ class Launch(Protocol):
 
 
 class Workers:
+    """Starts, watches, restarts and stops all workers."""
+
     def __init__(
         self,
         *,

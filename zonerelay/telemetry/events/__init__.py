@@ -1,1 +1,1 @@
-"""One function per mail event: the fields of its log line and the counters it moves."""
+"""The mail events: each function writes one log line and increments counters."""

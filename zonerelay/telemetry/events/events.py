@@ -52,7 +52,7 @@ MAX_ALIKE = 100
 
 @dataclass(frozen=True, slots=True)
 class LimitEvents:
-    """The events of shared limits. Never raises."""
+    """Logs and counts events of shared limits. Never raises."""
 
     _emit: Emit
     _metrics: LimitMetrics
@@ -78,7 +78,7 @@ class LimitEvents:
 
 @dataclass(frozen=True, slots=True)
 class StsEvents:
-    """The events of MTA-STS. Never raises."""
+    """Logs and counts MTA-STS events. Never raises."""
 
     _emit: Emit
     _counters: StsCounters
@@ -121,7 +121,7 @@ class StsEvents:
 
 @dataclass(frozen=True, slots=True)
 class NameServerEvents:
-    """The events of name servers. Never raises."""
+    """Logs and counts events of name servers. Never raises."""
 
     _emit: Emit
     _metrics: NameServerMetrics
@@ -143,7 +143,7 @@ class NameServerEvents:
 
 @dataclass(frozen=True, slots=True)
 class SmarthostEvents:
-    """The events of logins at smarthosts. Never raises."""
+    """Logs and counts logins at smarthosts. Never raises."""
 
     _emit: Emit
     _metrics: SmarthostMetrics
@@ -182,7 +182,7 @@ class SmarthostEvents:
 
 @dataclass(frozen=True, slots=True)
 class WebhookEvents:
-    """The events of webhooks. Never raises."""
+    """Logs and counts webhook events. Never raises."""
 
     _emit: Emit
     metrics: WebhookMetrics
@@ -211,15 +211,13 @@ Told = tuple[float, str, str, dict[str, Field]]
 
 
 class LogSink(Protocol):
-    """Receives finished events; `telemetry.logs` has the implementation."""
+    """Interface: writes finished events to the log."""
 
     def emit(self, level: str, event: str, fields: dict[str, Field]) -> None: ...
 
 
 class HistorySink(Protocol):
-    """Receives the events of mail; `history` has the implementation. `redactor` converts the
-    addresses in it.
-    """
+    """Interface: writes mail events to the history. `redactor` converts the addresses in it."""
 
     redactor: Redactor
 
@@ -227,8 +225,8 @@ class HistorySink(Protocol):
 
 
 class Events:
-    """The events of one worker. Level info covers the life of a message; a warning requires an operator's
-    attention.
+    """Logs and counts the events of one worker. Level info covers the life of a message; a warning requires
+    an operator's attention.
     """
 
     def __init__(

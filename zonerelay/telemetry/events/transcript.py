@@ -97,6 +97,8 @@ _CHUNK = rb"(?i)BDAT +(\d+)"
 
 @dataclass(frozen=True, slots=True)
 class Line:
+    """A protocol line of a session."""
+
     at: float
     session: int
     side: str
@@ -106,7 +108,7 @@ class Line:
 
 
 class Transcript:
-    """A running transcript: of the clients in `networks`, of the destination `domain`, or of a message."""
+    """A running transcript of selected sessions."""
 
     def __init__(
         self,
@@ -143,7 +145,7 @@ class Transcript:
 
 
 class Transcripts:
-    """The transcripts of one worker."""
+    """The running transcripts of one worker."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""One JSON (or text) line per event on standard error, without ever getting in the way of mail.
+"""Writes one JSON or text line per event to standard error, without blocking mail.
 
 Lines gather during one pass of the event loop and leave in one write at its end; at exit, and when an
 error reaches the top, what is left is written. `emit` never raises and never waits: when the reader
@@ -54,6 +54,8 @@ TOLD = 50
 
 
 class _Client:
+    """The client fields of a log line, for rate-limiting."""
+
     __slots__ = ("more", "shown")
 
     def __init__(self) -> None:
@@ -62,7 +64,7 @@ class _Client:
 
 
 class RefusalLog:
-    """Limits the log lines about refusals in a worker. An interval begins with a refusal; without an event
+    """Limits the number of log lines about rejections. An interval begins with a refusal; without an event
     loop, `tell` ends it.
     """
 
@@ -147,7 +149,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 class LogWriter:
-    """The sink that `configure` builds. One per process; other threads may emit too."""
+    """Writes log lines. One per process; other threads may emit too."""
 
     def __init__(self, *, clock: Clock, descriptor: int, format: str, worker: int | None = None) -> None:
         self._worker: dict[str, Field] = {} if worker is None else {"worker": worker}
@@ -351,7 +353,9 @@ def _last_resort(stamp: str, level: str, event: str, fields: Mapping[str, Field]
 
 
 class _Bridge(logging.Handler):
-    """Passes Python's logging to the sink. The text may quote anything, so it is redacted line by line."""
+    """Passes records of Python's logging module to the log. The text may quote anything, so it is redacted
+    line by line.
+    """
 
     def __init__(self, sink: LogWriter, redact: Callable[[str], str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pseudonyms for personal data in logs and traces (rule 7).
+"""Replaces personal data in logs and traces with pseudonyms.
 
     alice@example.com        u-mfrggzdfmztwq@d-nbswy3dpeb3w6
     a client's IP address    c-orugs4zanfzsa
@@ -333,7 +333,7 @@ class SearchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A value in all forms in which a history or a log may contain it."""
+    """A searched value in all forms in which a history or a log may contain it."""
 
     exact: frozenset[str] = frozenset()
     ends: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms as plain numbers; a scrape makes Prometheus families of them.
+"""Counters, gauges and histograms as plain numbers, which a scrape converts to Prometheus metric families.
 
 prometheus-client's own instruments lock and check at every step, which costs more than all other work of the
 metrics for a message. These change on the event loop alone, so they need no lock. No method raises. A label
@@ -73,7 +73,7 @@ Key = tuple[str, Labels]
 
 
 class Family(msgspec.Struct, frozen=True, array_like=True):
-    """A metric in exported form. `samples` are names, labels and numbers in the order in which they are
+    """A Prometheus metric family. `samples` are names, labels and numbers in the order in which they are
     exported.
     """
 
@@ -215,7 +215,7 @@ SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class CpuDemand:
-    """Measures how much of a processor the calling thread needs."""
+    """Measures the CPU usage of the calling thread."""
 
     def __init__(self, *, schedstat: Path = SCHEDSTAT) -> None:
         self._schedstat = schedstat
@@ -523,7 +523,7 @@ Readings = Iterable[tuple[tuple[str, ...], float]]
 
 
 class ReadGauge(Collector):
-    """A gauge family; `read` is called at each scrape. Samples beyond `MAX_LABEL_VALUES` are left out."""
+    """A gauge whose value is read at each scrape. Samples beyond `MAX_LABEL_VALUES` are left out."""
 
     _family: ClassVar[type[GaugeMetricFamily] | type[CounterMetricFamily]] = GaugeMetricFamily
 
@@ -541,7 +541,7 @@ class ReadGauge(Collector):
 
 
 class ReadCounter(ReadGauge):
-    """A family of numbers that only grow."""
+    """A counter whose value is read at each scrape."""
 
     _family = CounterMetricFamily
 

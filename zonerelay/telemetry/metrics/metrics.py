@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms of one worker, and their text for Prometheus.
+"""Defines the metrics of one worker, and writes them in the Prometheus text format.
 
 Every method is cheap and none raises: numbers are kept by `instruments.py`, those that others keep are read
 by `collectors.py`, and prometheus-client is only asked to write them down. Labels come from our own lists and
@@ -102,6 +102,8 @@ MISMATCHES = ("enforce", "testing")
 
 
 class StsCounters(Instruments):
+    """The counters of MTA-STS."""
+
     def __init__(self) -> None:
         super().__init__()
         self.look_ups = self.labelled(
@@ -282,6 +284,8 @@ REPLY_CLASSES = ("2xx", "4xx", "5xx", "none")
 
 
 class ReplyMetrics(Instruments):
+    """The metrics of replies."""
+
     def __init__(self) -> None:
         super().__init__()
         self._replies = self.labelled(

@@ -1,4 +1,5 @@
-"""The queues of other systems. Each module reads the queue of one system and changes nothing in it.
+"""Imports the queues of other mail systems. Each module reads the queue of one system and changes nothing in
+it.
 
 Policy: recipients who have received the message are not imported. Age, attempts, due times and DSN options
 are kept as far as the other system stores them. A source whose system is running is refused.

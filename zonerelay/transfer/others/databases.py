@@ -21,7 +21,9 @@ _PAGE = 1000
 
 
 class Databases:
-    """A connection to the databases. `first` is the number in the URL; `url` is shown to people."""
+    """Reads several databases of a Redis server. `first` is the number in the URL; `url` is shown to
+    people.
+    """
 
     def __init__(self, wire: Wire, url: str) -> None:
         self._wire = wire

@@ -69,6 +69,8 @@ def parse_head(raw: bytes) -> Head:
 
 
 class _Lines:
+    """Reads lines of a spool file."""
+
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
         self._at = 0

@@ -29,7 +29,7 @@ _REPLY = re.compile(r"\b(4\d\d)[ -](?:4\.(\d{1,3}\.\d{1,3})[ -])?\s*(.*)", re.DO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """A recipient for whom delivery is not complete. `due` is Unix seconds, 0 for at once."""
+    """A recipient whose delivery is not complete. `due` is Unix seconds, 0 for at once."""
 
     address: str
     notify: Notify = Notify.UNSET
@@ -41,8 +41,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """A message of another system. `key` identifies the message permanently. `created` is in Unix seconds, 0
-    if it is not known. `ret` and `envid` are as in RFC 3461. `weight` is its size in memory in bytes.
+    """A message of another mail system. `key` identifies the message permanently. `created` is in Unix
+    seconds, 0 if it is not known. `ret` and `envid` are as in RFC 3461. `weight` is its size in memory in
+    bytes.
     """
 
     key: str

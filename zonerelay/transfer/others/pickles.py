@@ -1,4 +1,4 @@
-"""Reads pickles of python-slimta without creating any object that they name.
+"""Reads pickles of python-slimta without instantiating the classes that they contain.
 
 A pickle is a program. The names in python-slimta's pickles are mapped to `Inert`, an object that only stores
 what it is given; any other name ends the reading before anything is called. The Python implementation of
@@ -28,11 +28,11 @@ _FIELD_NAME = re.compile(r"[!-9;-~]+")
 
 
 class PickleError(ValueError):
-    """The pickle is not one of python-slimta's; the text gives the reason."""
+    """The pickle was not written by python-slimta; contains the reason."""
 
 
 class Inert:
-    """A stand-in for an object. `state` has its attributes."""
+    """A placeholder for an object in a pickle. `state` has its attributes."""
 
     def __new__(cls, *arguments: object) -> Inert:
         made = object.__new__(cls)
@@ -59,6 +59,8 @@ class Inert:
 
 
 class _Reader(pickle._Unpickler):
+    """An unpickler that creates placeholders instead of objects."""
+
     def find_class(self, module: str, name: str) -> type:
         if (module, name) in _SETS:
             return set

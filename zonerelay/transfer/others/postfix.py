@@ -34,6 +34,8 @@ _RET = {"1": Ret.FULL, "2": Ret.HDRS}
 
 
 class _Delayed(msgspec.Struct, frozen=True):
+    """A recipient whose delivery was deferred."""
+
     address: str
     delay_reason: str = ""
 
@@ -47,6 +49,8 @@ class _Listed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _File:
+    """A queue file of Postfix."""
+
     queue: str
     path: Path
     size: int
@@ -57,7 +61,7 @@ class _File:
 
 @dataclass(slots=True)
 class Records:
-    """The content of an envelope's records."""
+    """The records of a Postfix queue file."""
 
     sender: str = ""
     created: float = 0.0

@@ -34,7 +34,7 @@ _TABLES = (".ldb", ".sst")
 
 
 class _Deferral(msgspec.Struct, frozen=True):
-    """A deferral. Times are in milliseconds."""
+    """A deferral recorded by ZoneMTA. Times are in milliseconds."""
 
     count: int = 0
     last: float = 0
@@ -43,6 +43,8 @@ class _Deferral(msgspec.Struct, frozen=True):
 
 
 class _Reference(msgspec.Struct, frozen=True):
+    """A reference to a message in ZoneMTA's database."""
+
     recipient: str
     deferral: _Deferral | None = msgspec.field(default=None, name="_deferred")
 
@@ -54,7 +56,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class _Mail(msgspec.Struct, frozen=True):
-    """A message. `time` is in milliseconds. `sender` is false for the null sender."""
+    """A message in ZoneMTA's database. `time` is in milliseconds. `sender` is false for the null sender."""
 
     sender: str | bool = msgspec.field(default="", name="from")
     headers: tuple[_Line, ...] = ()
@@ -66,6 +68,8 @@ class _Mail(msgspec.Struct, frozen=True):
 
 
 class _Mark(msgspec.Struct, frozen=True):
+    """The value of a delivery in ZoneMTA's database."""
+
     created: float = 0
 
 

@@ -1,5 +1,4 @@
-"""Reserves disk space for the case that the disk is full: a file of real blocks that is removed when the
-store needs space.
+"""Reserves disk space in a file of real blocks, which is removed when the disk is full.
 
 LevelDB writes a table before it opens a spool whose log is not empty, and a log before it removes anything.
 Without a reserve a queue on a full disk could never be drained. The reserve counts as free space. Every
@@ -31,7 +30,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Ballast:
-    """The reserve file of one spool. `held` is its size in bytes. A `size` of 0 disables it."""
+    """The reserve file of a spool. `held` is its size in bytes. A `size` of 0 disables it."""
 
     def __init__(self, directory: Path, size: int) -> None:
         self._path = directory / FILE_NAME

@@ -32,8 +32,8 @@ def lacks_inodes(path: Path) -> bool:
 
 
 class SpaceWatch:
-    """Calls `look` in each interval, and earlier if the bytes written since may have used up the free space.
-    Each byte counts `copies` times. `look` must call `note`.
+    """Checks the free space periodically, and earlier after many bytes were written. Each byte counts
+    `copies` times. `look` must call `note`.
     """
 
     def __init__(

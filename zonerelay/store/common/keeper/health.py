@@ -1,5 +1,5 @@
-"""Holds whether a store is usable, and why not. Reasons name no internals, because clients and `/readyz` show
-them.
+"""Tracks whether a store is usable, and why not. Reasons name no internals, because clients and `/readyz`
+show them.
 
 A refusal means that no operation is possible at present; every caller receives it. A cause without a refusal
 (little space, little memory, damage) refuses new mail while the queue is drained.
@@ -50,8 +50,8 @@ async def recover(
 
 
 class Health:
-    """The health of a store: its causes with their reasons. Damage takes precedence over all others, then the
-    first cause. `on_change` is called with every new reason, and with None when there is none.
+    """The health of a store, with the reasons why it is unusable. Damage takes precedence over all others,
+    then the first cause. `on_change` is called with every new reason, and with None when there is none.
     """
 
     def __init__(self, on_change: Callable[[str | None], None]) -> None:

@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS published (worker INTEGER PRIMARY KEY);
 
 
 class Register:
-    """The view of one worker on the shared index of keys."""
+    """One worker's view of the shared index of idempotency keys."""
 
     publishes = True
 

@@ -45,7 +45,7 @@ Page = Collection[tuple[str, Kept]]
 
 
 class Reservations:
-    """The reservations of a spool. An instance belongs to the event loop that opened it.
+    """Reserves idempotency keys in one spool. An instance belongs to the event loop that opened it.
 
     `find` and `page` raise StoreError while the spool cannot be read. `page(after)` returns the keys after an
     identity, and nothing at the end. `forget(now, most, is_used)` removes expired keys, except those that are

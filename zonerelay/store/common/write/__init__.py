@@ -1,4 +1,4 @@
-"""The path of changes into a store. `group_commit` groups and writes them.
+"""Writes changes to a store. `group_commit` groups and writes them.
 
 `batches` splits an operator's change of many deliveries into writes of a bounded size.
 """

@@ -94,13 +94,13 @@ R = TypeVar("R")
 
 
 class Failed(NamedTuple):
-    """The exception that a job has raised."""
+    """The exception that a job raised."""
 
     error: BaseException
 
 
 class WriterThread(Generic[J, R]):
-    """Runs `work(job)` in the thread, then `tell(result)` on the event loop that was running at the start."""
+    """Runs `work(job)` in a thread, then `tell(result)` on the event loop."""
 
     def __init__(self, name: str, work: Callable[[J], R], tell: Callable[[R | Failed], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -160,7 +160,7 @@ W = TypeVar("W")
 
 
 class JobWriter(Protocol[P_contra]):
-    """Writes one job after the other and reports each, as `WriterThread` does."""
+    """Interface: writes jobs one after the other and reports each, like `WriterThread`."""
 
     @property
     def put(self) -> Callable[[P_contra], None]: ...
@@ -170,6 +170,8 @@ class JobWriter(Protocol[P_contra]):
 
 @dataclass(slots=True, eq=False)
 class _Submission(Generic[Change]):
+    """The changes that one caller has submitted."""
+
     ops: Sequence[Change]
     size: int
     applied: Callable[[], None] | None
@@ -177,8 +179,8 @@ class _Submission(Generic[Change]):
 
 
 class GroupCommitter(Generic[Change, P, W]):
-    """Groups the submissions of one event loop and owns the writer until `stop`. `Change` is the type that a
-    store writes.
+    """Groups the changes submitted on one event loop into writes. `Change` is the type that a store
+    writes.
     """
 
     def __init__(

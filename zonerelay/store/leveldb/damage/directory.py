@@ -61,7 +61,7 @@ _PUT_BACK = ". Look for the file in lost+found first"
 
 
 class DamagedSpoolError(StoreOpenError):
-    """LevelDB must not open the directory in its present state. `what` is a short description of the damage,
+    """The directory is damaged, and LevelDB must not open it. `what` is a short description of the damage,
     and `finding` also names the directory.
     """
 
@@ -96,8 +96,8 @@ class FoundLog:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The result of a check. With `is_new` there is no database, or the beginning of one that never had data.
-    `suspects` are logs that must be read with checksums.
+    """The result of checking a directory. With `is_new` there is no database, or the beginning of one that
+    never had data. `suspects` are logs that must be read with checksums.
     """
 
     is_new: bool

@@ -76,7 +76,7 @@ class Log:
 
 
 class _Piece(NamedTuple):
-    """A fragment of a record. Kind 0 marks bytes that are not a fragment."""
+    """A fragment of a log record. Kind 0 marks bytes that are not a fragment."""
 
     start: int
     end: int
@@ -241,6 +241,8 @@ def operations_of(batch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
 
 
 class Table(NamedTuple):
+    """A table file and its key range."""
+
     number: int
     size: int
 
@@ -305,7 +307,7 @@ def _apply(manifest: Manifest, reader: Reader) -> int:
 
 
 class Reader:
-    """Decodes LevelDB's numbers and texts, one after the other. Raises FormatError if one is truncated."""
+    """Decodes numbers and strings in LevelDB's encoding. Raises FormatError if one is truncated."""
 
     def __init__(self, octets: bytes, at: int = 0) -> None:
         self._octets = octets

@@ -58,7 +58,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Losses:
-    """The losses of one spool. `open` has those that were not dismissed as of the last `refresh`."""
+    """The recorded losses of one spool. `open` has those that were not dismissed as of the last `refresh`."""
 
     def __init__(self, spool: Path) -> None:
         self._directory = spool / DIRECTORY

@@ -22,12 +22,14 @@ from zonerelay.store.leveldb.damage.losses import MAX_NAMED, Loss, Losses
 
 @dataclass(frozen=True, slots=True)
 class _Mended:
+    """A log file that was replaced by a repaired copy."""
+
     log: FoundLog
     loss: Loss | None
 
 
 class Mending:
-    """The changes made for one opening, which `undo` reverts."""
+    """The changes made to open a damaged database, which `undo` reverts."""
 
     def __init__(self, directory: Path, losses: Losses, mark: Mark | None) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""Reads the rows of a LevelDB table whose index or footer is damaged, block by block. Pure.
+"""Reads the rows of a LevelDB table with a damaged index or footer, block by block. Pure.
 
 A table consists of data blocks, a filter block, a block that names the filter, the index, and a footer,
 without gaps. LevelDB drops all rows of a table whose index it cannot read. But a block ends where its
