@@ -103,8 +103,8 @@ def unlink(path: Path) -> None:
 
 
 def make_directory(path: Path, mode: int = 0o700) -> None:
-    """Create a directory and its missing parents, all with this mode (`Path.mkdir` gives parents another
-    one). Several processes may create the same one at the same time.
+    """Create a directory and its missing parents, all with the given mode. Several processes may create the
+    same one at the same time.
     """
     missing = [each for each in (path, *path.parents) if not each.exists()]
     for each in reversed(missing):
@@ -118,8 +118,8 @@ def sync_directory(directory: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Make durable what was written below a directory by other means: many files at once, or a database. The
-    caller makes the directory's own name durable.
+    """Sync everything below a directory that was written by other means. The caller makes the directory's own
+    name durable.
     """
     # One sync for all files, because syncing each of many new files causes a commit of the file system for
     # each. It reports no errors, however; the syncs of the files that follow do, and cost nothing then.

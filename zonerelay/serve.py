@@ -284,9 +284,7 @@ class _Lifecycle:
         self._stop.set()
 
     def _cut_short(self) -> None:
-        """Handle a second signal: end like a crash, which loses nothing; what is in flight is retried
-        later.
-        """
+        """Handle a second signal by exiting immediately; deliveries in flight are retried later."""
         self._worker.events.lifecycle("killed", why="a second signal while stopping")
         self._flush()
         os._exit(1)

@@ -157,8 +157,8 @@ class HttpServer:
         return True
 
     def _least(self) -> Connection | None:
-        """Return the connection to replace: the oldest unauthenticated one, or else one of a token with more
-        than its share, preferably the oldest that waits for a request.
+        """Return the connection to close for a new one: the oldest unauthenticated connection, or else one of
+        a token with more than its share, preferably idle.
         """
         stranger = next((each for each, of in self._operators.items() if not of.who), None)
         if stranger is not None:

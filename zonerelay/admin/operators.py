@@ -66,8 +66,8 @@ class Streams:
 
     @contextlib.asynccontextmanager
     async def one_more(self, token: Token, is_valid: Callable[[], bool]) -> AsyncIterator[None]:
-        """Count a stream during the block, and end the block within `CHECK` seconds after the token becomes
-        invalid, even while it waits for its client. Raise BusyError if too many streams are open.
+        """Count a stream during the block, and end the block soon after its token becomes invalid. Raise
+        BusyError if too many streams are open.
         """
         if self._open.total() >= MAX_STREAMS:
             raise BusyError(f"the limit of {MAX_STREAMS} open event streams is reached")

@@ -235,5 +235,5 @@ def _unescaped(octets: bytes) -> str:
 
 
 def visible(html: str) -> str:
-    """Return the text of HTML, good enough for a search and a first line."""
+    """Return the visible text of HTML, sufficient for searching and for a preview."""
     return unescape(_TAG.sub(" ", _INVISIBLE.sub(" ", html[: 4 * MAX_WORDS])))

@@ -256,7 +256,7 @@ class Capture:
         return _summary(row[:-1]), row[-1]
 
     def tag(self, tags: Sequence[str], ids: Sequence[str]) -> None:
-        """Give these messages these tags and no others. Raise CaptureError if that fails."""
+        """Replace the tags of these messages. Raise CaptureError if that fails."""
         self._change("UPDATE mail SET tags = ?", (_encode(list(dict.fromkeys(tags))),), ids, "", "")
 
     def rename_tag(self, old: str, new: str) -> int:
@@ -338,9 +338,7 @@ class Capture:
 
 @contextlib.contextmanager
 def _in_time(database: sqlite3.Connection) -> Iterator[None]:
-    """Interrupt statements that run longer than `LONGEST`, because the next request waits for the
-    connection.
-    """
+    """Interrupt statements that run longer than `LONGEST`."""
     until = time.monotonic() + LONGEST
 
     def is_late() -> bool:

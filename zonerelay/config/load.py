@@ -92,7 +92,7 @@ _PLACE = re.compile(r"""\s*(?:(\w+)\s*\.\s*)?(\w+)\s*=\s*(?:"([^"\\]*)"|'([^']*)
 
 
 def _scanned(path: Path) -> dict[str, dict[str, object]]:
-    """Read the paths that the files name, line by line, ignoring everything else."""
+    """Read the paths of the keys in the files line by line, ignoring everything else."""
     document: dict[str, dict[str, object]] = {}
     try:
         texts = [each.read_bytes().decode("utf-8-sig", "replace") for each in files_of(path)]

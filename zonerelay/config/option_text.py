@@ -76,7 +76,7 @@ def _comment(text: str) -> list[str]:
 
 
 def _docstrings(table: type[DataclassInstance]) -> dict[str, str]:
-    """Return the docstring of each field, on one line."""
+    """Return the docstring of each field as one line."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(table))).body
     assert isinstance(tree, ast.ClassDef)
     found = {}

@@ -150,7 +150,7 @@ class Report:
         return path in self._lines
 
     def place_of(self, *path: str | int) -> str:
-        """Return the line of a key in the file as text, or "" if the file does not contain it."""
+        """Return the line number of a key as text, or "" if the file does not contain it."""
         return place(self._lines[path], self._files.get(path, "")) if path in self._lines else ""
 
     def sound(self, *path: str | int) -> bool:

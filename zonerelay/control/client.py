@@ -108,7 +108,7 @@ class ControlClient:
         return found, end
 
     def ask(self, request: msgspec.Struct, answer: type[F]) -> F:
-        """Return the one frame that answers a simple request."""
+        """Return the single frame of a simple response."""
         return self.answered(request, answer)[0]
 
     def answered(
@@ -181,7 +181,7 @@ def written(request: msgspec.Struct) -> tuple[str, str, bytes | None]:
 
 
 def failure(status: int, body: bytes) -> ControlError:
-    """Return the error that an answer with a status other than 200 stands for."""
+    """Convert a response with a status other than 200 to an error."""
     try:
         found = msgspec.json.decode(body, type=_Failed)
     except msgspec.DecodeError:

@@ -195,7 +195,7 @@ class _Found:
     interval: float = 0.0
 
     def order(self, now: float) -> tuple[object, ...]:
-        """Return the sort key of the row, as `hurts` does."""
+        """Return the sort key of the row."""
         known = self.known
         until, active = (None, 0) if known is None else (known.suspended_until, known.active)
         return order_of(until, active, **_counts(self.mail, now, known))

@@ -230,7 +230,7 @@ class GuardPlans:
         return Guarded(Allowance(user, rails), rails.mailbox if rails.mode is Mode.REDIRECT else "")
 
     def words(self, guarded: Guarded, request: Explain, address: str, zone: str) -> str:
-        """Return a sentence about the effect on mail for an address in a zone, or "" if there is none."""
+        """Describe the effect of the user's limits on mail for an address, or return "" if there is none."""
         allowance, recipient = guarded.allowance, Mailbox(address)
         if allowance is None:
             return f"refused with {UNREADABLE.reply}"

@@ -356,7 +356,7 @@ class ControlHandler:
             )
 
     async def _resolve(self, request: requests.Resolve, answer: Answer) -> answers.End:
-        """Send each matching address once, with one message that contains it."""
+        """Send each matching address once, with one of its messages."""
         matches, seen = self._redactor.matches, set[str]()
         wanted = set(re.split(r"[\s<>]+", request.pseudonym.lower()))
         if request.recent:

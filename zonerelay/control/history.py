@@ -72,8 +72,8 @@ T = TypeVar("T")
 
 
 async def ask(function: Callable[..., T], /, *given: object) -> T:
-    """Call a function of this module from the event loop: in a thread, and for at most `LONGEST` seconds.
-    Raise BusyError if too many searches run or the time is over; a search then raises SearchError.
+    """Run a function of this module in a thread, for at most `LONGEST` seconds. Raise BusyError if too many
+    searches run or the time is over; a search then raises SearchError.
     """
     pool = HISTORY if function is search else LOOKUPS
     try:
@@ -210,8 +210,8 @@ def sent(
 
 
 def became(settings: Settings, message_id: str, now: float, *, longest: float | None = None) -> str:
-    """Return a sentence about the outcome of a message that is no longer in the queue, or "" if it is not
-    known. Raise SearchError, or TooLongError after `longest` seconds.
+    """Describe the outcome of a message that has left the queue, or return "" if it is not known. Raise
+    SearchError, or TooLongError after `longest` seconds.
     """
     outcomes = Counter(each.outcome for each in entries(settings, message_id, None, now, longest=longest))
     if not outcomes:

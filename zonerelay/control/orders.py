@@ -227,7 +227,7 @@ class OrderAnswers:
 
 @contextlib.contextmanager
 def _in_words() -> Iterator[None]:
-    """Turn OrdersError into ControlError."""
+    """Convert OrdersError to ControlError."""
     try:
         yield
     except OrdersError as error:

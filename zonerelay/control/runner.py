@@ -56,7 +56,7 @@ class Answer:
         await self.queue.put(frame)
 
     def leave(self) -> None:
-        """Mark the client as disconnected, and wake a handler that waits for it."""
+        """Mark the client as disconnected, and wake a handler that is waiting for it."""
         self.unheard = True
         while not self.queue.empty():
             self.queue.get_nowait()
@@ -80,9 +80,9 @@ class Runner:
         self._running: set[asyncio.Task[None]] = set()
 
     async def batches(self, call: Call, *, beat: float | None = None) -> AsyncGenerator[list[Frame], None]:
-        """Yield the frames of the answer as they come, `End` last; close the generator with `aclosing`. With
-        `beat`, a Progress frame is sent after so many seconds without another frame. Raise ControlError if
-        the request fails.
+        """Yield the frames of the response as they are produced, `End` last; close the generator with
+        `aclosing`. With `beat`, a Progress frame is sent after so many seconds without another frame. Raise
+        ControlError if the request fails.
         """
         if len(self._running) >= self._most:
             raise BusyError(f"{self._most} other requests are being answered: try again")

@@ -231,9 +231,7 @@ class StatusBoard:
         )
 
     def _missing(self, settings: Settings | None, told: Sequence[str]) -> list[str]:
-        """Return the problem lines for files of the configuration that have disappeared since it was loaded.
-        Blocks.
-        """
+        """Return problems about configuration files that have disappeared since they were loaded. Blocks."""
         if settings is not None and settings is not self._files[0]:
             self._files = settings, _named_files(settings)
         return [

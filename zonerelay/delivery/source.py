@@ -184,7 +184,7 @@ def in_order(sources: Iterable[SourceSettings], key: str) -> list[SourceSettings
 
 
 def shares(sources: Sequence[SourceSettings]) -> list[float]:
-    """Return the share of the mail that each source gets while none is skipped."""
+    """Return the share of mail that each source gets when none is skipped."""
     total = sum(source.weight for source in sources)
     return [source.weight / total if total else 0.0 for source in sources]
 
@@ -321,7 +321,7 @@ class SourceSelection:
     # Results of attempts.
 
     def heard(self, terms: Terms, reply: Reply, peer: str) -> bool:
-        """Note a refusal from the peer at this address. Return true when it is about our address."""
+        """Record a rejection by the peer at this address. Return true when it is about our address."""
         source = terms.key.source
         if source is None or not blames_address(reply):
             return False

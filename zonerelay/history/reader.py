@@ -105,7 +105,7 @@ class Sent:
 
     @property
     def place(self) -> tuple[float, str]:
-        """The position in the order of time."""
+        """The position in chronological order."""
         return self.accepted.at, self.accepted.text("id")
 
 
@@ -256,7 +256,7 @@ class Histories:
         return [file.worker for file in self.files]
 
     def find(self, query: Query, limit: int) -> tuple[list[Entry], bool]:
-        """Return the newest `limit` matches in order of time, and whether there are more."""
+        """Return the newest `limit` matches in chronological order, and whether there are more."""
         seen: set[str] = set()
         found: list[Entry] = []
         for file in list(self.files):
@@ -273,8 +273,8 @@ class Histories:
         return found[-limit:], len(found) > limit
 
     def records(self, message_id: str, *, until_final: bool = False) -> list[Record]:
-        """Return the events of a message in order of time, or, with `until_final`, only those that decide its
-        outcomes.
+        """Return the events of a message in chronological order, or, with `until_final`, those that determine
+        its outcomes.
         """
         began = int(message_id[:11], 16) / 1000 if is_message_id(message_id) else 0.0
         found: list[Record] = []
@@ -326,7 +326,7 @@ class Histories:
                     yield Sent(record, entries)
 
     def since(self, since: float, until: float = float("inf")) -> Iterator[Record]:
-        """Return every event between two times, in order of time for each worker."""
+        """Return all events of a period, in chronological order per worker."""
         for file in list(self.files):
             try:
                 rows = file.database.execute(
@@ -415,7 +415,7 @@ class Histories:
         return time.monotonic() > self.until
 
     def _in_time(self) -> None:
-        """Raise TooLongError if the search has taken too long."""
+        """Raise TooLongError if the search has exceeded its time limit."""
         if self._is_late():
             raise TooLongError
 
@@ -552,7 +552,7 @@ class Step:
 
 
 def steps(records: Iterable[Record], message_id: str) -> list[Step]:
-    """Return the time line of one message."""
+    """Return the timeline of one message."""
     return [Step(each.at, _named(each, message_id), each.text("recipient"), _told(each)) for each in records]
 
 

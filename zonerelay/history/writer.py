@@ -148,7 +148,7 @@ class History:
             await asyncio.wait_for(waiter, PATIENCE)
 
     def close(self) -> None:
-        """Block until the rest is written, for at most `AT_THE_END` seconds. Call it in a thread."""
+        """Write the remaining events, blocking for at most `AT_THE_END` seconds. Call it in a thread."""
         self._stop.set()
         self._hurry.set()
         self._wake.set()

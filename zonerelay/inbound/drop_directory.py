@@ -204,8 +204,8 @@ class DropDirectory:
         return found
 
     def _try(self, name: str, before: _Waiting | None, found: _Pass) -> None:
-        """Submit one file, if its owner has a share left. Raise NoListenerError if no listener accepts
-        mail.
+        """Submit one file, unless its owner has exceeded its share. Raise NoListenerError if no listener
+        accepts mail.
         """
         path = self._new / name
         try:

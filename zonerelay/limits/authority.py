@@ -64,14 +64,12 @@ class Entry:
 
     @property
     def left(self) -> int:
-        """The number of units that are not to be given back."""
+        """The number of slots that are not being reclaimed."""
         return self.units - self.surrender
 
     @property
     def is_news(self) -> bool:
-        """Whether the holder should send a request, because it has more units, or others need
-        those it has.
-        """
+        """Whether the holder should send a request, because it has more slots, or others need its slots."""
         units, surrender, pressed = self.told
         return self.units != units or self.surrender > surrender or bool(self.pressed and not pressed)
 
@@ -115,7 +113,7 @@ class Share:
             heapq.heapify(places)
 
     def ask(self, waiting: Entry, wanted: int, now: float) -> None:
-        """Reclaim `wanted` units for a line of one holder."""
+        """Reclaim `wanted` slots for a waiting entry."""
         for more in range(wanted):
             other = self._richest(waiting.holder)
             if other is None:
@@ -128,8 +126,8 @@ class Share:
                 return
 
     def _richest(self, than: Holder) -> Holder | None:
-        """Return the holder with the most units, if it has at least two more than `than`, or has only one
-        while `than` has none.
+        """Return the holder with the most slots, if it has at least two more than `than`, or has one while
+        `than` has none.
         """
         mine = self._held[than]
         other = max(
@@ -140,7 +138,7 @@ class Share:
         return other
 
     def _take(self, holder: Holder, now: float, *, least: int, spare: Entry | None) -> bool:
-        """Take one unit of a holder's largest line other than `spare`."""
+        """Reclaim a slot from a holder's largest entry other than `spare`."""
         places = self._of.get(holder, [])
         kept = self._pop(places)
         place = kept
@@ -163,7 +161,7 @@ class Share:
 
     @staticmethod
     def _pop(places: list[_Place]) -> _Place | None:
-        """Remove and return the first place that is up to date."""
+        """Remove and return the first position that is up to date."""
         while places:
             negative, number, entry = place = heapq.heappop(places)
             if negative == -entry.left:
@@ -276,9 +274,9 @@ class Ledger:
     # Decisions
 
     def settle(self, now: float, *, give: bool = True, awake: float = float("-inf")) -> set[str]:
-        """Assign free units and reclaim those that must be given back. Return the holders that have not been
-        notified yet. A holder whose `until` is before `awake` gets nothing: it may have died while it waited,
-        and would keep the units from the others for its whole lease.
+        """Allocate free slots, and reclaim those that exceed a limit or that others need more. Return the
+        holders that have not been notified yet. A holder whose `until` is before `awake` gets nothing: it may
+        have died while it waited, and would keep the units from the others for its whole lease.
         """
         if give:
             self._give(now, awake)
@@ -320,7 +318,7 @@ class Ledger:
         return any(entry.is_news for entry in holder.unheard)
 
     def _mark(self, entry: Entry) -> None:
-        """Mark an entry whose units are to be given back, or for whose units other lines wait."""
+        """Mark an entry whose slots are reclaimed, or whose slots others wait for."""
         self._marked[entry] = None
         entry.holder.unheard[entry] = None
 
@@ -360,8 +358,8 @@ class Ledger:
         return sum(holder.units for holder in self.holders.values())
 
     def _at_site(self, entry: Entry) -> Iterator[tuple[int, int, list[Entry]]]:
-        """Yield each limit to which a unit of the line counts, the units used of it, and the entries that use
-        them.
+        """Yield each limit that applies to a slot of the entry, the slots used of it, and the entries that
+        use them.
         """
         lines = self._sites[entry.site]
         limits = _limits(lines)
@@ -391,7 +389,7 @@ class Ledger:
                 del self._suspects[site]
 
     def _surrender(self, entries: Collection[Entry], count: int) -> None:
-        """Reclaim `count` units, each from the entry that has most."""
+        """Reclaim `count` slots, each from the entry with the most slots."""
         for _ in range(count):
             entry = max(entries, key=lambda each: each.left)
             entry.surrender += 1
@@ -428,7 +426,7 @@ def _limits(lines: dict[str, dict[str, Entry]]) -> dict[str, int]:
 
 
 def _up_to(most: int, lines: dict[str, dict[str, Entry]], limits: dict[str, int]) -> list[Entry]:
-    """Return the entries of the lines with this limit or a smaller one."""
+    """Return the entries with this limit or a smaller one."""
     return [each for line, entries in lines.items() if limits[line] <= most for each in entries.values()]
 
 
@@ -461,7 +459,7 @@ class Calendar:
         return self.turns[-1].at + self._longest if self.turns else float("-inf")
 
     def earliest(self, at: float, interval: float, line: str) -> float:
-        """Return the first moment at or after `at` at which a turn is possible."""
+        """Return the first possible send time at or after `at`."""
         self._longest = max(self._longest, interval)
         turns = self.turns
         index = bisect_left(turns, at - self._longest, key=_moment)
@@ -521,7 +519,7 @@ class Book:
     def exchange(
         self, name: str, request: Request, now: float, *, until: float = float("inf"), give: bool = True
     ) -> tuple[Answer, set[str]]:
-        """Return the answer for the holder `name`, and the other holders that should send a request. If
+        """Return the response for the holder `name`, and the other holders that should send a request. If
         `give` is false, nothing is assigned to any holder.
         """
         ledger = self.ledger
@@ -553,13 +551,13 @@ class Book:
 
     @property
     def binds_until(self) -> float:
-        """The time at which the last of its turns has passed."""
+        """The time until which the assigned send times restrict later ones."""
         return max((calendar.binds_until for calendar in self.calendars.values()), default=float("-inf"))
 
     # Turns
 
     def _declare(self, ask: TurnAsk, moments: tuple[float, ...]) -> None:
-        """Add turns that were assigned before this book was created, unless they are in it."""
+        """Add send times that were assigned before a restart, unless they are already known."""
         for at in moments:
             name, line = (ask.site, ask.line) if ask.interval else (ZONE, ZONE)
             if not self._calendar(name).has(at, line):
@@ -578,7 +576,7 @@ class Book:
         return tuple(found)
 
     def _earliest(self, ask: TurnAsk, at: float) -> float:
-        """Return the first moment that is possible for both the site and the zone."""
+        """Return the first send time that is possible for both the site and the zone."""
         while True:
             before = at
             if ask.interval:
@@ -625,7 +623,7 @@ class Book:
 
     @classmethod
     def decode(cls, data: bytes | None) -> Book:
-        """Decode a book. No data is an empty book. Raise ValueError."""
+        """Decode the stored limits of a zone. No data is an empty book. Raise ValueError."""
         book = cls()
         if not data:
             return book
@@ -673,11 +671,11 @@ class LimitTable:
         self._listeners: dict[str, Callable[[str], None]] = {}
 
     def enter(self, holder: str, news: Callable[[str], None]) -> None:
-        """Add a holder. If several use one name, the last one counts."""
+        """Add a holder and its callback. If several use one name, the last one counts."""
         self._listeners[holder] = news
 
     def leave(self, holder: str) -> None:
-        """Remove a holder and free all its units."""
+        """Remove a holder and free all its slots."""
         self._listeners.pop(holder, None)
         now = self._clock.monotonic()
         for zone, book in list(self._books.items()):

@@ -61,8 +61,8 @@ class BookStore(Protocol):
     async def replace(
         self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
     ) -> bool:
-        """Replace a page, keep it for at least `keep` seconds, and send `words` to the other relays. Return
-        false, with nothing done, if the page has changed.
+        """Replace the stored limits of a zone, keep them for at least `keep` seconds, and send `words` to the
+        other relays. Return false, with nothing done, if the page has changed.
         """
 
     async def ended(self) -> None:

@@ -42,12 +42,12 @@ def interval(rate: Rate) -> float:
 
 
 def grace(rate: Rate) -> float:
-    """Return the seconds after its moment within which a turn of the rate may be taken."""
+    """Return the seconds after a send time within which it may be used."""
     return GRACE_PART * margin(rate)
 
 
 def leased_grace(rate: Rate) -> float:
-    """Return the grace of a turn that an authority has assigned."""
+    """Return the seconds after a leased send time within which it may be used."""
     return LEASED_GRACE_PART * margin(rate)
 
 
@@ -136,7 +136,7 @@ class LimitAuthority(Protocol):
 
     @property
     def lease(self) -> float | None:
-        """Seconds after which a silent holder loses everything, or None if it keeps its units as long as its
+        """The seconds after which a silent holder loses its slots, or None if it keeps them as long as its
         process lives.
         """
 
@@ -153,4 +153,4 @@ class LimitAuthority(Protocol):
         """Send a request and return the answer, one at a time for each zone. Raise AuthorityError."""
 
     async def close(self) -> None:
-        """Give everything back, as far as the authority is reachable."""
+        """Return all slots to the authority, if it is reachable."""

@@ -80,8 +80,8 @@ def ascii_fields(block: bytes) -> bytes:
 
 
 def folded(block: bytes) -> bytes:
-    """Fold the lines that are too long (RFC 5322 2.1.1) at blanks, so that readers find the same values, and
-    between two identifiers. A longer word stays as it is.
+    """Fold lines that are too long (RFC 5322 2.1.1) at white space, so that readers see the same values. A
+    longer word stays as it is.
     """
     lines = block.split(b"\r\n")
     if len(max(lines, key=len)) <= MAX_LINE:
@@ -125,7 +125,7 @@ def _ascii_field(name: bytes, value: bytes) -> bytes:
 
 
 def _words(text: str) -> str:
-    """Return the text as encoded words, with a space between two of them."""
+    """Return the text as encoded words separated by spaces."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -138,8 +138,8 @@ def _words(text: str) -> str:
 
 
 def _text(_label: str, text: str) -> str:
-    """Encode each run of words beyond ASCII. Readers drop the blank between two encoded words, so it is
-    written within one of them.
+    """Encode each sequence of words with non-ASCII characters. Readers drop the blank between two encoded
+    words, so it is written within one of them.
     """
     runs: list[str] = []
     for word in text.split(" "):
@@ -265,7 +265,7 @@ class _Walk(ABC):
         self._parts = 0
 
     def feed(self, piece: bytes) -> bytes:
-        """Take the next piece. Raise NotConvertibleError."""
+        """Process the next bytes. Raise NotConvertibleError."""
         data = self._rest + piece if self._rest else piece
         *lines, rest = data.split(CRLF)
         written = [self._whole_line(line) for line in lines]
@@ -286,7 +286,7 @@ class _Walk(ABC):
         return written + self._ended(by_delimiter=False)
 
     def _whole_line(self, line: bytes) -> bytes:
-        """Take a line without its CRLF."""
+        """Process a line without its CRLF."""
         written = b""
         while len(line) > _FRAGMENT and self._header is None:
             written += self._line(line[:_FRAGMENT])
@@ -294,7 +294,7 @@ class _Walk(ABC):
         return written + self._line(line + CRLF)
 
     def _line(self, line: bytes) -> bytes:
-        """Take a line with its CRLF, or a part of a line without."""
+        """Process a line with its CRLF, or a part of a line."""
         starts, self._at_line_start = self._at_line_start, line.endswith(CRLF)
         if starts and line.startswith(b"--") and self._delimiters:
             level = self._level(line)
@@ -356,7 +356,7 @@ class _Walk(ABC):
         return self._leaf_part(block, has_fields) + empty_line
 
     def _outside(self) -> None:
-        """Begin the lines before the first part or behind the last one."""
+        """Start the lines before the first part or after the last one."""
         self._entity = None
 
     @abstractmethod

@@ -232,7 +232,7 @@ def compose(
 
 
 def can_return_whole(message: bytes) -> bool:
-    """Return whether a report can carry the message unchanged: it has no NUL and no endless line."""
+    """Return whether a report can contain the unmodified message: no NUL and no overlong line."""
     return b"\0" not in message and all(len(line) <= _MAX_LINE for line in message.split(b"\r\n"))
 
 

@@ -128,7 +128,7 @@ class Srs:
         return found is not None and not _is_new(found)
 
     def reverse(self, recipient: Mailbox, now: float) -> Mailbox | None:
-        """Return the recipient of a report to this address; `None` when SRS here does not make such
+        """Return the recipient of a bounce to this address, or `None` if SRS here does not create such
         addresses.
 
         Raise SrsError.
@@ -189,7 +189,7 @@ class Srs:
 
 
 def _is_new(found: re.Match[str]) -> bool:
-    """Tell the forms apart by the first part: in SRS1 the day is in front of the hash."""
+    """Return whether the address has the new format, in which SRS1 has the day before the hash."""
     return (_NEW_SRS0 if found.re is _SRS0 else _NEW_SRS1).fullmatch(found[1]) is not None
 
 

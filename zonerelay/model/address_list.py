@@ -115,9 +115,9 @@ def read_addresses(text: str) -> AddressList:
 
 
 def recipient_fields(names: Sequence[str]) -> list[int]:
-    """Return which fields of a header, by their names in lower case, say to whom it goes: To, Cc and Bcc (RFC
-    5322 3.6.3), or the newest Resent- fields where there are any (3.6.6). Those are the first; they end where
-    one comes a second time, or at a Received field.
+    """Return the names of the recipient fields: To, Cc and Bcc (RFC 5322 3.6.3), or the newest Resent- fields
+    if there are any (3.6.6). Those are the first; they end where one comes a second time, or at a Received
+    field.
     """
     resent: dict[str, int] = {}
     for at, name in enumerate(names):
@@ -162,7 +162,7 @@ def tokenize(text: str) -> tuple[str, list[Span]]:
 
 
 def _comments(text: str, position: int) -> dict[int, int]:
-    """Return where each comment ends that may begin from here on. Their depth has no limit."""
+    """Return the end of each comment that may start at or after this position. Their depth has no limit."""
     ends: dict[int, int] = {}
     opened: list[int] = []
     for match in _IN_COMMENT.finditer(text, position):
@@ -174,7 +174,7 @@ def _comments(text: str, position: int) -> dict[int, int]:
 
 
 def _behind_quoted(text: str, position: int) -> int:
-    """Return the end of the quoted string whose content begins here, 0 when it has none."""
+    """Return the end of the quoted string whose content starts here, or 0 if it has none."""
     for match in _IN_QUOTED.finditer(text, position):
         if match[0] == '"':
             return match.end()
@@ -182,7 +182,7 @@ def _behind_quoted(text: str, position: int) -> int:
 
 
 def _joined(text: str, spans: list[Span], tokens: Span, written: str) -> tuple[str, str, int]:
-    """Return what an entry says of the address of these tokens; one in another encoding cannot be read."""
+    """Return the address of these tokens as an entry."""
     first, behind = tokens
     address = "".join([text[begin:end] for begin, end in spans[first:behind]]).replace("\r\n", "")
     can_be = "\ufffd" not in address and address.isprintable() and len(address) <= MAX_ADDRESS

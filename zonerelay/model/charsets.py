@@ -42,5 +42,5 @@ def codec_of(charset: str) -> str | None:
 
 
 def text_of(octets: bytes, charset: str) -> str:
-    """Return the text; what cannot be decoded is replaced, and an unknown character set is read as UTF-8."""
+    """Decode the text; invalid bytes are replaced, and an unknown character set is read as UTF-8."""
     return octets.decode(codec_of(charset) or FALLBACK, "replace")

@@ -87,13 +87,15 @@ class Delivery:
         return not self.held and self.next_attempt <= now
 
     def state(self, now: float) -> DeliveryState:
-        """Return held, deferred or ready; the scheduler knows what is active, orders what is suspended."""
+        """Return held, deferred or ready. The scheduler knows which deliveries are active, and the orders
+        which are suspended.
+        """
         if self.held:
             return DeliveryState.HELD
         return DeliveryState.READY if self.next_attempt <= now else DeliveryState.DEFERRED
 
     def deferred(self, until: float, attempt: Attempt, *, counts: bool = True) -> Delivery:
-        """Return the next state after a deferral; `counts` is false when no peer was asked."""
+        """Return the next state after a deferral; `counts` is false if no peer was contacted."""
         return replace(
             self,
             attempts=self.attempts + (1 if counts else 0),
@@ -103,7 +105,7 @@ class Delivery:
         )
 
     def corrected_at(self, now: float) -> Delivery:
-        """Return the delivery with the due time that it has by a clock that was set back to `now`.
+        """Return the delivery with its due time corrected for a clock that was set back to `now`.
 
         An attempt in the future shows that the clock was ahead when it was made: the next one waits, from now
         on, for as long as it was to wait then. Mail without an attempt that was due before it was accepted is

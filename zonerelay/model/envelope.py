@@ -126,12 +126,12 @@ class Message:
 
     @property
     def tags(self) -> list[str]:
-        """What the application gave with the message to find it by."""
+        """Tags that the application has set for searching."""
         return [note.removeprefix(TAG) for note in self.trace if note.startswith(TAG)]
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the application gave with the message to have it back."""
+        """Metadata that the application has set and that is returned to it."""
         found = (
             note.removeprefix(METADATA).partition("=") for note in self.trace if note.startswith(METADATA)
         )

@@ -78,7 +78,7 @@ def webhook_queue(webhook: str) -> QueueName:
 
 
 def bin_of(queue: QueueName) -> QueueName:
-    """Return the queue for what an operator has dropped from this one."""
+    """Return the name of the queue that holds deliveries dropped from this queue."""
     return parse_queue(f"{Kind.BIN}/{queue.text}")
 
 

@@ -33,7 +33,7 @@ class Reply:
 
     @property
     def status(self) -> str:
-        """RFC 3463 status such as `5.1.1`; `X.0.0` when the peer sent no enhanced code."""
+        """Return the RFC 3463 status such as `5.1.1`, or `X.0.0` if the peer sent no enhanced code."""
         kind = {2: 2, 3: 2, 4: 4, 5: 5}[self.code // 100]
         return f"{kind}.{self.detail or '0.0'}"
 
@@ -50,7 +50,7 @@ class Reply:
         return self.code >= 500
 
     def encode(self) -> bytes:
-        """Return the reply on the wire, one CRLF-ended line per line of text (RFC 5321 4.2.1, RFC 2034 4)."""
+        """Return the reply in wire format, one line per line of text (RFC 5321 4.2.1, RFC 2034 4)."""
         prefix = f"{self.status} " if self.detail and self.code // 100 != 3 else ""
         lines = self.text.split("\n")
         head = "".join(f"{self.code}-{prefix}{line}\r\n" for line in lines[:-1])
@@ -67,5 +67,5 @@ MAX_SAME = 100
 
 
 def same_reply(reply: str) -> str:
-    """Return what is the same in replies that say the same."""
+    """Return the part of a reply that is equal in equivalent replies."""
     return _DIFFERS.sub("…", reply)[:MAX_SAME]

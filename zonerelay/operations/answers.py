@@ -746,7 +746,7 @@ def cursor_of(row: DeliveryRow) -> str:
 
 
 def place_of(cursor: str) -> DeliveryKey:
-    """Return the position that a cursor stands for. Raise InvalidError if `cursor_of` has not made it."""
+    """Return the position that a cursor represents. Raise InvalidError if `cursor_of` has not made it."""
     try:
         octets = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         queue, message_id, recipient = msgspec.json.decode(octets, type=tuple[str, str, str])

@@ -279,7 +279,7 @@ class OutboxKeeper:
     # --- failures
 
     def trouble(self, error: StoreError) -> None:
-        """Stop using the database until every connection is restored."""
+        """Stop using the database until all connections are restored."""
         if self._closed or self._recovering:
             return
         self._recovering = True

@@ -183,7 +183,7 @@ class OutboxStore:
         self.claims.finished(row)
 
     def _lose(self, row: Row) -> None:
-        """Forget a row that another relay has claimed, or that was changed by hand."""
+        """Forget a row that another relay has claimed or that was changed manually."""
         keys = list(keys_of(row))
         self._forget(row)
         lost = [key for key in keys if key in self._handed]

@@ -38,9 +38,7 @@ def file_state(path: str | Path) -> FileState:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode, by which a process tells a file that it has created or opened from its
-    successor.
-    """
+    """Return device and inode, which identify a file even if it was replaced."""
     try:
         status = path.lstat()
     except OSError:
@@ -61,7 +59,7 @@ _SQLITE = {
 
 
 def in_words(error: Exception) -> str:
-    """Return what is wrong with a file, from an OSError or an SQLite error."""
+    """Describe an OSError or SQLite error of a file."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return _SQLITE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, str(error))

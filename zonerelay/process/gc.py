@@ -114,8 +114,8 @@ class GcTimer:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Pause the collector while many permanent objects without cycles are created, such as those of a
-        configuration. Scanning them would take tenths of a second, so they are frozen without a scan.
+        """Pause the collector while many permanent objects are created, such as those of a configuration.
+        Scanning them would take tenths of a second, so they are frozen without a scan.
         """
         self._waits = True
         try:

@@ -95,8 +95,8 @@ class StartError(Exception):
 
 
 def prepare_home(settings: Settings) -> Path:
-    """Create the parent of the spool, which also has the control socket and the pseudonym key of the log, and
-    return it. Raise StartError if that fails.
+    """Create the parent directory of the spool, which also contains the control socket and the pseudonym key,
+    and return it. Raise StartError if that fails.
     """
     home = settings.spool.path.parent
     try:

@@ -181,7 +181,7 @@ def _session(connector: TCPConnector) -> ClientSession:
 
 @contextlib.contextmanager
 def _in_words(url: str) -> Iterator[None]:
-    """Turn aiohttp's exceptions, except TimeoutError, into WebError."""
+    """Convert aiohttp's exceptions, except TimeoutError, to WebError."""
     import aiohttp  # noqa: PLC0415 - see above
 
     try:

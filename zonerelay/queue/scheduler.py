@@ -327,7 +327,7 @@ class Scheduler:
             yield name, *zone.plan.count_destinations(now)
 
     def destination_of(self, zone: str, domain: str) -> DestinationKey | None:
-        """Return the destination for mail to a domain, or None if that would need a look-up."""
+        """Return the destination of a domain, or None if a lookup would be needed."""
         found = self._zones.get(zone)
         return None if found is None else found.plan.destination_of(domain)
 

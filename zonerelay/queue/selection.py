@@ -239,7 +239,7 @@ class RoundRobin:
             self._probation.recall(destination)
 
     def leave(self, destination: Destination) -> None:
-        """Forget a destination for which nothing waits or is active."""
+        """Remove a destination without queued or active mail."""
         self._give_up(destination)
         if self._probation is not None:
             self._probation.remember(destination)
@@ -252,7 +252,7 @@ class RoundRobin:
             self._sites.pop(site.key, None)
 
     def clear(self) -> None:
-        """Forget everything that waits, for a stop."""
+        """Remove everything that is queued, for a shutdown."""
         for destination in self._ungranted:
             self._give_up(destination)
         self._has_ended = True
@@ -322,7 +322,7 @@ class RoundRobin:
         return None
 
     def start(self, destination: Destination, tick: float) -> Ticket | None:
-        """Count a transaction that starts, and return the ticket to its turns if there is a rate."""
+        """Count a starting transaction, and return the ticket for its send times if a rate applies."""
         destination.begins(tick)
         destination.site.changed()
         self.active += 1
@@ -350,7 +350,7 @@ class RoundRobin:
         self._unblock(destination.site, now)
 
     def is_awaited(self, destination: Destination) -> bool:
-        """Return whether another line waits for a connection at its hosts."""
+        """Return whether another destination is waiting for a connection to the same hosts."""
         blocked = destination.site.blocked
         return bool(blocked) and any(line is not destination for line in blocked)
 
@@ -367,7 +367,7 @@ class RoundRobin:
         )
 
     def _is_preceded(self, destination: Destination) -> bool:
-        """Return whether other destinations wait with mail that comes first."""
+        """Return whether other destinations have mail that comes first."""
         urgency = destination.urgency
         if self._urgencies and any(STRIDE[each] < STRIDE[urgency] for each in self._stands()):
             return True
@@ -382,8 +382,8 @@ class RoundRobin:
             self._append(destination)
 
     def changed(self, key: SiteKey, now: float, *, earlier: bool) -> None:
-        """Note that a batch for the site took its turn, or ended without one. In the second case lines there
-        may be due `earlier`.
+        """Note that a batch to the site has used its send time, or ended without one. In the second case
+        lines there may be due `earlier`.
         """
         site = self._sites.get(key)
         if site is not None:
@@ -392,7 +392,7 @@ class RoundRobin:
             self._unblock(site, now)
 
     def granted(self, now: float) -> None:
-        """Note that shared limits may allow this worker more: slots, or turns that are due earlier."""
+        """Note that shared limits may allow this worker more slots or earlier send times."""
         if self._shared is not None and self._probation is not None:
             self._probation.resize(-(-self._most // self._shared.holders))
         ungranted, self._ungranted = self._ungranted, {}
@@ -491,8 +491,8 @@ class RoundRobin:
         return destination
 
     def _is_admitted(self, destination: Destination, probation: Probation) -> bool:
-        """Return whether the standing of a destination also allows a start. If not, the destination waits
-        where it will be found.
+        """Return whether the recent responses of a destination also allow a start. If not, the destination
+        waits where it will be found.
         """
         if destination.standing is Standing.QUICK:
             return True
@@ -616,8 +616,8 @@ class Destinations:
                 yield each.status(tick)
 
     def sort(self, priority: Priority, since: MessageId, *, is_earlier: bool = False) -> int:
-        """Turn waiting mail older than this message into backlog, and return how many deliveries are new.
-        `is_earlier` says that the message is older than at the last call.
+        """Move queued mail older than this message to the backlog, and return the number of remaining new
+        deliveries. `is_earlier` says that the message is older than at the last call.
         """
         backlogs = (line.backlogs.get(priority) for line in dict.fromkeys(self.lines.values()))
         return sum(
@@ -629,8 +629,8 @@ class Destinations:
     # Forgetting
 
     def tidy(self) -> None:
-        """Forget domains for which nothing waits if there are very many; their routes are looked up again
-        when needed. Each call does a part of the work.
+        """Remove unused domains if there are very many; their routes are looked up again when needed. Each
+        call does a part of the work.
         """
         if self._to_tidy is None:
             if len(self.lines) <= self._max_domains:
@@ -667,7 +667,7 @@ class Destinations:
                 self.destinations.move_to_end(key)
 
     def clear(self) -> Iterator[None]:
-        """Forget everything, one destination at each step. None of them may be active. Destinations and hosts
+        """Remove everything, one destination per step. None of them may be active. Destinations and hosts
         refer to each other, so this saves the garbage collector from finding all of them at once.
         """
         self.lines.clear()

@@ -122,7 +122,7 @@ class _Conversation(SMTP):
         return [behaviour_of(behaviours.get(each.lower(), each)) for each in self.envelope.rcpt_tos]
 
     async def leave(self) -> Never:
-        """Close the connection without a reply: aiosmtpd cancels the task that waits here."""
+        """Close the connection without a reply."""
         assert self.transport is not None
         self.transport.close()
         await asyncio.Event().wait()

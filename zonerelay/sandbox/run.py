@@ -204,7 +204,7 @@ def _introduce(console: Console, worker: Worker, page: str) -> None:
 
 
 def _pinned(console: Console, worker: Worker, sink: CapturingSink, page: str) -> Live:
-    """Return the hints for the user, shown below the mail; in a file they come at the end."""
+    """Return hints for the user that are shown below the mail (or at the end of a file)."""
     smtp = _own_address(worker)
     lines = (
         f"swaks --server {smtp} --from you@example.org --to someone@example.com",

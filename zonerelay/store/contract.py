@@ -378,8 +378,8 @@ class QueueStore(Protocol):
         """
 
     async def left_over(self) -> str:
-        """Describe what is still stored although no zone has a delivery. Return "" if nothing is stored and
-        the spool may be removed.
+        """Describe the remaining data when no zone has a delivery. Return "" if nothing is stored and the
+        spool may be removed.
 
         The result is based on all stored data: unreadable records count, and so do files that do not belong
         to the spool. No relay may remove a shared store; for it the result is `SHARED`.

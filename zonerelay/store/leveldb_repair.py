@@ -172,7 +172,7 @@ def _refuse_foreign(spool: Path, source: LevelDb) -> None:
 
 
 def _collect(spool: Path, old: Path, tell: Tell) -> tuple[list[str], list[str]]:
-    """Give LevelDB's repair the tables and logs that it can read. Return descriptions of data that neither
+    """Pass the readable tables and logs to LevelDB's repair. Return descriptions of data that neither
     contains, and of other damage.
     """
     lost: list[str] = []

@@ -53,9 +53,7 @@ def take(
 
 
 def take_alone(settings: Settings) -> None:
-    """Take the lock for a worker that an operator starts by hand, before it touches anything. Raise
-    StartError.
-    """
+    """Take the lock for a worker that is started manually. Raise StartError."""
     home = prepare_home(settings)
     take(home, patience=0.0, waiting=lambda _: None, refuse=lambda _: refuse_second(settings))
 

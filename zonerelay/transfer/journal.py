@@ -101,9 +101,7 @@ class Journal:
         run("BEGIN")
 
     def choose(self, spools: Sequence[int]) -> None:
-        """Choose the spools of the target once and for all, because a copy is looked for in the spool where
-        it was stored.
-        """
+        """Choose the spools of the target permanently, because copies are later searched for in them."""
         self.spools = tuple(spools)
         with self._translated():
             self._database.execute(

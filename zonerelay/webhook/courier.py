@@ -201,7 +201,7 @@ class WebhookCourier:
         self._wake.set()
 
     def forget(self, keys: Collection[DeliveryKey]) -> None:
-        """Forget events that other relays have taken over; posts that are under way end by themselves."""
+        """Forget events that other relays have taken over."""
         for item in [each for each in self._items if each.delivery and each.delivery.key in keys]:
             line = self._lines[item.about.source]
             if not (line.is_busy and line.items[0] is item):
@@ -340,7 +340,7 @@ class WebhookCourier:
         self._wake.set()
 
     async def _post(self, line: Line) -> None:
-        """Post the events of the line until one fails."""
+        """Post the events of a message until one fails."""
         wait = SCHEDULE[0]  # the store cannot be read
         try:
             while line.items and not self.is_disabled:
@@ -414,7 +414,7 @@ class WebhookCourier:
         self._later.clear()
 
     def _failed(self, line: Line, answer: Answer) -> float:
-        """Return the seconds after which the line is retried at the latest."""
+        """Return the seconds until the next retry at the latest."""
         self._events.metrics.webhooks.told.add((self.name, "failed"))
         line.attempts += 1
         now = self._clock.monotonic()

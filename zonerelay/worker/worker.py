@@ -97,8 +97,8 @@ class Worker:
     # ---- reload -----------------------------------------------------------------------------------
 
     async def reload(self, settings: Settings) -> str:
-        """Apply what can change without a restart, and report what cannot and what fails. Return the reason
-        of a refusal, or `""`.
+        """Apply changes that need no restart, and report the others and failures. Return the reason of a
+        refusal, or `""`.
 
         Reloads run one at a time, and none once the relay stops, because a listener that is being started
         would be left open.
@@ -153,7 +153,7 @@ class Worker:
         await self.running.aclose()
 
     def _left(self, least: float = 0.0) -> float:
-        """Return the seconds that are left of `shutdown_timeout`, which begins with the first call."""
+        """Return the remaining seconds of `shutdown_timeout`, counted from the first call."""
         now = asyncio.get_running_loop().time()
         if self._deadline is None:
             self._deadline = now + self.settings.shutdown_timeout

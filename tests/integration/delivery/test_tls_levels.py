@@ -176,14 +176,14 @@ async def test_what_is_wrong_with_a_certificate_is_said(
     assert f"{HOST} (127.0.0.1:{sink.port})" in reply
     assert words in reply
     who = "the MTA-STS policy of example.com" if demand is POLICY else "zone default"
-    assert reply.endswith(f"; {who} demands a valid certificate")
+    assert reply.endswith(f"; {who} requires a valid certificate")
     assert [result for _, result in results.seen] == ["failed"]
 
 
 async def test_a_pinned_certificate_is_no_other(start_sink: StartSink, start_courier: StartCourier) -> None:
     sink = await start_sink(showing(RIGHT))
     reply = await refusal(start_courier(names=names()), sink, PINNED)
-    assert f"not one of those expected: it is {RIGHT.fingerprint}" in reply
+    assert f"not one of the expected ones; its fingerprint is {RIGHT.fingerprint}" in reply
 
 
 async def test_another_host_of_the_route_may_do(start_sink: StartSink, start_courier: StartCourier) -> None:
@@ -410,7 +410,7 @@ async def test_what_is_wrong_at_the_first_octet_is_said(
     sink = ImplicitSink(EXPIRED)
     await sink.start()
     reply = await refusal(start_courier(names=names()), sink, VERIFY, AT_ONCE)
-    assert "its certificate has expired; zone default demands a valid certificate" in reply
+    assert "its certificate has expired; zone default requires a valid certificate" in reply
     await sink.close()
     sink = ImplicitSink(WRONG_NAME)
     await sink.start()

@@ -154,7 +154,7 @@ def malformed(error: Exception) -> Problem:
 
 
 def invalid(error: msgspec.ValidationError, what: str, data: Any, of: Any, *, strict: bool = True) -> Problem:
-    """Return the problem of a body or of parameters, `what`, that do not match the description. It names the
+    """Return the problem of a body or of parameters (`what`) that do not match the schema. It names the
     member of `data`, and the JSON names of types.
     """
     text, _, path = str(error).partition(" - at `$")

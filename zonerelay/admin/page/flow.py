@@ -137,7 +137,7 @@ def mail_of(row: DestinationStatus | ZoneStatus) -> int:
 
 
 def kind_of(row: DestinationStatus) -> str:
-    """Return what stops most of the destination's mail."""
+    """Return the main reason why the mail of the destination is delayed."""
     if row.suspended_until is not None:
         return "suspended"
     counts = {

@@ -73,7 +73,7 @@ def _shown(text: object) -> Markup:
 
 
 def _lines(text: str) -> str:
-    """Return a text of several lines as printable text. The template's `pre` element isolates it."""
+    """Return a multi-line text without unprintable characters. The template's `pre` element isolates it."""
     return "\n".join(map(printable, text.replace("\t", "    ").splitlines()))
 
 

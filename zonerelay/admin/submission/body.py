@@ -174,7 +174,7 @@ class JsonBody:
         return len(data)
 
     def begin_file(self) -> None:
-        """Begin a file: the data of `add` belongs to it until `end_file`. No string may be incomplete."""
+        """Start a file; `add` appends data to it until `end_file`. No string may be incomplete."""
         self._begun = self._written + len(self._waiting)
 
     def add(self, piece: bytes) -> None:

@@ -197,9 +197,7 @@ class Read(Protocol):
 
 
 def _patiently(origin: Origin) -> Read:
-    """Return a function that awaits the next bytes of a body that begins now, within the client's time
-    limits.
-    """
+    """Return a function that reads the next bytes of a body within the client's time limits."""
     end = asyncio.get_running_loop().time() + origin.listener.transaction_timeout
 
     async def read(coming: Awaitable[T]) -> T:
@@ -336,7 +334,7 @@ async def _octets(part: BodyPartReader, read: Read) -> AsyncIterator[bytes]:
 
 
 async def _run(size: int, work: Callable[..., T], /, *args: Any, **more: Any) -> T:
-    """Process this number of bytes: on the event loop if it is small, otherwise in a thread."""
+    """Process the bytes on the event loop if there are few, otherwise in a thread."""
     return await BODIES.run(work, *args, **more) if size > SMALL else work(*args, **more)
 
 
@@ -540,7 +538,7 @@ def _filled(template: dict[str, Any], message: dict[str, Any], body: JsonBody) -
 
 
 async def _batch(call: Call) -> Answer:
-    """Submit the messages concurrently, so that their commits share writes."""
+    """Submit the messages concurrently, so that they are committed together."""
     with _submitted(call) as origin:
         async with _json(call, origin) as (body, data):
             given: Batch = await _decoded(data, Batch)

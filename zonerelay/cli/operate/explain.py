@@ -124,7 +124,7 @@ def _limit(name: str, value: int | str) -> str:
 
 
 def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
-    """Yield the TLS requirement, and where it comes from if not from the zone."""
+    """Yield the TLS requirement and its origin, if that is not the zone."""
     if found.destination:
         yield "destination", f"{found.destination} of the configuration (counted from 0)"
     yield "tls", f"{found.tls}: {_TLS.get(found.tls, '')}"

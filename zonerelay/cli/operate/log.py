@@ -111,7 +111,7 @@ def known_addresses(settings: Settings, found: Iterable[Entry]) -> list[str]:
 
 @contextlib.contextmanager
 def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
-    """Add to a NotFoundError what became of the message, if the history knows it, and how to see more."""
+    """Add to a NotFoundError the outcome of the message according to the history."""
     try:
         yield
     except NotFoundError:

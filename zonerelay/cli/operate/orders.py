@@ -95,7 +95,7 @@ def what_of(order: OrderRow) -> str:
 
 
 def order_line(order: OrderRow, now: float) -> Text:
-    """Return one line about the suspension or hold rule, for the view of a message."""
+    """Return a one-line description of the suspension or hold rule."""
     end = "" if order.until is None else f" until {text.when(order.until)}"
     line = f"{order.id} by {text.clean(order.who)}, {text.span(now - order.since)} ago{end}: "
     return Text(f"{line}{what_of(order)} ({text.clean(order.reason)})", style="yellow")

@@ -140,7 +140,7 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
 
 
 def _phase(row: DeliveryRow) -> str:
-    """Return what the attempt is waiting for, or "" if that is not known."""
+    """Return the phase of the attempt, or "" if it is not known."""
     left = f"{exact_span(row.phase_seconds)} " if row.phase_seconds else ""
     return f"waits {left}for {text.clean(row.phase)}" if row.phase else ""
 

@@ -277,9 +277,7 @@ def _suspended(each: DestinationStatus, now: float) -> str:
 
 
 def _narrow(destinations: Sequence[DestinationStatus], now: float, every: int) -> Text:
-    """Return two lines per destination: its numbers, and the class and text of its last reply, if there is
-    one.
-    """
+    """Return two lines per destination: its numbers, and its last reply."""
     width = output.console().width
     rows = [_FIGURES, *(_figures(each, now, every) for each in destinations)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

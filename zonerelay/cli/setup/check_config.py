@@ -45,8 +45,8 @@ def check_config(arguments: Namespace) -> int:
 
 
 def run(path: Path) -> int:
-    """Check a configuration without changing anything: no directory is created, no socket is opened, and no
-    name is resolved except the machine's own.
+    """Check a configuration without changing anything: no directory is created, no socket is opened, and only
+    the machine's own name is resolved.
     """
     try:
         settings, report = read(path)
@@ -65,7 +65,7 @@ def run(path: Path) -> int:
 
 
 def summary(settings: Settings, hostname: str) -> Iterator[str]:
-    """Yield the parts of the relay in the order in which mail passes through them."""
+    """Yield the parts of the relay in the order in which mail passes them."""
     yield f"hostname {hostname}"
     yield from (_listener(listener) for listener in settings.listener)
     if any(listener.auth is not ListenerAuth.OFF for listener in settings.listener):

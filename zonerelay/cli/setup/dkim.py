@@ -112,8 +112,8 @@ def _selector(selector: str) -> str:
 
 
 def _told(domain: str, selector: str, path: Path, name: str, record: str) -> str:
-    """Return the record and the configuration lines as plain text, because these lines are to be copied. A
-    JSON string is also a TOML string.
+    """Return the record and the configuration as plain text for copying. A JSON string is also a TOML
+    string.
     """
     quoted = [f'    "{part}"' for part in strings(record)]
     lines = [

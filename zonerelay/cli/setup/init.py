@@ -69,9 +69,7 @@ def _shipped(name: str) -> str:
 
 
 def _moved(unit: str, directory: Path, user: str) -> str:
-    """Return the unit of a relay that keeps all its files in `directory`, which may be below a home
-    directory.
-    """
+    """Return the systemd unit of a relay that keeps all its files in `directory`."""
     group = SERVICE_USER if user == SERVICE_USER else ""
     for directive, value in (
         ("User", user),

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 
 def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
-    """Check everything that the configuration names. Add problems to the report and return the notes."""
+    """Check all files and objects that the configuration refers to. Add problems to the report and return the
+    notes.
+    """
     notes = []
     for at, listener in enumerate(settings.listener):
         notes += _certificates(listener, ("listener", at), report)

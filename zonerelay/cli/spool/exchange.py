@@ -204,7 +204,7 @@ def _tell(trouble: Unusable) -> None:
 
 @contextlib.contextmanager
 def _translated(consequence: str) -> Iterator[None]:
-    """Turn errors of the store and of the exchange into CliError."""
+    """Convert errors of the store and of the exchange to CliError."""
     try:
         yield
     except (TransferError, OrdersError) as error:
@@ -214,9 +214,7 @@ def _translated(consequence: str) -> Iterator[None]:
 
 
 def check_rooms(spool: SpoolSettings, mail: int, beside: int) -> None:
-    """Raise CliError if mail and the files in the spool's directory (sizes in bytes) do not fit on their
-    disks, before anything is written.
-    """
+    """Raise CliError if the mail and the other files (sizes in bytes) do not fit on their disks."""
     home, guard = spool.path.parent, spool.min_free_space
     place = spool.path if spool.path.exists() else home
     if place.stat().st_dev == home.stat().st_dev:
@@ -227,7 +225,7 @@ def check_rooms(spool: SpoolSettings, mail: int, beside: int) -> None:
 
 
 def check_room(needed: int, place: Path, guard: int) -> None:
-    """Raise CliError if `needed` bytes do not fit, before anything is written."""
+    """Raise CliError if there is not enough free space for `needed` bytes."""
     usage = os.statvfs(place)
     free = max(usage.f_bavail * usage.f_frsize - guard, 0)
     if needed > free:

@@ -163,8 +163,8 @@ def _source(settings: Settings) -> Iterator[Path]:
 
 
 def _enter_target(stack: contextlib.ExitStack, source: Settings, target: Settings, journal: Journal) -> int:
-    """Choose the spools of the target, once and for all, and return the process id of the relay that uses its
-    other spools.
+    """Choose the spools of the target permanently, and return the process id of the relay that uses its other
+    spools.
     """
     process = 0
     if _may_run(target):

@@ -98,7 +98,7 @@ def is_empty(arguments: Namespace) -> int:
 
 
 async def _left_in(settings: Settings, worker: int) -> str:
-    """Return a description of what is left in a worker's spool; "" proves that it is empty."""
+    """Return a description of the mail in a worker's spool, or "" if it is empty."""
     async with opened(settings, worker) as store:
         told = ["reading it timed out"]
         try:

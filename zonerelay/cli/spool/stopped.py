@@ -165,7 +165,7 @@ def _give_back(spool: SpoolSettings) -> None:
 
 
 def give_to_owner(spool: SpoolSettings, places: Iterable[Path]) -> None:
-    """Give the files to the owner of the spool, because the relay's user could not open those of root. Raise
+    """Give the files to the owner of the spool, so that the relay can open files created by root. Raise
     OSError if that fails.
     """
     if os.geteuid() != 0:

@@ -78,7 +78,7 @@ class _Console(Console):
 
 @contextlib.contextmanager
 def without_log() -> Iterator[None]:
-    """Drop the store's log lines, because the command reports the same facts in its output."""
+    """Suppress the store's log lines, because the command prints the same facts."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -177,7 +177,7 @@ def frames_seen(reach: Reach) -> Callable[[msgspec.Struct], None]:
 
 
 def completeness(end: End) -> int:
-    """Return the exit status of a list, after printing what the list does not include."""
+    """Print what a list does not include, and return its exit status."""
     for missing in end.missing:
         chatter().print(f"Not in this answer: {missing}")
     return FAILED if end.missing else OK

@@ -224,7 +224,7 @@ def change_user(path: Path, name: str, change: Change, beside: ChangeBeside = _n
 
 
 def _edited(text: str, name: str, after: User | None) -> str:
-    """Return the text with the user's line replaced, removed, or added at the end."""
+    """Return the text after replacing, removing or appending the user's line."""
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()

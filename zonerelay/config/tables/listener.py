@@ -446,7 +446,7 @@ def _check_tls(listener: ListenerSettings, path: KeyPath, report: Report) -> Non
 
 
 def _check_http(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
-    """Refuses what would promise a way in that HTTP does not have."""
+    """Reject settings that HTTP listeners do not support."""
     if listener.auth is not ListenerAuth.REQUIRED and report.sound(*path, "auth"):
         report.refuse(
             (*path, "protocol"),

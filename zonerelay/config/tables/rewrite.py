@@ -251,7 +251,7 @@ def _check_dates(key: DkimSettings, at: int, report: Report) -> None:
 
 
 def _check_records(keys: Sequence[DkimSettings], report: Report) -> None:
-    """Report keys with the same selector and domain, because these share one DNS record."""
+    """Report keys with the same selector and domain, which would need the same DNS record."""
     taken: dict[tuple[str, str], int] = {}
     for at, key in enumerate(keys):
         domain = key.signing_domain or key.domain

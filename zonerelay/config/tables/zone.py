@@ -614,7 +614,7 @@ def _of(zones: Collection[ZoneSettings]) -> str:
 
 
 def _covers(one: DestinationSettings, other: DestinationSettings) -> bool:
-    """Return whether all mail that matches the other entry also matches this one. Return False if that is
+    """Return whether one entry matches all mail that the other one matches. Return False if that is
     uncertain.
     """
     pairs = ((one.domain, other.domain), (one.mx, other.mx), (one.zone, other.zone))

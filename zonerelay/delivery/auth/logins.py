@@ -285,7 +285,7 @@ class Logins:
         self._secrets.of_mailbox = read
 
     def forgive(self, zone: str) -> None:
-        """Allow a try at once, because an operator requested it."""
+        """Allow an immediate login attempt, because an operator requested it."""
         for account in self._accounts.values():
             if account.zone == zone and account.problem:
                 account.forgive()
@@ -293,7 +293,7 @@ class Logins:
                     self._tokens[account.credential].retry_now()
 
     def problems(self) -> Iterator[str]:
-        """Yield one line per account that cannot log in, or soon will not, for `status`."""
+        """Yield one line per credential that cannot log in, or soon will not be able to, for `status`."""
         yield from self._ending
         for account in self._accounts.values():
             if account.problem:

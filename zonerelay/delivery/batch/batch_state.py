@@ -67,7 +67,7 @@ class BatchProgress:
         return len(self.open) < len(self._known)
 
     def settle_open(self, outcome: Outcome) -> None:
-        """Give every open recipient the same final outcome."""
+        """Record the same final outcome for every open recipient."""
         for index in self.open:
             self._known[index] = outcome
         self.open = []
@@ -99,8 +99,8 @@ class BatchProgress:
         self.open = []
 
     def undecided(self, outcome: Outcome) -> None:
-        """Give this deferral to the open recipients that no host has deferred so far, because some hosts were
-        not tried.
+        """Record this deferral for the open recipients that no host has deferred, because some hosts were not
+        tried.
         """
         for index in self.open:
             known = self._tentative[index]
@@ -116,8 +116,9 @@ class BatchProgress:
         )
 
     def unsupported(self, indices: Sequence[int], reply: Reply, peer: Peer, *, for_now: bool) -> None:
-        """Note that this host lacks what the recipients need. The bounce is final only if every host of the
-        route does. `for_now` says that the host may offer more later, so that they are deferred.
+        """Record that this host lacks an extension that the recipients require. The bounce is final only if
+        every host of the route does. `for_now` says that the host may offer more later, so that they are
+        deferred.
         """
         verdict = Verdict.BOUNCED
         if for_now:
@@ -415,7 +416,7 @@ def mixes(zone: ZoneSettings, rcptdomainmax: int | None) -> bool:
 def _of_few_domains(
     domains: set[str], deliveries: Sequence[Delivery], wanted: list[int], most: int
 ) -> list[int]:
-    """Return the recipients whose domain the connection has named or may still name, in order."""
+    """Return the recipients within the number of domains that the connection allows, in order."""
     return [index for index in wanted if _has_room(domains, deliveries[index].domain, most)]
 
 

@@ -142,9 +142,7 @@ class SmtpCourier:
         """Sends QUIT to idle peers within `quit_timeout`. Active sessions end when their batch is done."""
 
     def learned(self, address: str) -> tuple[str, ...]:
-        """Return what is done differently at an address (`ip:port`) because of the host's
-        earlier behavior.
-        """
+        """Return the adjustments for an address (`ip:port`) that result from the host's earlier behavior."""
         lines = []
         if (most := self._limits.most(address)) is not None:
             lines.append(f"a connection ends after {most} messages: the host refused more")
@@ -155,7 +153,7 @@ class SmtpCourier:
         return tuple(lines)
 
     def phase_of(self, key: DeliveryKey) -> tuple[str, float] | None:
-        """Return what an attempt waits for, and for how many seconds at most (0 if unknown)."""
+        """Return the phase of an attempt and its time limit in seconds (0 if unknown)."""
         for state in self._carried:
             batch = state.batch
             if key.message_id == batch.message.id and any(key == each.key for each in batch.deliveries):
@@ -333,7 +331,7 @@ class SmtpCourier:
         return session
 
     def _report_skipped(self, session: Session, line: str) -> None:
-        """Report a line without a code, once a day for a host."""
+        """Report a skipped line without a code, at most once a day per host."""
         peer = session.peer
         if line and peer.address not in self._seen_skipped:
             self._seen_skipped.add(peer.address)

@@ -32,7 +32,7 @@ class UsedExtensions:
         self._took_mail = ExpiringSet(clock, REMEMBER_FOR)
 
     def trouble(self, address: str) -> str:
-        """Return why a host (`ip:port`) gets DATA instead of BDAT, or `""`."""
+        """Return the reason why a host (`ip:port`) is sent DATA instead of BDAT, or `""`."""
         return next((trouble for trouble, hosts in self._without_bdat.items() if address in hosts), "")
 
     def few_parameters(self, address: str) -> bool:
@@ -40,7 +40,7 @@ class UsedExtensions:
         return address in self._few_parameters
 
     def allow(self, session: Session) -> None:
-        """Set what a new session uses."""
+        """Remove extensions that the host does not support correctly from a new session."""
         address = session.peer.address
         session.has_taken_mail = address in self._took_mail
         if self.few_parameters(address):

@@ -157,7 +157,7 @@ class ClientProtocol(asyncio.Protocol):
             raise ConnectionLostError
 
     async def flush(self, timeout: float) -> None:
-        """Wait like `drain` until everything written has left (with TLS, all but what one write may hold)."""
+        """Wait like `drain` until all data is written to the socket."""
         if not self._transport.get_write_buffer_size():
             return  # with a limit of 0, TLS transports would pause us and never resume
         self._transport.set_write_buffer_limits(high=0)
@@ -182,7 +182,9 @@ class ClientProtocol(asyncio.Protocol):
             self._timer = self._loop.call_later(timeout, self._transport.abort)
 
     def abort(self) -> None:
-        """Close at once and drops queued bytes. A body that must not be completed ends here."""
+        """Close the connection immediately and discard queued bytes. A body that must not be completed ends
+        here.
+        """
         self._transport.abort()
 
     # Waiting.

@@ -168,8 +168,8 @@ class Pool:
         return bool(there)
 
     async def close(self) -> None:
-        """Close idle connections and waits for them. Active connections are closed when they
-        are given back.
+        """Close idle connections and wait until they are closed. Active connections are closed when they are
+        given back.
         """
         self._closed = True
         closing = [slot for idle in self._idle_in.values() for slot in idle]
@@ -336,7 +336,5 @@ class Pool:
 
 
 def _ahead(line: dict[object, None], place: object) -> int:
-    """Return how many places are ahead of a place in the queue, or all of them if it is not in
-    the queue yet.
-    """
+    """Return the number of places in the queue ahead of a place, or all of them if it is not in the queue."""
     return next((number for number, each in enumerate(line) if each is place), len(line))

@@ -133,9 +133,7 @@ class Slots:
         return any(_open_within(lines, most) >= most for most in limits)
 
     def is_allowed(self, terms: Terms) -> bool:
-        """Return whether this worker's share of the limits allows one more connection. A refusal records a
-        request.
-        """
+        """Return whether the limits allow this worker another connection. A refusal records a request."""
         if self.shared is None:
             return True
         route, zone = terms.route, terms.zone
@@ -421,7 +419,7 @@ class _Greeter:
         self._transport: asyncio.Transport | None = None
 
     async def run(self) -> Capabilities:
-        """Return what the server offers when the connection meets the plan. Raise HostTrouble."""
+        """Return the extensions of the server when the connection meets the plan. Raise HostTrouble."""
         await self._connect()
         if self._plan.on_connect:
             self._prove()
@@ -480,9 +478,7 @@ class _Greeter:
         return transport
 
     async def say(self, line: bytes) -> tuple[int, str]:
-        """Send a line of a login and return the reply's code and text, whatever they are. Raise
-        HostTrouble.
-        """
+        """Send a line of a login and return the code and text of the reply. Raise HostTrouble."""
         if self.record is not None:
             self.record.command(line, secret=not line.startswith(b"AUTH "))
         try:

@@ -81,7 +81,7 @@ class Conversion:
 async def conversion_of(
     message_id: MessageId, read_body: ReadBody, *, seven_bit: bool, signed_too: bool
 ) -> Conversion | None:
-    """Read the message once, or twice if it has to be converted. Return None if it has not. Raise
+    """Read the message once, or twice if it must be converted. Return None if it has not. Raise
     NotConvertibleError and StoreError.
     """
     survey = Survey(seven_bit=seven_bit)

@@ -75,7 +75,7 @@ class FileWatch(ABC):
                 await self._read(look)
 
     def _look(self) -> _Look:
-        """Call stat on the event loop: it takes microseconds, while using a thread would take a hundred."""
+        """Call stat on the event loop, because it is faster than using a thread."""
         try:
             found = os.stat(self.path)  # noqa: PTH116  (half the time of Path.stat)
         except OSError as error:
@@ -249,14 +249,14 @@ class Guard:
         return "" if rails is None else rails.second_hash
 
     def known(self, user: str) -> Allowance | None:
-        """Return the limits of a user without quotas if no file has to be read; otherwise None: call
-        `allowance`.
+        """Return the limits of a user without quotas if they are cached; otherwise None, and `allowance` must
+        be called.
         """
         rails = self._watch.of(user) if self._watch.is_current() else None
         return Allowance(user, rails) if rails is not None and not rails.quotas else None
 
     async def allowance(self, user: str) -> Allowance | Refusal:
-        """Return what the user may do now, or a Refusal if that cannot be determined."""
+        """Return the current limits of the user, or a Refusal if they cannot be determined."""
         rails = await self.rails_of(user)
         if rails is None:
             return UNREADABLE
@@ -273,7 +273,7 @@ class Guard:
         return UNREADABLE if rails is None else bar(rails, client_address, self._clock.now())
 
     async def take(self, allowance: Allowance, recipients: int, octets: int) -> Refusal | None:
-        """Count a message that is about to be accepted, or return why it is refused."""
+        """Count a message that is about to be accepted, or return the reason why it is rejected."""
         if allowance.usage is None:
             return None
         try:

@@ -47,7 +47,7 @@ from zonerelay.store.contract import Unhealthy
 
 
 def begin(submission: Submission, command: MailCommand) -> ServerReply:
-    """Begin the mail transaction of this sender."""
+    """Start a transaction for this sender."""
     refusal = _mail_refusal(submission, command)
     if refusal is not None:
         return refusal

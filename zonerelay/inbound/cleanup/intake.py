@@ -105,7 +105,7 @@ _BOUNDARY_VALUE = re.compile(rb"(boundary=)[^\r\n]{1,100}", re.IGNORECASE)
 
 
 def key_in(fields: Fields) -> str | None:
-    """Return the key in the header field, or None if there is no valid key."""
+    """Return the idempotency key in the header field, or None if there is no valid key."""
     found = [value.strip() for name, value in fields if name.lower() == IDEMPOTENCY_KEY]
     return found[0] if len(found) == 1 and is_key(found[0]) else None
 
@@ -116,7 +116,7 @@ def is_key(text: str) -> bool:
 
 
 def message_id_in(fields: Fields) -> str:
-    """Return the Message-ID, or an empty string if there is none, or more than one."""
+    """Return the Message-ID, or an empty string unless there is exactly one."""
     found = [value.strip() for name, value in fields if name.lower() == "message-id"]
     return found[0] if len(found) == 1 else ""
 
@@ -301,7 +301,7 @@ class Intake:
 
     @property
     def rest(self) -> bytes:
-        """The bytes after the end of data, or of the chunk, which are commands."""
+        """The bytes after the end of data or of the chunk, which belong to commands."""
         return self._body.rest
 
     @property
@@ -310,7 +310,7 @@ class Intake:
         return self._size
 
     def begin_chunk(self, size: int, *, last: bool) -> None:
-        """Begin a BDAT chunk: the next `size` bytes belong to the message."""
+        """Start a BDAT chunk of `size` bytes."""
         assert self._chunks is not None
         self._chunks.begin(size, last)
 
@@ -326,7 +326,7 @@ class Intake:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the client has sent far more than the limit without an end of data."""
+        """Whether the client has sent far more than the limit without ending the data."""
         return self._wire > 2 * self._settings.max_message_size + MAX_DRAINED
 
     @property
@@ -493,7 +493,7 @@ class Intake:
         return edited(self.envelope, self._header, held, self.transaction.edits, self._context)
 
     async def _decide_header(self) -> None:
-        """Ask the policy about the header. Bytes that arrive in the meantime are queued after it."""
+        """Call the policy with the header. Bytes that arrive in the meantime are queued after it."""
         envelope, header = self.envelope, self._header
         event = Headers(
             client=self._client_state.info,

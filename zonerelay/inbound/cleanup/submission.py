@@ -45,13 +45,13 @@ class Submission:
             self.transaction = None
 
     def connect(self) -> ServerReply:
-        """Ask the policy about the new client, if the policy decides about that."""
+        """Call the policy with the new client, if the policy handles connections."""
         if Connect not in self.context.consultants.asked:
             return self.context.greeting.banner
         return self.ask(Connect(client=self.client_state.info), self._connect_decided)
 
     def hello(self, name: str) -> ServerReply:
-        """Ask the policy about the HELO name of the client, if the policy decides about that."""
+        """Call the policy with the client's HELO name, if the policy handles it."""
         if Helo not in self.context.consultants.asked:
             return replies.OK
 
@@ -97,7 +97,7 @@ class Submission:
     def refuse_guarded(
         self, refusal: Refusal, command: str, *, mailbox: Mailbox | None = None
     ) -> ServerReply:
-        """Refuse what the limits of the user do not permit, and return the refusal."""
+        """Reject what the user's limits do not allow, and return the rejection."""
         if refusal.quota:
             self.context.events.metrics.quota_refused.add((refusal.quota,))
         return self.refuse(replies.guarded(refusal), command, mailbox=mailbox)

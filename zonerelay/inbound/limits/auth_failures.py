@@ -52,7 +52,7 @@ class Attempts:
         self.configure(max_failures=max_failures, window=window)
 
     def configure(self, *, max_failures: int, window: float) -> None:
-        """Apply other limits from now on, also to failures that are already counted."""
+        """Apply new limits, also to failures that were already counted."""
         self._max_failures = min(max_failures, MAX_COUNTED)
         self._window = window
 

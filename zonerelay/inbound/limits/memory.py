@@ -59,8 +59,8 @@ class LargeBodies:
         self._timer: asyncio.TimerHandle | None = None
 
     def may_read(self, reader: Reader, size: int, now: float) -> bool:
-        """Return whether the reader may go on; otherwise it must wait for `resume_reading`. `size` bytes of a
-        large body arrived at `now` (loop time).
+        """Return whether the reader may continue; otherwise it must wait for `resume_reading`. `size` bytes
+        of a large body arrived at `now` (loop time).
         """
         if size < FAST:
             self.leave(reader)

@@ -85,8 +85,8 @@ class Usage:
         self.slide(now)
 
     def slide(self, now: float) -> None:
-        """Remove slots that have left the windows, and slots in the future, which remain if the clock was set
-        back.
+        """Remove slots that have left the windows, and slots in the future, which exist after the clock was
+        set back.
         """
         self.now = now
         for window, (length, slots) in LENGTHS.items():

@@ -117,9 +117,7 @@ class Listener:
         self._admission.configure(settings)
 
     def asks(self, policy: AskedPolicy) -> bool:
-        """Return whether an open session uses this policy, which may have been replaced since the session
-        began.
-        """
+        """Return whether an open session uses this policy, which may have been replaced since."""
         return self.submissions.asks(policy) or any(
             session.context.consultants.policy is policy for session in self._admission.sessions
         )

@@ -424,7 +424,7 @@ def _policy_of(settings: ListenerSettings) -> tuple[object, ...]:
 
 
 def _bounded(settings: ListenerSettings, policy: PolicyRunner | None) -> ListenerSettings:
-    """Limit the message size to what a handler that gets whole messages may hold in memory."""
+    """Limit the message size to the size that a handler may hold in memory."""
     if policy is None or WholeMessage not in policy.asked:
         return settings
     return replace(settings, max_message_size=min(settings.max_message_size, settings.policy_max_size))

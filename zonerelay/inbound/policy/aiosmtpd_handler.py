@@ -362,9 +362,7 @@ def _recipients(event: Event, before: list[str], now: object) -> tuple[list[str]
 
 
 def _content(content: object) -> bytes:
-    """Return the message that the hook has produced, with CRLF line ends. Python's messages have LF line
-    ends.
-    """
+    """Return the message that the hook returned, with CRLF line ends. Python's messages have LF line ends."""
     if isinstance(content, str):
         content = content.encode("utf-8", "surrogateescape")
     if not isinstance(content, bytes | bytearray):
@@ -392,7 +390,7 @@ def _reply(status: object) -> Reply:
 
 
 def _lines_of(status: object, given: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines of the EHLO reply that the hook has kept. Raise UnusableError if the list is
+    """Return the lines of the EHLO reply that the hook returned. Raise UnusableError if the list is
     invalid.
     """
     if not isinstance(status, list) or not all(isinstance(each, str) for each in status):
@@ -465,7 +463,7 @@ async def _awaited(result: Awaitable[object]) -> object:
 
 
 def _in_thread(steps: Coroutine[Any, Any, Answer]) -> Answer:  # Any: asyncio's own words
-    """Run the steps around a `def` hook, which do not await anything."""
+    """Run the steps around a `def` hook in a thread."""
     try:
         steps.send(None)
     except StopIteration as done:

@@ -101,7 +101,7 @@ def understood(answer: object) -> Result:
 
 
 def described(error: BaseException) -> str:
-    """Return the text of an exception, with the deepest line of the operator's code."""
+    """Return the text of an exception with the innermost line of the operator's code."""
     try:
         text = str(error)[:MAX_DETAIL]
     except BaseException:  # noqa: BLE001 - it is the operator's __str__

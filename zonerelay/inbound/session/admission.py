@@ -86,7 +86,7 @@ class Admission(Generic[S]):
         return (named, None) if reason is None else (client, _TOO_MANY[reason])
 
     def farewell(self, session: S, client: Client) -> None:
-        """Stop counting a closed connection. Do nothing if it was not admitted."""
+        """Remove a closed connection from the counts. Do nothing if it was not admitted."""
         holders = self._memory.holders
         if session in holders:
             holders.discard(session)

@@ -178,9 +178,7 @@ def auth(conversation: Conversation, argument: str) -> ServerReply:
 
 
 def respond(conversation: Conversation, exchange: SaslExchange, line: bytes) -> ServerReply:
-    """Return the reply to the client's line in an AUTH exchange, which ends unless there is another
-    challenge.
-    """
+    """Return the reply to the client's line in an AUTH exchange."""
     try:
         return _step(conversation, exchange, line.decode("ascii", "replace"))
     except CommandError as error:

@@ -73,14 +73,14 @@ class Conversation(Submission):
         return answer
 
     def slowed(self, answer: ServerReply) -> ServerReply:
-        """Return the reply, or tell the session to delay it by `delay` seconds."""
+        """Return the reply, or delay it by `delay` seconds."""
         if answer.then is not Then.GO_ON and answer.then is not Then.CLOSE:
             return answer  # the next reply is delayed instead
         self.held_back = answer
         return replies.HOLD_BACK
 
     def ask_handler(self, event: Event, command: str, answer: ServerReply) -> ServerReply:
-        """Ask the policy about a command that only aiosmtpd handlers decide. `answer` is the relay's own
+        """Call the policy for a command that only aiosmtpd handlers handle. `answer` is the relay's own
         reply.
         """
 

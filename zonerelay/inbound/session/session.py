@@ -276,7 +276,7 @@ class Session(asyncio.Protocol):
         self._reply(answer.wire, answer)
 
     def _start_tls(self) -> None:
-        """Begin a handshake. Unencrypted input that has not been answered is discarded (RFC 3207 4.2)."""
+        """Start a TLS handshake. Unencrypted input that has not been answered is discarded (RFC 3207 4.2)."""
         certificates = self.context.certificates
         assert certificates is not None
         self.lines.clear()
@@ -285,7 +285,7 @@ class Session(asyncio.Protocol):
         self._charge()
 
     def _unwrap(self, data: bytes) -> bytes:
-        """Return the SMTP bytes, without PROXY header and TLS, and act on the results of these."""
+        """Return the SMTP bytes after removing PROXY header and TLS, and handle the results of both."""
         transport = self.transport
         named, secured = transport.named, transport.secured
         try:
@@ -314,7 +314,7 @@ class Session(asyncio.Protocol):
         return self._unwrap(data) if data and self.transport.is_wrapped else data
 
     def _secured(self) -> None:
-        """Begin a new conversation, because the TLS handshake is complete."""
+        """Start a new conversation after the TLS handshake."""
         info = self.transport.secured
         assert info is not None
         self.deadlines.established(self.loop.time())
@@ -363,7 +363,7 @@ class Session(asyncio.Protocol):
         return False
 
     def _read_along(self, line: bytes | LineFault = b"") -> None:
-        """Record this line in the operator's transcripts of this client, if there are any."""
+        """Record the line in the transcripts of this client."""
         record = self._record = self._transcripts.inbound(self.client.address, self._record)
         if record is None:
             return
@@ -380,7 +380,7 @@ class Session(asyncio.Protocol):
     # Commands.
 
     def advance(self) -> None:
-        """Process the waiting input, as far as the order of replies allows."""
+        """Process the received input as far as the order of replies allows."""
         if self.phase >= _LEFT:
             return  # its memory is already released
         self._charge()
@@ -411,7 +411,7 @@ class Session(asyncio.Protocol):
         return not (busy or self.phase >= _LEFT or self.transport.is_blocked)
 
     def _answer_lines(self, most: int) -> int:
-        """Answer up to `most` lines in one write, up to the first that needs more than a reply."""
+        """Answer up to `most` lines in one write, stopping at the first that needs more than a reply."""
         octets: list[bytes] = []
         count = 0
         while count < most and (line := self.lines.next()) is not None:
@@ -512,7 +512,7 @@ class Session(asyncio.Protocol):
     # The message: from 354, or from BDAT, to its reply.
 
     def _begin_chunk(self) -> None:
-        """Begin to receive the bytes of a BDAT, some of which may have arrived."""
+        """Start receiving the bytes of a BDAT chunk."""
         body = self.body
         intake, body.parked = body.parked or new_intake(self.conversation, self._regulate), None
         body.intake = intake

@@ -88,14 +88,12 @@ class Deadlines:
         self.heard = now
 
     def complete(self) -> None:
-        """End the clocks of the message, because its end has arrived: the client waits for us."""
+        """Stop the clocks of the message when its end has arrived."""
         self._began = None
         self._body = None
 
     def paused(self, now: float) -> None:
-        """Stop the clocks, because the relay does not read or has not replied yet, for a reason of its
-        own.
-        """
+        """Stop the clocks while the relay itself causes the delay."""
         if self._paused is None:
             self._paused = now
             self.is_paused = True
@@ -130,9 +128,7 @@ class Deadlines:
         return replies.DATA_RATE if due is not None and now >= due else None
 
     def next_look(self, now: float) -> float:
-        """Return the time to call `late` again: early enough for every clock, including one that begins
-        now.
-        """
+        """Return the time of the next call of `late`, early enough for every clock."""
         theirs = now if self._paused is None else self._paused
         due = self._data_due()
         # Clocks that began during the pause start at the end of the pause, which may be now.
@@ -244,7 +240,7 @@ class Transport:
     # Output, and closing.
 
     def overhear(self, told: Callable[[bytes], None]) -> None:
-        """Copy all output to `told` in plaintext. Call this again after a handshake."""
+        """Copy all plaintext output to `told`. Call this again after a handshake."""
         if self.write is self._overheard:
             return
         write = self.write

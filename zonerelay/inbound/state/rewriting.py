@@ -57,7 +57,7 @@ class ZoneHeader:
         return self.networks.match(client_address)
 
     def zone_in(self, fields: Fields) -> str:
-        """Return the value of the first such field, or an empty string if there is none."""
+        """Return the value of the first zone header, or an empty string."""
         return next((value.strip() for name, value in fields if name.lower() == self.name), "")
 
 

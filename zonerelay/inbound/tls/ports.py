@@ -43,7 +43,7 @@ class Channel(Protocol):
         """Decrypt input, and return the plaintext. Raise TlsFault on failure."""
 
     def take_output(self) -> bytes:
-        """Return the bytes to write now, also after a TlsFault."""
+        """Return the bytes to send now, also after a TlsFault."""
 
     def send(self, plain: bytes) -> bytes:
         """Encrypt `plain`, and return the bytes to write."""

@@ -141,7 +141,7 @@ class LeasedTurns:
     # As a Pacer
 
     def expect(self, line: Hashable, waiting: int) -> None:
-        """Note that `waiting` deliveries of the line wait for their start."""
+        """Note that `waiting` deliveries are waiting for a send time."""
         if waiting:
             self._waiting[line] = waiting
         else:
@@ -160,7 +160,7 @@ class LeasedTurns:
 
     @property
     def next_turn(self) -> float:
-        """When the next turn may be taken."""
+        """Return the next available send time."""
         now = self._clock.monotonic()
         self._drop_missed(now)
         if len(self._turns) < max(1, self.pending):
@@ -180,7 +180,7 @@ class LeasedTurns:
         self.pending += 1
 
     def give_back(self) -> None:
-        """Give back a start that led to no transaction."""
+        """Return a start that led to no transaction."""
         self.pending -= 1
         self._give_back_surplus()
 
@@ -192,14 +192,14 @@ class LeasedTurns:
         self._arrived_at = now
 
     def take(self, now: float) -> None:
-        """Take the next turn. Call it no earlier than `next_turn`."""
+        """Use the next send time. Call it no earlier than `next_turn`."""
         del now
         if self._turns:
             self.last = self._turns.pop(0)
 
     def watch(self, call: Callable[[], None], *, further: bool) -> None:
-        """Call `call` when there are new turns, until `unwatch`. `further` says that the batch has had its
-        first turn.
+        """Call `call` when new send times are available, until `unwatch`. `further` says that the batch has
+        had its first turn.
         """
         self._watching[call] = further
 
@@ -231,18 +231,18 @@ class LeasedTurns:
 
     @property
     def known(self) -> tuple[TurnAsk, tuple[float, ...]] | None:
-        """The last turn taken and the remaining ones, for an authority that has lost its state."""
+        """Return the last used send time and the remaining ones, for an authority that has lost its state."""
         turns = (*((self.last,) if self.last != _NEVER else ()), *self._turns)
         if not turns:
             return None
         return TurnAsk(self.site, self.line, self._site_interval, self._zone_interval, 0), turns
 
     def idle_for(self, now: float) -> float:
-        """Return the seconds since the last turn."""
+        """Return the seconds since the last used send time."""
         return float("inf") if self.last == _NEVER else now - self._bounds.window(self.last, 0.0)[0]
 
     def unused(self) -> tuple[tuple[str, float], ...]:
-        """Return the turns that this worker will not take, each with its site, and forget them."""
+        """Return the send times that this worker will not use, each with its site, and forget them."""
         unused, self._unused = self._unused, []
         return tuple((self.site, at) for at in unused)
 
@@ -250,7 +250,7 @@ class LeasedTurns:
 
     @property
     def _started(self) -> int:
-        """The number of batches that have started and have no turn, or wait for a further one."""
+        """The number of started batches that have no send time yet or wait for another one."""
         return self.pending + sum(self._watching.values())
 
     @property
@@ -273,7 +273,7 @@ class LeasedTurns:
             self._wanted(self)
 
     def _give_back_surplus(self) -> None:
-        """Give back the last turns that are not needed, if there is time for others to get them."""
+        """Return surplus send times if other workers can still use them."""
         surplus = len(self._turns) - self._started - self._demand
         if surplus <= 0:
             return
@@ -345,7 +345,7 @@ class LineAllowance:
         self.surrender = max(0, self.surrender - count)
 
     def claim(self) -> Claim:
-        """Return the claim for the next request, which also gives units back."""
+        """Return the claim for the next request, which also returns slots."""
         back, self.back = self.back, 0
         self.said = True
         return Claim(self.site, self.line, self.limit, self.units, back, max(self.wished, self.units))
@@ -374,8 +374,8 @@ class ZoneAllowance:
     # Permissions
 
     def may_start(self, site: str, line: str, limit: int, zone_limit: int, waiting: int) -> bool:
-        """Return whether a batch of a line, for which `waiting` deliveries wait, may start. A refusal records
-        a request.
+        """Return whether a batch to a destination with `waiting` deliveries may start. A refusal records a
+        request.
         """
         found = self._line(site, line, limit, zone_limit)
         if found.batches < found.usable and not self.is_closed:
@@ -392,8 +392,8 @@ class ZoneAllowance:
         return False
 
     def may_keep(self, site: str, line: str) -> bool:
-        """Return whether a connection may stay open after its transaction, because no other line needs its
-        unit.
+        """Return whether a connection may stay open after its transaction, because its slot is not needed
+        elsewhere.
         """
         found = self._lines.get((site, line))
         if found is None:
@@ -415,8 +415,8 @@ class ZoneAllowance:
         self._freed(found)
 
     def cancel(self, site: str, line: str) -> None:
-        """Withdraw the request of a line for which nothing waits any more, except for a batch that has
-        started, because its unit may have been lost with a lease before its connection was opened.
+        """Withdraw the request for a destination without waiting deliveries, except for a started batch whose
+        slot may have been lost with a lease.
         """
         found = self._lines.get((site, line))
         if found is not None and found in self._wishes and found.batches <= found.units:
@@ -449,7 +449,7 @@ class ZoneAllowance:
 
     @property
     def figures(self) -> tuple[int, int, int]:
-        """The units held, the connections open and the units requested."""
+        """Return the numbers of slots held, connections open and slots requested."""
         lines = self._lines.values()
         wished = sum(line.wished - line.units for line in self._wishes)
         return sum(line.units for line in lines), sum(line.connections for line in lines), wished
@@ -495,7 +495,7 @@ class ZoneAllowance:
         return waited
 
     def tidy(self, now: float) -> None:
-        """Give back the units that must be given back or have been idle for long."""
+        """Return slots that were reclaimed or have been idle for long."""
         for key, line in list(self._lines.items()):
             spare = line.spare
             patience = LINGER if self._is_wanted(line) else KEEP
@@ -510,16 +510,16 @@ class ZoneAllowance:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether another holder wants units that this worker has."""
+        """Whether another worker waits for slots of this worker."""
         return any(line.surrender or line.pressed for line in self._lines.values())
 
     def is_pressed(self, site: str, line: str) -> bool:
-        """Return whether an idle connection of the line has a unit that another line or holder waits for."""
+        """Return whether another destination or worker waits for the slot of an idle connection."""
         found = self._lines.get((site, line))
         return bool(self.pressed or (found is not None and found.pressed))
 
     def forget_units(self) -> None:
-        """Forget all units except those in use, because the lease has ended."""
+        """Forget all slots except those in use, because the lease has expired."""
         for line in self._lines.values():
             line.back = 0
             line.units = line.connections
@@ -587,7 +587,7 @@ class ZoneAllowance:
             self._give_back(line, spare)
 
     def _is_wanted(self, line: LineAllowance) -> bool:
-        """Return whether other holders or lines wait for units of this line."""
+        """Return whether other workers or destinations wait for slots of this destination."""
         return bool(self.pressed or line.pressed)
 
     def _give_back(self, line: LineAllowance, count: int) -> None:

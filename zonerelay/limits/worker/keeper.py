@@ -53,7 +53,7 @@ class KeeperObserver(Protocol):
         """Note that idle connections may block others (`ZoneAllowance.is_pressed`, `may_keep`)."""
 
     def waited(self, zone: str, seconds: float) -> None:
-        """Note that a unit was granted `seconds` after the request."""
+        """Record that a slot was granted `seconds` after the request."""
 
     def out_of_reach(self, reason: str) -> None:
         """Note that the authority does not answer."""
@@ -117,7 +117,7 @@ class LimitKeeper:
         await self.authority.start(self._news, self._back, self._note_lost)
 
     async def close(self) -> None:
-        """Give everything back to the authority."""
+        """Return all slots to the authority."""
         self._running = False
         if self._ticking is not None:
             self._ticking.cancel()
@@ -141,7 +141,7 @@ class LimitKeeper:
         return next(iter(self._lost.values()), "")
 
     def figures(self) -> dict[str, tuple[int, int, int]]:
-        """Return by zone the units held, the connections open and the units wanted."""
+        """Return, by zone, the numbers of slots held, connections open and slots requested."""
         return {name: zone.allowance.figures for name, zone in self._zones.items()}
 
     def zone(self, name: str) -> ZoneAllowance:
@@ -150,7 +150,9 @@ class LimitKeeper:
     def turns(
         self, zone: str, site: str, line: str, rate: Rate | None, zone_rate: Rate | None
     ) -> LeasedTurns:
-        """Return the turns of a line, or those of the whole zone if the line has no rate of its own."""
+        """Return the send times of a destination, or those of the zone if the destination has no rate of its
+        own.
+        """
         found = self._zone(zone)
         if rate is None:
             site = line = ""

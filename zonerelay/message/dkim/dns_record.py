@@ -103,7 +103,7 @@ def _kind(key: PrivateKey) -> str:
 
 
 def _tags(record: str) -> dict[str, str] | None:
-    """Return the tags (RFC 6376 3.2), `None` when the text is no tag list or repeats a tag."""
+    """Parse a tag list (RFC 6376 3.2). Return `None` if it is invalid or repeats a tag."""
     tags: dict[str, str] = {}
     for part in record.rstrip().removesuffix(";").split(";"):
         name, equals, value = part.partition("=")

@@ -73,7 +73,7 @@ class DkimKeys:
         self._known = {}
 
     def _load(self, pem: bytes) -> PrivateKey:
-        """Take the key from those before, if it is there: to try a key costs as much as a signature."""
+        """Reuse an already loaded key if possible, because testing a key is expensive."""
         digest = hashlib.sha256(pem).digest()
         key = self._loaded.get(digest) or self._known.get(digest) or load_private_key(pem)
         self._loaded[digest] = key
@@ -94,7 +94,7 @@ class DkimKeys:
         return ()
 
     def advice(self, now: float) -> Iterator[str]:
-        """Return lines about keys that need an operator's attention, `dkim[0].key: …`."""
+        """Return messages about keys that need an operator's attention, `dkim[0].key: …`."""
         for entry in self.entries:
             if entry.key.algorithm == RSA and entry.key.bits < GOOD_RSA_BITS:
                 weak = f"RSA with {entry.key.bits} bits is weak: make a key of {GOOD_RSA_BITS}"

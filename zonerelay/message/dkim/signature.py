@@ -191,7 +191,7 @@ def sign(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) 
 def unsigned_fields(
     header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float
 ) -> list[UnsignedField]:
-    """Do what `sign` does, up to the signatures."""
+    """Return the fields that `sign` would sign, without their signatures."""
     names, canonical = _signed_fields(header)
     middle = b"\r\n t=%d; bh=%b;\r\n %b\r\n b=" % (now, body_hash.encode("ascii"), _names_tag(names))
     hashed = hashlib.sha256(canonical)
@@ -235,7 +235,7 @@ def _signed_fields(header: bytes) -> tuple[tuple[bytes, ...], bytes]:
 
 
 def _rsa_first(key: DkimKey) -> bool:
-    """Order RSA first: some verifiers look at the first signature only, and not all know Ed25519."""
+    """Put RSA first, because some verifiers evaluate only the first signature and do not support Ed25519."""
     return key.algorithm != RSA
 
 
@@ -252,7 +252,7 @@ def _first_tags(algorithm: str, domain: str, selector: str) -> bytes:
 
 
 def _folded(begin: bytes, pieces: Sequence[bytes]) -> bytes:
-    """Return lines of whole pieces."""
+    """Fold the pieces into lines without splitting them."""
     lines = [begin]
     for piece in pieces:
         if len(lines[-1]) + len(piece) <= WIDTH:

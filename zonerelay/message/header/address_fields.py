@@ -60,8 +60,8 @@ def edit_header(
 
 
 def change_fields(block: bytes, names: frozenset[bytes], change: Callable[[bytes], bytes]) -> bytes:
-    """Replace each field of these names (in lower case) by what `change` returns, name and line end
-    included.
+    """Replace each field with one of these names (in lower case) by the result of `change`, including name
+    and line end.
     """
     found = _NO_HEADER.search(block)
     end = found.end() if found is not None else len(block)
@@ -74,7 +74,7 @@ def _new_field(name: str, value: str) -> bytes:
 
 
 def _edited(block: bytes, names: frozenset[bytes], instead: bytes = b"") -> bytes:
-    """Put `instead` in the place of the first such field and removes the others.
+    """Replace the first such field with `instead` and remove the others.
 
     No work is done per line: a header may have tens of thousands.
     """
@@ -119,7 +119,9 @@ _ELEMENT = re.compile(rf"(?<![^,;:])(?:[wql.@]*+<{ROUTE}({SPEC})>|({SPEC}))(?![^
 
 
 def change_addresses(header: bytes, change: Change) -> bytes:
-    """Change complete lines of a header section. Return the same object when nothing is different."""
+    """Change the addresses in complete lines of a header section. Return the same object when nothing is
+    different.
+    """
     octets, addresses = MAX_OCTETS, MAX_ADDRESSES
 
     def changed(field: bytes) -> bytes:

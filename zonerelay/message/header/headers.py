@@ -41,8 +41,8 @@ _ENCODED_EOL = re.compile(rb"\r\n|\r|\n")
 
 
 def one_line(text: str, *, limit: int, ascii_only: bool = False) -> str:
-    """Replace white space and line ends by single spaces, unprintable characters by `?`; at most `limit`
-    characters.
+    """Collapse white space and line ends, replace unprintable characters by `?`, and limit the length to
+    `limit`.
     """
     text = " ".join(text[: 4 * limit].split())
     if not text.isprintable() or (ascii_only and not text.isascii()):
@@ -69,14 +69,14 @@ def field(name: str, value: str) -> str:
 
 
 def crlf(data: bytes) -> bytes:
-    """Make every line end CRLF and ends the last line."""
+    """Convert all line ends to CRLF and end the last line."""
     data = _ENCODED_EOL.sub(b"\r\n", data)
     return data if data.endswith(b"\r\n") else data + b"\r\n"
 
 
 def seven_bit(data: bytes) -> tuple[str, bytes]:
-    """Return the encoding and the lines with CRLF: unchanged, or quoted-printable when 7BIT cannot carry
-    them.
+    """Return the encoding and the lines with CRLF: unchanged, or quoted-printable if they are not valid
+    7BIT.
     """
     if data.isascii() and b"\0" not in data and all(len(line) <= 998 for line in data.split(b"\r\n")):
         return "7bit", data
@@ -167,7 +167,7 @@ class HeaderScanner:
         self.size = 0
 
     def feed(self, piece: bytes) -> None:
-        """Take the next piece. Raise HeaderTooLargeError."""
+        """Process the next bytes. Raise HeaderTooLargeError."""
         if self.held:
             searched = max(len(self.held) - len(_END) + 1, 0)
             if isinstance(self.held, bytes):
@@ -206,7 +206,7 @@ class HeaderScanner:
         return self.header
 
     def _found(self, end: int) -> None:
-        """Set the header of this size, unless it contains a line that is no field."""
+        """Set the header of this size, unless it contains an invalid line."""
         header, is_whole = _parsed(bytes(self.held[:end]))
         stray = None if is_whole else _STRAY_LINE.search(self.held, 0, end)
         if stray is not None:
@@ -215,7 +215,7 @@ class HeaderScanner:
             self.size, self.header = end, header
 
     def _break_off(self, end: int) -> None:
-        """End the header here, before a line that is no field."""
+        """End the header before an invalid line."""
         held = bytes(self.held)
         line = held[end : held.find(EMPTY_LINE, end)]
         header = parse_header(held[:end])
@@ -226,9 +226,7 @@ class HeaderScanner:
         self.size, self.header = end, header
 
     def _remove_controls(self) -> None:
-        """Remove control characters and looks again, because the rest may be a shorter or a longer
-        header.
-        """
+        """Remove control characters and parse again, because the header may now end elsewhere."""
         held = bytes(self.held)
         if self._begins_well:
             end = held.find(_END, 0, self._max_size)
@@ -251,7 +249,7 @@ class HeaderScanner:
         return end + 2 if end >= 0 else -1
 
     def _stray_line(self) -> int:
-        """Look for a body that began without an empty line, because no header ends within the limit."""
+        """Look for a body that starts without an empty line, because no header ends within the limit."""
         stray = _STRAY_LINE.search(self.held, 0, self._max_size)
         if stray is None:
             raise HeaderTooLargeError
@@ -370,8 +368,8 @@ def trace_fields(envelope: Envelope, header: Header, *, hostname: str, hide_clie
 
 
 def lacks_author(envelope: Envelope, header: Header) -> bool:
-    """Return whether From is missing in mail of a client that may relay, and the envelope has an author
-    (RFC 6409 8.1: such mail is completed, which a device cannot do).
+    """Return whether From must be added: it is missing, the client may relay, and the envelope has an author
+    (RFC 6409 8.1).
     """
     return "from" not in header.names and bool(envelope.sender) and not envelope.origin.stranger
 

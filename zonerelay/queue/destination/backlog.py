@@ -165,7 +165,7 @@ class Backlog:
 
     @property
     def has_fresh(self) -> bool:
-        """Whether mail waits that is tried for the first time and is not backlog."""
+        """Whether mail that is not backlog is waiting for its first attempt."""
         return bool(self._fresh)
 
     def add(self, delivery: Delivery, since: MessageId | None = None) -> None:
@@ -182,9 +182,9 @@ class Backlog:
         self.waiting += 1
 
     def take(self, limit: int, domains: int = 1) -> tuple[Delivery, ...]:
-        """Remove and return up to `limit` deliveries of the oldest message, alternately of fresh and of other
-        mail. At least one must wait. `domains` is how many domains of a message go together although they are
-        apart.
+        """Remove and return up to `limit` deliveries of the oldest message, alternating between fresh and
+        other mail. At least one must wait. `domains` is how many domains of a message go together although
+        they are apart.
         """
         is_again = bool(self._again) and (self._again_is_next or not self._fresh)
         self._again_is_next = not is_again
@@ -196,8 +196,9 @@ class Backlog:
         return tuple(taken)
 
     def sort(self, since: MessageId, *, is_earlier: bool = False) -> int:
-        """Turn mail older than this message into backlog, and return how many deliveries are new.
-        `is_earlier` says that the message is older than at the last call, so that backlog may become new.
+        """Move mail older than this message to the backlog, and return the number of remaining new
+        deliveries. `is_earlier` says that the message is older than at the last call, so that backlog may
+        become new.
         """
         again = list(self._again or ()) if is_earlier else []
         if is_earlier:
@@ -221,7 +222,7 @@ class Backlog:
         return None
 
     def drain(self) -> list[Delivery]:
-        """Remove and return everything that waits, the oldest message first."""
+        """Remove and return all deliveries, oldest message first."""
         deliveries = list(self)
         self._fresh = self._again = None
         self.waiting = 0
@@ -274,8 +275,8 @@ class Line:
         self.waiting += 1
 
     def take(self, limit: int, domains: int = 1) -> tuple[Priority, tuple[Delivery, ...]]:
-        """Remove and return up to `limit` deliveries of the oldest message of the priority that goes next. At
-        least one must wait. `domains` has the same meaning as in `Backlog.take`.
+        """Remove and return up to `limit` deliveries of the oldest message of the next priority. At least one
+        must wait. `domains` has the same meaning as in `Backlog.take`.
         """
         backlogs = self._backlogs
         if len(backlogs) == 1:  # the usual case
@@ -305,7 +306,7 @@ class Line:
 
     @property
     def has_fresh(self) -> bool:
-        """Whether mail waits that is tried for the first time and is not backlog."""
+        """Whether mail that is not backlog is waiting for its first attempt."""
         return any(backlog.has_fresh for backlog in self._backlogs.values())
 
     @property
@@ -314,7 +315,7 @@ class Line:
 
     @property
     def urgency(self) -> Priority:
-        """The highest priority of the waiting mail. Some mail must wait."""
+        """The highest priority of the queued mail. Some mail must wait."""
         if len(self._backlogs) == 1:
             (priority,) = self._backlogs
             return priority

@@ -91,7 +91,7 @@ class Site:
         self._counts = None
 
     def has_room(self, destination: Destination, now: float) -> bool:
-        """Return whether another transaction of the line may start."""
+        """Return whether another transaction may start at the site."""
         limit = destination.limits.max_connections
         if destination.active >= destination.suspension.limit(limit, now):
             return False
@@ -158,7 +158,7 @@ class Destination(Line):
         self.pace: Pace | None = rates.pace(route.site, self.key, self.limits.max_rate)
 
     def begins(self, tick: float) -> None:
-        """Count a transaction that begins."""
+        """Count the start of a transaction."""
         self.active += 1
         if tick >= self.minute_ends:
             self.before = self.begun if tick < self.minute_ends + MINUTE else 0
@@ -273,7 +273,7 @@ class LookUps:
         self._again_under_way: set[str] = set()
 
     def want(self, line: Unrouted) -> None:
-        """Queue the look-up for a line for which mail has arrived."""
+        """Queue the route lookup for newly arrived mail."""
         if line.is_looked_up:
             return
         if not self._failed.keys().isdisjoint(line.domains):
@@ -288,12 +288,12 @@ class LookUps:
         line.sought = True
 
     def sort(self) -> None:
-        """Sort the waiting lines again, because fresh mail may have become backlog."""
+        """Sort the waiting lookups again after fresh mail has become backlog."""
         for line in self._waiting.sort():
             line.sought_fresh = False
 
     def take(self) -> list[str]:
-        """Return the domains to look up now. Each look-up must end in `ended`."""
+        """Return the domains to be looked up now. Each look-up must end in `ended`."""
         domains: list[str] = []
         while self._again and self._under_way < AT_ONCE and len(self._again_under_way) < AGAIN_AT_ONCE:
             line = next(iter(self._again))

@@ -37,7 +37,7 @@ class _NewFirst(OrderedDict[_Line, bool]):
             self._new[waiting] = True
 
     def take(self) -> _Line:
-        """Remove and return the next line."""
+        """Remove and return the next queue."""
         new = self._new
         if not new:
             return self.popitem(last=False)[0]
@@ -50,12 +50,12 @@ class _NewFirst(OrderedDict[_Line, bool]):
         return first
 
     def remove(self, waiting: _Line) -> bool:
-        """Remove a line. Return false if it is not here."""
+        """Remove a queue. Return false if it is not here."""
         self._new.pop(waiting, None)
         return self.pop(waiting, None) is not None
 
     def stale(self) -> list[_Line]:
-        """Return the lines whose mail is no longer fresh."""
+        """Return the queues whose mail is no longer fresh."""
         return [each for each in self if not each.has_fresh]
 
     def clear(self) -> None:
@@ -79,7 +79,7 @@ class FairQueue(Generic[_Line]):
         return bool(self._fresh or self._other or self._first)
 
     def append(self, waiting: _Line, *, new: bool = False) -> None:
-        """Add a line. `new` says that no mail of it waited or was being sent when its mail arrived; it
+        """Add a queue. `new` says that no mail of it waited or was being sent when its mail arrived; it
         matters only for fresh mail.
         """
         if waiting.has_fresh:
@@ -88,16 +88,16 @@ class FairQueue(Generic[_Line]):
             self._other.append(waiting)
 
     def put_first(self, waiting: _Line) -> None:
-        """Put a line that has waited elsewhere before all others."""
+        """Put a queue that has waited elsewhere first."""
         self._first[waiting] = None
 
     def hasten(self, waiting: _Line) -> None:
-        """Move a waiting line to the lines with fresh mail if fresh mail has arrived for it."""
+        """Move a queue to those with fresh mail after fresh mail has arrived."""
         if waiting.has_fresh and self._other.remove(waiting):
             self._fresh.append(waiting)
 
     def sort(self) -> list[_Line]:
-        """Move lines whose mail is no longer fresh behind the others, and return them."""
+        """Move queues whose mail is no longer fresh to the others, and return them."""
         moved = self._fresh.stale()
         for each in moved:
             self._fresh.remove(each)
@@ -106,16 +106,16 @@ class FairQueue(Generic[_Line]):
 
     @property
     def has_fresh(self) -> bool:
-        """Whether a line waits that may go as one with fresh mail."""
+        """Whether a queue with fresh mail is waiting."""
         return bool(self._fresh or self._first)
 
     @property
     def fresh_is_next(self) -> bool:
-        """Whether a line with fresh mail waits and is the next to go."""
+        """Whether a queue with fresh mail is next."""
         return bool(self._fresh) and self._fresh_taken < FRESH_WEIGHT
 
     def pop(self, *, fresh_only: bool = False) -> _Line:
-        """Remove and return the next line. A line must wait, and `has_fresh` must be true for
+        """Remove and return the next queue. A line must wait, and `has_fresh` must be true for
         `fresh_only`.
         """
         if self._first:
@@ -129,7 +129,7 @@ class FairQueue(Generic[_Line]):
         return self._fresh.take()
 
     def remove(self, waiting: _Line) -> None:
-        """Remove a line that leaves early."""
+        """Remove a queue out of order."""
         self._first.pop(waiting, None)
         self._fresh.remove(waiting)
         self._other.remove(waiting)

@@ -76,7 +76,7 @@ class Probation:
         self._three_quarters = max(1, most * 3 // 4)
 
     def __bool__(self) -> bool:
-        """Return whether a destination waits."""
+        """Return whether a destination is waiting."""
         return any(row for _, row in self._rows)
 
     def admits(self, destination: Destination) -> bool:
@@ -133,8 +133,8 @@ class Probation:
         return None
 
     def wishes(self, destination: Destination) -> None:
-        """Count a destination that was admitted and waits for a connection slot. It then starts, or
-        `gives_up` is called.
+        """Count an admitted destination that is waiting for a connection slot. It then starts, or `gives_up`
+        is called.
         """
         kind = destination.standing
         if kind is not Standing.QUICK and destination not in self._wishing:
@@ -142,7 +142,7 @@ class Probation:
             self._active[kind] += 1
 
     def gives_up(self, destination: Destination) -> None:
-        """Stop counting a destination that no longer needs the slot it waited for."""
+        """Stop counting a destination as waiting for a slot, because it no longer needs one."""
         kind = self._wishing.pop(destination, None)
         if kind is not None:
             self._active[kind] -= 1
@@ -160,8 +160,8 @@ class Probation:
             self._uncount(destination)
 
     def quick(self, destination: Destination) -> bool:
-        """Stop counting a destination as on trial, because it has answered in time. Return true if it was
-        waiting here.
+        """Stop counting a destination as on probation, because it has responded in time. Return true if it
+        was waiting here.
         """
         self.gives_up(destination)
         while destination.counted:

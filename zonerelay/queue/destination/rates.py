@@ -86,12 +86,12 @@ class Pacer:
         self.next_start = self._after(self.next_start, now)
 
     def give_back(self) -> None:
-        """Give back a start that did not lead to a turn."""
+        """Return a start that did not lead to a transaction."""
         self.pending -= 1
         self.next_start -= self.interval
 
     def take(self, now: float) -> None:
-        """Take a turn, not before `next_turn`."""
+        """Use a send time, not before `next_turn`."""
         self.last = now
         self.next_turn = self._after(self.next_turn, now)
 
@@ -169,7 +169,7 @@ class Pace:
         return all(pacer.due <= now and not pacer.is_crowded for pacer in self.pacers)
 
     def expect(self, waiting: int) -> None:
-        """Note how many deliveries of the line wait for their start. Only leased turns use this."""
+        """Note how many deliveries are waiting to start. Only leased turns use this."""
         if self.leased is not None:
             self.leased.expect((self.site.key, self._line), waiting)
 
@@ -199,12 +199,14 @@ class Ticket:
 
     @property
     def due(self) -> float:
-        """The time at which the next turn may be taken."""
+        """The next available send time."""
         return max((pacer.next_turn for pacer in self._pace.pacers), default=_NEVER)
 
     @property
     def leased(self) -> LeasedTurns | None:
-        """The leased turns if other workers share them, so that `due` may become earlier; otherwise None."""
+        """The leased send times if other workers share the rate, so that `due` may become earlier; otherwise
+        None.
+        """
         return self._pace.leased
 
     def arrived(self, now: float) -> None:
@@ -214,7 +216,7 @@ class Ticket:
                 pacer.arrived(now - self._started)
 
     def take(self, now: float) -> None:
-        """Take a turn, not before `due`."""
+        """Use a send time, not before `due`."""
         for pacer in self._pace.pacers:
             pacer.take(now)
         if not self.taken:
@@ -262,7 +264,7 @@ class Rates:
             self.zone.configure(rate)
 
     def pace(self, site: SiteKey, line: DestinationKey, rate: Rate | None) -> Pace | None:
-        """Return the pace of a line at a site, or None if nothing limits it."""
+        """Return the pace of a destination at a site, or None if no rate applies."""
         known = self._sites.get(site)
         if rate is None and self._zone_rate is None:
             if known is not None:
@@ -276,7 +278,7 @@ class Rates:
         return Pace(self, known, line, leased)
 
     def remember(self, site: SiteRates, now: float) -> None:
-        """Remember a site that is about to have turns."""
+        """Keep the state of a site that is about to use send times."""
         self._busy[site.key] = site
         if len(self._busy) > self._max_busy:
             self._busy = {key: site for key, site in self._busy.items() if not site.is_over(now)}

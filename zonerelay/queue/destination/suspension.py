@@ -78,20 +78,18 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         return self.since <= now < self.until and not self._is_over
 
     def end(self) -> None:
-        """End the suspension: its time is over and mail waits for the probe. This holds even if the clock is
-        set back later.
+        """End the suspension; the next delivery is a probe. This holds even if the clock is set back
+        later.
         """
         self._is_over = True
 
     @property
     def is_troubled(self) -> bool:
-        """Whether the destination is suspended, or waits for the probe that ends the suspension."""
+        """Whether the destination is suspended or being probed."""
         return self._failures > 0
 
     def is_forgettable(self, now: float) -> bool:
-        """Return whether nothing is lost by forgetting this state: there is no failure, or none for as long
-        as a suspension can last.
-        """
+        """Return whether this state can be discarded, because there was no failure recently."""
         return not self._failures or now >= self.until + self._longest()
 
     def limit(self, configured: int, now: float) -> int:
@@ -108,9 +106,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         return max(self._settings.suspend_min, self._settings.suspend_max)
 
     def place(self) -> float:
-        """Return when to check one more delivery that is put off: behind the earlier ones, at
-        `PUT_OFF_RATE`.
-        """
+        """Return the time at which the next postponed delivery is checked, at `PUT_OFF_RATE`."""
         self._last_place = max(self._last_place, self.until) + 1 / PUT_OFF_RATE
         return self._last_place
 
@@ -130,7 +126,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         return Transition.SUSPENDED
 
     def succeeded(self, epoch: int) -> Transition:
-        """Note that a peer replied, whatever it said about the mail."""
+        """Record that a peer replied, whatever the reply was."""
         if self._failures:
             # A connection from before the suspension proves nothing about new ones.
             self.is_proven = epoch == self.epoch
@@ -148,9 +144,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
             self._lower_ceiling(connections)
 
     def wait(self, now: float) -> None:
-        """Begin the suspension again, because it has just failed or there is no free connection for its
-        probe.
-        """
+        """Restart the suspension, because the probe failed or no connection was free for it."""
         self._is_over = False
         self.put_off = 0
         if now < self.since:
@@ -216,7 +210,7 @@ def _talked(outcome: Outcome) -> bool:
 
 
 def _host_failure(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Return the first outcome if the whole batch found no host that replies; otherwise None."""
+    """Return the first outcome if no host replied to the batch; otherwise None."""
     if not outcomes or outcomes[0].scope is not Scope.HOST:
         return None
     if all(outcome.scope is Scope.HOST and not _talked(outcome) for outcome in outcomes):

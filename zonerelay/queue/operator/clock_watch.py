@@ -59,7 +59,7 @@ class ClockLeaps:
         self._leap = self._stored = _read(path)
 
     def skipped(self, created: float) -> float:
-        """Return how many seconds of the age of mail come from a leap."""
+        """Return the seconds of a message's age that result from clock jumps."""
         leap = self._present()
         return leap.seconds if leap is not None and created < leap.at else 0.0
 

@@ -116,7 +116,7 @@ class Journal:
         self._size = 0
 
     async def begin(self, act: Act) -> None:
-        """Begin an act. Raise JournalError if its id is invalid or used by an earlier act. A request that
+        """Start a change. Raise JournalError if its id is invalid or used by an earlier act. A request that
         consists of several parts may begin its act again.
         """
         if _ID.fullmatch(act.id) is None:
@@ -149,7 +149,7 @@ class Journal:
         return act_id not in self._problems
 
     def break_off(self, act_id: str) -> None:
-        """Record that an act has failed. It is left as after a crash, and what it changed can be undone."""
+        """Record that a change has failed. It is left as after a crash, and what it changed can be undone."""
         self._running.discard(act_id)
 
     def is_running(self, act_id: str) -> bool:
@@ -159,8 +159,8 @@ class Journal:
         return self._problems.get(act_id, "")
 
     async def finish(self, act: Act) -> Act:
-        """Store the counts of an act, added to those of its earlier parts, and return the act as stored. The
-        result of `problem_of` takes precedence over the act's own `problem`.
+        """Add the counts of a change to those of its earlier parts, and return the stored change. The result
+        of `problem_of` takes precedence over the act's own `problem`.
         """
         act = msgspec.structs.replace(act, finished=True, problem=self.problem_of(act.id) or act.problem)
         self._running.discard(act.id)
@@ -170,19 +170,19 @@ class Journal:
             return act
 
     async def mark_undone(self, act_id: str, by: str) -> None:
-        """Record that an act was undone by another one. Raise OSError."""
+        """Record that a change was undone by another one. Raise OSError."""
         act = await self.find(act_id)
         await OPERATORS.run(self._write, msgspec.structs.replace(act, undone_by=by))
 
     async def find(self, act_id: str) -> Act:
-        """Return an act by its id. Raise JournalError if it does not exist or is too old."""
+        """Return a change by its id. Raise JournalError if it does not exist or is too old."""
         act = await OPERATORS.run(self._read, act_id) if _ID.fullmatch(act_id) else None
         if act is None or act.at < self._clock.now() - KEPT:
             raise JournalError(f"no act {act_id} in the last 24 hours (zonerelay acts lists them)")
         return act
 
     async def acts(self) -> list[Act]:
-        """Return the acts of the last 24 hours, the latest first."""
+        """Return the changes of the last 24 hours, newest first."""
         return await OPERATORS.run(self._acts)
 
     async def entries(self, act_id: str) -> AsyncGenerator[list[Entry], None]:
@@ -210,7 +210,7 @@ class Journal:
         self._write(act)
 
     def _prune(self) -> int:
-        """Remove files that are older than 24 hours, and return how many acts are left."""
+        """Remove files older than 24 hours, and return the number of remaining changes."""
         oldest = self._clock.now() - KEPT
         kept = size = 0
         for file in os.scandir(self._directory):
@@ -278,7 +278,7 @@ class Journal:
             return None
 
     def _noted(self, act_id: str) -> int:
-        """Return how many deliveries an unfinished act has changed, or was about to change."""
+        """Return the number of deliveries that an unfinished change has recorded."""
         return sum(map(len, self._pieces(act_id)))
 
     def _acts(self) -> list[Act]:

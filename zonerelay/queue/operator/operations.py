@@ -92,7 +92,7 @@ class Step:
 
 
 def steps(shown: Shown) -> tuple[Step, ...]:
-    """Return the steps of a message in order of time. The next step comes last."""
+    """Return the events of a message in chronological order. The next step comes last."""
     envelope = shown.message.envelope
     trace = list(shown.message.trace) or [f"protocol={envelope.origin.protocol}"]
     found = [Step(envelope.created, "accepted", text=note) for note in trace]
@@ -494,8 +494,8 @@ class Operations:
         purge: bool = False,
         act: Act | None = None,
     ) -> Result:
-        """Move mail into the bin, where an undo of the act finds it. Mail is deleted at once without an act,
-        with `purge`, and for rows of the outbox.
+        """Move deliveries to the bin, from which an undo can restore them. Mail is deleted at once without an
+        act, with `purge`, and for rows of the outbox.
         """
         until = self._clock.now() + KEPT
 
@@ -532,7 +532,7 @@ class Operations:
         return await self._over("bounce", wanted, bounce, progress, act)
 
     async def undo(self, undone: Act, act: Act, progress: VerbProgress | None = None) -> Result:
-        """Restore what `undone` changed. It can be repeated after a crash, because nothing is
+        """Restore the deliveries that `undone` changed. It can be repeated after a crash, because nothing is
         restored twice.
         """
         result = Result()
@@ -547,7 +547,7 @@ class Operations:
         return result
 
     async def release_orders(self, over: Sequence[Order]) -> int:
-        """Release what these orders have held, and nothing else. Return the number of deliveries."""
+        """Release exactly the deliveries that these orders have held. Return the number of deliveries."""
         ids = {order.id for order in over}
         counts = self._store.counts().values()
         if self._store.is_counted() and not any(each.held for each in counts):
@@ -571,7 +571,7 @@ class Operations:
         return (await self._correct(ALL, lambda each: each if each.held else change(each))).changed
 
     async def ask_names_again(self, after: float) -> None:
-        """Make mail that waits because of a DNS outage due in `after` seconds."""
+        """Make mail that was deferred because of a DNS outage due in `after` seconds."""
         due = self._clock.now() + after
 
         def sooner(delivery: Delivery) -> Delivery:
@@ -629,8 +629,8 @@ class Operations:
     async def _update(
         self, deliveries: Sequence[Delivery], change: _Change, act: Act | None
     ) -> set[DeliveryKey]:
-        """Note in the journal what the change will do, then make the store do exactly that. A delivery that
-        has changed in between is noted and changed again. Return the keys of what was changed.
+        """Record the change in the journal, and then carry it out in the store. A delivery that has changed
+        in between is noted and changed again. Return the keys of what was changed.
         """
         changed: set[DeliveryKey] = set()
         left = {each.key: each for each in deliveries}
@@ -714,7 +714,7 @@ class Operations:
         progress: VerbProgress | None,
         act: Act | None,
     ) -> Result:
-        """Withdraw the matching deliveries, apply `work` to them and give them back, batch by batch."""
+        """Withdraw matching deliveries, apply `work` to them and return them, batch by batch."""
         result = Result()
         try:
             async with aclosing(self._matching(wanted, progress)) as batches:
@@ -796,8 +796,8 @@ class Operations:
         every: int = 1,
         after: DeliveryKey | None = None,
     ) -> AsyncGenerator[list[tuple[Delivery, DeliveryState]], None]:
-        """Yield matches in batches of at most `most`, each of which takes at most `within` seconds. A batch
-        is complete before anything is done to it. One delivery in `every` is checked.
+        """Yield matches in batches of at most `most`, each within `within` seconds. A batch is complete
+        before anything is done to it. One delivery in `every` is checked.
         """
         matcher = Matcher(wanted, self._clock.now())
         batch: list[tuple[Delivery, DeliveryState]] = []
@@ -864,7 +864,7 @@ class Operations:
         )
 
     async def _messages_of(self, deliveries: Iterable[Delivery]) -> dict[MessageId, Message]:
-        """Read each message only once, because a message may have a thousand deliveries."""
+        """Read each message only once, because it may have many deliveries."""
         ids = list(dict.fromkeys(each.message_id for each in deliveries))
         return await self._store.read_messages(ids) if ids else {}
 
@@ -888,7 +888,7 @@ def _counting(wanted: Callable[[str], bool], progress: VerbProgress) -> Callable
 
 
 def _stepped(steps: Mapping[DeliveryKey, _Step], current: Delivery) -> Delivery:
-    """Return the delivery after its step if it has not changed; otherwise return it unchanged."""
+    """Return the delivery after its step, or unchanged if it was modified meanwhile."""
     old, new = steps[current.key]
     return new if current == old else current
 
@@ -915,6 +915,6 @@ def _moved(delivery: Delivery, queue: QueueName, now: float) -> Delivery:
 
 
 def described(wanted: QueueFilter) -> str:
-    """Return the filter as one line for the log, which later shows what was done."""
+    """Describe the filter in one line for the log."""
     given = ((field.name, getattr(wanted, field.name)) for field in fields(wanted))
     return " ".join(f"{name}={value}" for name, value in given if value is not None)

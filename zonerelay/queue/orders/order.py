@@ -123,11 +123,11 @@ class Gate:
     destinations: tuple[Order, ...] = ()
 
     def keeps_domain(self, domain: str) -> Order | None:
-        """Return the order that makes mail to a domain wait before its destination is looked up."""
+        """Return the order that suspends mail to a domain before its destination is looked up."""
         return next((order for order in self.domains if _is_like(order.domain, domain)), None)
 
     def keeps(self, name: str, label: str) -> Order | None:
-        """Return the order that makes mail for a destination wait."""
+        """Return the order that suspends mail to a destination."""
         return next((each for each in self.destinations if each.is_about_destination(name, label)), None)
 
 
@@ -158,7 +158,7 @@ class OrderTable:
         )
 
     def about(self, mail: Subject) -> list[Order]:
-        """Return the orders that keep this mail from being sent."""
+        """Return the orders that suspend or hold this mail."""
         return [order for order in self.orders if _matches(order, mail)]
 
     def keeping(self, mail: Subject) -> Order | None:
@@ -166,8 +166,8 @@ class OrderTable:
         return next((each for each in self.orders if not each.needs_envelope and _matches(each, mail)), None)
 
     def holding(self, mail: Subject, act: str) -> Order | None:
-        """Return the order under which a delivery that is about to be attempted must be held. A hold rule
-        does not apply to mail that an operator's `act` has released individually.
+        """Return the order under which a delivery must be held before its attempt. A hold rule does not apply
+        to mail that an operator's `act` has released individually.
         """
         for order in self.about(mail):
             if order.effect != HOLD or act in ("", order.id):
@@ -177,8 +177,8 @@ class OrderTable:
     def refuses(
         self, sender: str, user: str, recipient: str | None = None, zone: str | None = None
     ) -> Order | None:
-        """Return the order that refuses a client. Without a recipient, check the orders that
-        apply at MAIL.
+        """Return the order that rejects a client. Without a recipient, check the orders that apply at
+        MAIL.
         """
         for order in self.refusing:
             at_mail = order.zone is None and order.domain is None and order.recipient is None

@@ -81,8 +81,8 @@ class OrdersFile:
             ) from error
 
     def change(self, change: _Change, now: float) -> list[Order]:
-        """Apply a change to the file durably and return the orders that it contains then. Raise OrdersError
-        and OSError.
+        """Apply a change to the file durably and return the resulting orders. Raise OrdersError and
+        OSError.
         """
         with locked_directory(self.path.parent):
             orders = self.read()
@@ -94,10 +94,10 @@ class OrdersFile:
             return kept
 
     def merge(self, others: Sequence[Order], now: float) -> bool:
-        """Merge the orders of another relay whose mail is moved here, including those that have ended,
-        because what they have held must still be released. Return whether an order is new or changed. An
-        order that has ended on either side has ended, and an active one ends at the later of its ends. Raise
-        OrdersError, also if there would be too many orders, and OSError.
+        """Merge the orders of another relay whose mail is moved here, including ended ones, whose held mail
+        must still be released. Return whether an order is new or changed. An order that has ended on either
+        side has ended, and an active one ends at the later of its ends. Raise OrdersError, also if there
+        would be too many orders, and OSError.
         """
         if not others:
             return False
@@ -122,9 +122,7 @@ class OrdersFile:
 
 
 def _later(mine: Order, other: Order) -> Order:
-    """Merge two versions of an order that two relays have, because one of them may have changed
-    or ended it.
-    """
+    """Return the newer of two versions of an order."""
     ended = mine.ended if mine.ended is not None else other.ended
     until = None if mine.until is None or other.until is None else max(mine.until, other.until)
     return msgspec.structs.replace(mine, ended=ended, until=until)
@@ -169,7 +167,7 @@ class Orders:
         self._put_in_force(self._read())
 
     def start(self) -> None:
-        """Start to watch the file. Call it when mail can be released."""
+        """Start watching the file. Call it when mail can be released."""
         over = [order for order in self._all if order not in self.table.orders]
         if over:
             self._tasks.start(self._release_later(over))
@@ -184,9 +182,7 @@ class Orders:
         return {order.id for order in self.table.orders}
 
     def keeping(self, zone: str, domain: str, hosts: str) -> Order | None:
-        """Return the order that keeps mail to a domain from being sent. `hosts` is "" while
-        they are unknown.
-        """
+        """Return the order that suspends mail to a domain. `hosts` is "" while they are unknown."""
         if not self.table.orders:
             return None
         return self.table.keeping(Subject(zone, f"@{domain}", "", "", domain, hosts))
@@ -207,7 +203,7 @@ class Orders:
         return self.table.holding(mail, delivery.act)
 
     def endless(self) -> int:
-        """Return how many orders are active until they are resumed."""
+        """Return the number of orders without an end time."""
         return sum(order.until is None for order in self.table.orders)
 
     def in_force(self) -> dict[str, int]:
@@ -216,8 +212,8 @@ class Orders:
         return {effect: effects[effect] for effect in (SUSPEND, HOLD, "refuse")}
 
     def refuse(self, origin: Origin, sender: Mailbox, recipient: Mailbox | None, names_zone: bool) -> str:
-        """Return the id of the order that refuses a client, or "" if none does. Without a recipient, check
-        the orders that apply at MAIL. `names_zone` says that the message may name its zone.
+        """Return the id of the order that rejects a client, or "". Without a recipient, check the orders that
+        apply at MAIL. `names_zone` says that the message may name its zone.
         """
         table = self.table
         zone = None if recipient is None or names_zone else self._zone_of(origin, sender, recipient)
@@ -298,7 +294,7 @@ class Orders:
     def keep_unattempted(
         self, message: Message, deliveries: Sequence[Delivery], destination: str
     ) -> Sequence[Delivery]:
-        """Keep suspended deliveries as `keep` does, for deliveries that get an outcome without an attempt."""
+        """Keep suspended deliveries without an attempt, like `keep`."""
         if not self.table.orders:
             return deliveries
         return self.keep(message, deliveries, "", destination, reserved=True)
@@ -312,9 +308,8 @@ class Orders:
         *,
         reserved: bool = False,
     ) -> tuple[Delivery, ...]:
-        """Hold the deliveries of a message to which orders apply, each under the id of its order, and return
-        the others. `name` and `label` are those of the destination. `reserved` has the same meaning as in
-        `Settler.hold`.
+        """Hold the deliveries of a message to which orders apply, and return the others. `name` and `label`
+        are those of the destination. `reserved` has the same meaning as in `Settler.hold`.
         """
         envelope = message.envelope
         left: list[Delivery] = []
@@ -337,7 +332,7 @@ class Orders:
         self._settler.hold(deliveries, order.id, then, reserved=reserved)
 
     def _was_held(self, order: Order, count: int) -> None:
-        """Count deliveries whose hold is durable. If the order has ended since, release them."""
+        """Count deliveries that are now durably held. If the order has ended since, release them."""
         self.held[order.id] += count
         if all(each.id != order.id for each in self.table.orders):
             self._tasks.start(self._release_later([order]))
@@ -353,7 +348,7 @@ class Orders:
             self._take(orders, release=release)
 
     def _take(self, orders: list[Order], *, release: bool = True) -> None:
-        """Apply the orders that the file contains now."""
+        """Apply the orders in the file."""
         before = self.table.orders
         self._put_in_force(orders)
         if before == self.table.orders:
@@ -376,7 +371,7 @@ class Orders:
             self._alarm.set(min(ends))
 
     async def _expire(self) -> None:
-        """End orders whose time is over, even if the relay was down then."""
+        """End expired orders, including those that expired while the relay was down."""
         over: list[Order] = []
 
         def change(orders: list[Order]) -> list[Order]:
@@ -418,7 +413,7 @@ class Orders:
             await self._expire()
 
     async def look(self) -> None:
-        """Apply what another process has written. Raise OrdersError."""
+        """Apply changes of the file by other processes. Raise OrdersError."""
         if self._file.stamp() != self._stamp:
             async with self._lock:
                 self._take(await FILES.run(self._read))

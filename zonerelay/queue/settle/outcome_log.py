@@ -103,13 +103,13 @@ class OutcomeLog:
             self._timer = asyncio.get_running_loop().call_later(GATHERING, self._flush)
 
     async def drain(self, timeout: float | None) -> bool:
-        """Wait until everything is durable. Return false if the timeout expires first."""
+        """Wait until all outcomes are durable. Return false if the timeout expires first."""
         if self._gathered:
             self._flush()
         return await self._tasks.wait(timeout)
 
     async def close(self) -> None:
-        """Cancel what is left. Those deliveries will be attempted again."""
+        """Cancel the remaining work. Those deliveries will be attempted again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

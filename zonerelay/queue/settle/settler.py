@@ -118,8 +118,8 @@ class Unattempted:
         return islice(self.all, self.done, None)
 
     def parts(self, needs_message: Callable[[Delivery], bool]) -> Iterator[tuple[Sequence[Delivery], bool]]:
-        """Yield the deliveries in order: about `TOGETHER` of which no message has to be read (true), or those
-        of one message (false).
+        """Yield the deliveries in order: about `TOGETHER` that need no message (true), or those of one
+        message (false).
         """
         together: list[Delivery] = []
         for _, group in groupby(self.all, key=attrgetter("message_id")):
@@ -228,7 +228,7 @@ class Settler:
         destination: str,
         seconds: float | None = None,
     ) -> None:
-        """Record the outcomes of one attempt, in order. `message` is None if it cannot be read."""
+        """Record the outcomes of one attempt. `message` is None if it cannot be read."""
         delivered = [
             (delivery, outcome, None)
             for delivery, outcome in zip(deliveries, outcomes, strict=True)
@@ -261,7 +261,7 @@ class Settler:
         destination: str,
         until: Callable[[], float] | None = None,
     ) -> None:
-        """Record one outcome for deliveries, in message order, about which no peer was contacted.
+        """Record one outcome for deliveries for which no peer was contacted.
 
         For a suspended destination, `until` returns when each delivery is to be checked again.
         """
@@ -278,9 +278,7 @@ class Settler:
     async def settle(
         self, message: Message, deliveries: Sequence[Delivery], outcomes: Sequence[Outcome]
     ) -> None:
-        """Record outcomes as `post` does, and return when everything is durable, because operators wait for
-        it.
-        """
+        """Record outcomes like `post`, and return when they are durable."""
         self.outcome_log.reserve(len(deliveries))
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         parcel = _Parcel(message, deliveries, outcomes, "", durable=durable)
@@ -290,8 +288,8 @@ class Settler:
     def hold(
         self, deliveries: Sequence[Delivery], order: str, then: Callable[[], None], *, reserved: bool
     ) -> None:
-        """Hold deliveries under the id of an order, and call `then` when that is durable. `reserved` says
-        that they are already counted as unsettled.
+        """Hold deliveries under the id of an order, and then call `then`. `reserved` says that they are
+        already counted as unsettled.
         """
         changes = [Postpone(replace(delivery, held=True, act=order)) for delivery in deliveries]
 
@@ -396,7 +394,9 @@ class Settler:
     async def _reported(
         self, message: Message | None, dispositions: list[Disposition]
     ) -> tuple[list[Disposition], list[_Dsn]]:
-        """Make one report of each kind that is owed. The dispositions change if a report cannot be made."""
+        """Create one report of each kind that must be sent. The dispositions change if a report cannot be
+        made.
+        """
         reports: list[_Dsn] = []
         for kind in DsnKind:
             owed = [c for c in dispositions if c.report is kind]

@@ -124,8 +124,8 @@ class Attempts:
             raise
 
     async def make(self, work: Work) -> Sequence[Outcome]:
-        """Deliver a batch and return its outcomes in order, which have been posted. They are empty if the
-        batch never reached a courier.
+        """Deliver a batch, post its outcomes, and return them in order. They are empty if the batch never
+        reached a courier.
         """
         try:
             if not self._settler.outcome_log.has_room:
@@ -219,8 +219,8 @@ class BatchTurns:
         self._clock = clock
 
     async def take(self) -> bool:
-        """Wait until a transaction may begin, which must then begin at once. Return false if the wait would
-        be too long.
+        """Wait for the next send time; the transaction must then start immediately. Return false if the wait
+        would be too long.
         """
         ticket = self._ticket
         if not ticket.taken:
@@ -235,7 +235,7 @@ class BatchTurns:
         return True
 
     async def _wait(self, seconds: float) -> None:
-        """Wait `seconds`, or until there are new turns."""
+        """Wait for `seconds`, or until new send times are available."""
         turns = self._ticket.leased
         if turns is None:
             await asyncio.sleep(seconds)

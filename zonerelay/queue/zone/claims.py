@@ -85,12 +85,12 @@ class Claims:
         self.go_on()
 
     def wake(self) -> None:
-        """Search for new, due and released deliveries: anything may have changed in the store."""
+        """Search for new, due and released deliveries."""
         self._look_everywhere()
         self.go_on()
 
     def released(self, priorities: Iterable[Priority]) -> None:
-        """Note that deliveries of these priorities have been given back to the store."""
+        """Note that deliveries of these priorities were returned to the store."""
         self._more.update(priorities)
         self._new.update(priorities)
 
@@ -101,7 +101,7 @@ class Claims:
             self._wake_at(when, priority)
 
     def go_on(self) -> None:
-        """Claim more if there may be a free place again."""
+        """Claim more deliveries if there may be room."""
         if self._busy or self._stopping or not self._is_served:
             return
         if self._plan.wants_claim(self._more, self._new) or (self._due_unknown and not self._more):
@@ -203,9 +203,7 @@ class Claims:
                 self._wake_at(self._clock.now() + OVERDUE_PAUSE if overdue else due, priority)
 
     def _wake_at(self, when: float, priority: Priority) -> None:
-        """Claim what is due at `when`, together with what becomes due within `TOGETHER` after
-        the last claim.
-        """
+        """Claim deliveries due at `when`, together with those due within `TOGETHER` after the last claim."""
         last = min(self._claimed_at[priority], self._clock.now())
         self._alarm.set(max(when, last + TOGETHER))
 

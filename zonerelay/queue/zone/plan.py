@@ -156,7 +156,7 @@ class ZonePlan:
             del self._lines[plan.domain]
 
     def found(self, domain: str, route: Route, now: float) -> None:
-        """Note that a look-up has returned a route."""
+        """Handle a route that a lookup has found."""
         self._look_ups.ended(domain, found=True)
         line = self._lines[domain]
         destination = self._table.destination(route, now)
@@ -169,7 +169,7 @@ class ZonePlan:
             self._window.of(priority).shortened(destination.backlog(priority))
 
     def unroutable(self, domain: str) -> list[Delivery]:
-        """Note that a look-up has failed, and return the deliveries that waited for it."""
+        """Handle a failed lookup, and return the deliveries that were waiting for it."""
         self._look_ups.ended(domain, found=False)
         line = self._lines.pop(domain)
         deliveries = self._window.drain(line)
@@ -211,7 +211,7 @@ class ZonePlan:
     # Decisions
 
     def next_work(self, now: float, tick: float = 0.0) -> Work | None:
-        """Return the next batch if a connection is free and a turn is due, or None. The batch must end in
+        """Return the next batch if a connection and a send time are available, or None. The batch must end in
         `finished`.
 
         `tick` is a reading of a monotonic clock, needed if `Rates.used`.
@@ -255,7 +255,7 @@ class ZonePlan:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so much waits that the next claim may wait until more can be claimed."""
+        """Whether enough mail is queued that the next claim can be postponed."""
         return self._window.is_crowded
 
     def plan_claim(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Claim | None:
@@ -290,8 +290,8 @@ class ZonePlan:
             self._window.of(priority).rested(backlog)
 
     def take_returned(self) -> list[Delivery]:
-        """Return deliveries to be released, because their destination holds its share already, or because
-        they were given back while they were being claimed.
+        """Return deliveries to be released, because their destination has its share or they were returned
+        while being claimed.
         """
         returned, self._returned = self._returned, []
         return returned
@@ -340,7 +340,7 @@ class ZonePlan:
         return resumed
 
     def destination_of(self, domain: str) -> DestinationKey | None:
-        """Return the destination for mail to a domain, or None if that would need a look-up."""
+        """Return the destination of a domain, or None if a lookup would be needed."""
         line = self._lines.get(domain if self._by_domain else "")
         return line.key if isinstance(line, Destination) else None
 
@@ -353,7 +353,7 @@ class ZonePlan:
         return None if suspension.reply is None else (suspension.until, suspension.reply)
 
     def drain(self) -> Iterator[list[Delivery]]:
-        """Yield everything that waits or is to be given back, one line at each step, for a stop."""
+        """Yield all queued deliveries, one destination per step, for a shutdown."""
         self._round_robin.clear()
         self._look_ups.clear()
         for line in dict.fromkeys(self._lines.values()):
@@ -386,7 +386,7 @@ class ZonePlan:
             self._draw_line(priority, now)
 
     def _draw_line(self, priority: Priority, now: float) -> None:
-        """Turn the waiting mail of a priority into backlog. Mail that arrives from now on is new."""
+        """Move the queued mail of a priority to the backlog. Mail that arrives from now on is new."""
         window = self._window.of(priority)
         is_earlier = window.is_drawn_earlier(now)
         window.new_waiting = self._table.sort(priority, window.draw(now), is_earlier=is_earlier)
@@ -394,7 +394,7 @@ class ZonePlan:
         self._round_robin.sort()
 
     def _placed(self, line: Line, now: float) -> None:
-        """Queue a line to which mail was added, or put it off."""
+        """Queue a destination to which mail was added, or postpone it."""
         if self._gate is not OPEN and (order := self._order_about(line)) is not None:
             self._keep(line, order)
         elif isinstance(line, Destination):
@@ -418,8 +418,8 @@ class ZonePlan:
         return next(filter(None, map(self._gate.keeps_domain, line.domains)), None)
 
     def _keep(self, line: Line, order: Order) -> None:
-        """Return mail that an order suspends to the store, and claim no more of it. If claims skip too many
-        domains already, the mail is to be held.
+        """Return suspended mail to the store, and claim no more of it. If claims skip too many domains
+        already, the mail is to be held.
         """
         deliveries = self._window.drain(line)
         if isinstance(line, Destination):
@@ -444,8 +444,8 @@ class ZonePlan:
     def _move(
         self, line: Line, destination: Destination, domain: str, priority: Priority, now: float
     ) -> None:
-        """Move deliveries from an unrouted line to its destination. What exceeds the destination's share goes
-        back to the store.
+        """Move deliveries from a domain to its destination after the lookup. What exceeds the destination's
+        share goes back to the store.
         """
         window = self._window.of(priority)
         old, backlog = line.backlog(priority), destination.backlog(priority)
@@ -495,7 +495,7 @@ class ZonePlan:
         self._round_robin.emptied(destination)
 
     def _replace(self, domain: str, priority: Priority) -> None:
-        """Create a line for a domain that is passed over and has lost its own."""
+        """Create the queue of a domain that was skipped and has lost its own."""
         line = self._lines.get(domain)
         if line is None:
             line = self._lines[domain] = Unrouted(domain)

@@ -99,7 +99,7 @@ class PriorityWindow:
 
     @property
     def is_resting(self) -> bool:
-        """Whether a line rests. A zone with one next hop has only one line."""
+        """Whether a destination is excluded from claims. A zone with one next hop has only one line."""
         return bool(self._resting)
 
     @property
@@ -111,14 +111,14 @@ class PriorityWindow:
 
     @property
     def new_room(self) -> int:
-        """The number of new deliveries that can still be added, which is 0 while there is no backlog."""
+        """The number of new deliveries for which there is room (0 without a backlog)."""
         if self.since is None:
             return 0
         return self.new_most - max(self.new_waiting, self.waiting - self._size)
 
     @property
     def wants_refill(self) -> bool:
-        """Whether there is a free place, and perhaps something that was passed over."""
+        """Whether there is room, and skipped deliveries may exist."""
         room = self.room
         if room > 0:
             return bool(self._hungry or self._hungry_new)
@@ -142,11 +142,11 @@ class PriorityWindow:
         return self.since is not None and self.is_fresh(delivery)
 
     def is_fresh(self, delivery: Delivery) -> bool:
-        """Return whether a delivery is new, or tried for the first time while there is no backlog."""
+        """Return whether a delivery is new, or is attempted for the first time while there is no backlog."""
         return delivery.next_attempt <= 0 and (self.since is None or delivery.message_id >= self.since)
 
     def is_to_be_drawn(self, now: float) -> bool:
-        """Return whether so much waits that the mail in memory should become backlog."""
+        """Return whether so much mail is queued that it should become backlog."""
         if self.since is None:
             return self.waiting > self._crowd
         if self.new_waiting < self.new_most:
@@ -154,9 +154,7 @@ class PriorityWindow:
         return self.waiting <= self._size or not self._drawn <= now < self._drawn + AGAIN
 
     def is_drawn_earlier(self, now: float) -> bool:
-        """Return whether the clock was set back since the boundary was set, so that some of the backlog
-        becomes new.
-        """
+        """Return whether the clock was set back, so that some of the backlog becomes new."""
         return now < self._drawn
 
     def draw(self, now: float) -> MessageId:
@@ -177,9 +175,9 @@ class PriorityWindow:
     # Shares
 
     def share(self, line: Backlog) -> int:
-        """Return how many deliveries of a line may wait. A line of new mail may have half as many as there
-        are free places. A single such line then gets a third of the places, and many lines leave some for
-        another one (dynamic thresholds, Choudhury and Hahne 1998).
+        """Return how many deliveries to one destination may be in memory. A line of new mail may have half as
+        many as there are free places. A single such line then gets a third of the places, and many lines
+        leave some for another one (dynamic thresholds, Choudhury and Hahne 1998).
         """
         if self.waiting * 2 < self._size:
             return self._usual
@@ -196,7 +194,7 @@ class PriorityWindow:
             self._long.pop(line, None)
 
     def rest(self, line: Backlog) -> None:
-        """Claim nothing for the line until `rested`, because its destination is suspended."""
+        """Exclude a suspended destination from claims until `rested`."""
         self._resting.add(line)
         self._sate(line)
 
@@ -205,7 +203,7 @@ class PriorityWindow:
         self.shortened(line)
 
     def forget(self, line: Backlog) -> None:
-        """Forget a line that is no longer in use. Its passed-over domains have moved to another line."""
+        """Remove an unused destination. Its passed-over domains have moved to another line."""
         self._long.pop(line, None)
         self._resting.discard(line)
         self._sate(line)
@@ -303,7 +301,7 @@ class QueueWindow:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so much waits that the next claim may wait until more can be claimed."""
+        """Whether enough mail is queued that the next claim can be postponed."""
         return self.waiting >= self._low_mark
 
     @property
@@ -311,7 +309,7 @@ class QueueWindow:
         return self.waiting * 2 >= self._size
 
     def wants(self, more: Collection[Priority], new: Collection[Priority] = ()) -> bool:
-        """Return whether there is a free place, and perhaps something to claim. The store may hold due
+        """Return whether there is room, and there may be deliveries to claim. The store may hold due
         deliveries of the priorities `more`, and new ones of `new`.
         """
         if len(self._windows) == 1 and (not more or (Priority.NORMAL in more and len(more) == 1)):
@@ -343,7 +341,7 @@ class QueueWindow:
             self._windows[plan.priority].claimed_all()
 
     def drain(self, line: Line) -> list[Delivery]:
-        """Remove and return everything that waits in a line, the most urgent mail first."""
+        """Remove and return all deliveries to a destination, most urgent first."""
         deliveries: list[Delivery] = []
         for priority in sorted(line.backlogs, key=STRIDE.__getitem__):
             drained = line.drain(priority)
@@ -352,7 +350,7 @@ class QueueWindow:
         return deliveries
 
     def forget(self, line: Line) -> None:
-        """Forget a line that is no longer in use."""
+        """Remove an unused destination."""
         for priority, backlog in line.backlogs.items():
             self.of(priority).forget(backlog)
 

@@ -86,7 +86,7 @@ class Zone:
     # Calls from outside
 
     def granted(self) -> None:
-        """Start what shared limits allow now."""
+        """Start the transactions that shared limits allow now."""
         if not self._stopping:
             self.plan.granted(self._clock.now())
             self.pump()
@@ -101,8 +101,8 @@ class Zone:
         await self._attempts.tasks.cancel()
 
     async def retire(self, given_back: Callable[[], None]) -> None:
-        """Make way for a `Zone` with other settings: release what waits and let attempts end. `given_back` is
-        called when the waiting mail can be claimed by others.
+        """Release queued mail and let attempts finish, so that a `Zone` with other settings can take over.
+        `given_back` is called when the waiting mail can be claimed by others.
         """
         self._quit()
         await self._give_up()
@@ -232,7 +232,7 @@ class Zone:
         self._settler.post_unattempted(deliveries, outcome, destination=destination.label, until=until)
 
     def _resumed(self, destination: Destination) -> None:
-        """Claim the mail of a destination whose suspension has ended, so that it leaves at once."""
+        """Claim the mail of a destination whose suspension has ended."""
         self._events.resumed(self.settings.name, destination.label)
         self._rests.stop(destination)
         self.plan.rested(destination)

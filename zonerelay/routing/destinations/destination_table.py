@@ -169,7 +169,7 @@ def by_policy(
     found: PolicyLookup,
     policies: StsPolicies,
 ) -> Route | Unroutable:
-    """Return the route with its terms, applying what was found about the domain's policy."""
+    """Return the route with the TLS requirements of the domain's policy."""
     route = structs.replace(route, expires=min(route.expires, found.expires))
     held = found.held
     if held is None or held.policy.mode is StsMode.NONE:

@@ -97,7 +97,7 @@ class MxRouter:
         return (await self.examine(zone, domain)).answer
 
     async def examine(self, zone: ZoneSettings, domain: str) -> ExaminedRoute:
-        """Return the route with what determined its terms, for `explain`. Never raises."""
+        """Return the route and the reasons for its terms, for `explain`. Never raises."""
         try:
             if zone.next_hop:
                 found = await self._to_next_hops(zone)
@@ -239,9 +239,7 @@ class MxRouter:
     # ---- ourselves in the list ---------------------------------------------------------------
 
     async def _cut_at_own(self, zone: ZoneSettings, hosts: Sequence[MxHost]) -> list[MxHost]:
-        """Remove hosts that are no more preferred than the relay itself, because they would send the mail
-        back (RFC 5321 5.1).
-        """
+        """Remove hosts that are not preferred to the relay itself, to prevent loops (RFC 5321 5.1)."""
         ours = await asyncio.gather(*(self._is_ours(host, ipv6=zone.ipv6) for host in hosts))
         least = min((host.preference for host, own in zip(hosts, ours, strict=True) if own), default=None)
         return [host for host in hosts if least is None or host.preference < least]
@@ -335,7 +333,7 @@ def _shared(routes: Iterable[Route]) -> tuple[MxHost, ...]:
 
 
 def _once(hosts: Iterable[MxHost]) -> tuple[MxHost, ...]:
-    """Return the hosts, with one that two next hops share only at its most preferred place."""
+    """Return the hosts, keeping a host of two next hops only at its most preferred position."""
     first: dict[tuple[str, int], MxHost] = {}
     for host in hosts:
         first.setdefault((host.name, host.port), host)

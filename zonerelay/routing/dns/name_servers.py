@@ -293,8 +293,8 @@ class _Server:
         """The time of the event loop until which the server is queried without EDNS."""
 
     async def ask(self, name: str, code: int, seconds: float, *, dnssec: bool, edns: bool) -> bytes | None:
-        """Return a packet with the query's id, an empty one if the server is unreachable, or None after
-        silence.
+        """Return the response with the query's id, an empty packet if the server is unreachable, or None
+        after a timeout.
         """
         line = self._line
         try:

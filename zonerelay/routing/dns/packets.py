@@ -90,7 +90,7 @@ def scan_name(packet: bytes, at: int) -> tuple[str, int]:
 
 
 def read_name(packet: bytes, start: int, end: int) -> str:
-    """Return the name that takes up all of the bytes."""
+    """Return the name that consists of all of the bytes."""
     name, at = scan_name(packet, start)
     need(at == end)
     return name

@@ -82,7 +82,7 @@ class Rule:
             raise ValueError(f"route[{number - 1}]: {error}") from error
 
     def takes(self, mail: RoutedMail) -> bool:
-        """Return whether every condition about the message holds. The recipient decides then."""
+        """Return whether every condition on the message matches. The recipient decides then."""
         for _, ask in self._about_mail:  # noqa: SIM110 - all() with a generator takes twice as long
             if not ask(mail):
                 return False
@@ -95,7 +95,7 @@ class Rule:
         return True
 
     def said_of_mail(self, mail: RoutedMail) -> tuple[str, ...]:
-        """Return what matches, by condition."""
+        """Return the matching values, by condition."""
         asked = ((name, ask(mail)) for name, ask in self._about_mail)
         return tuple(f"{name} matches {what}" for name, what in asked if what)
 

@@ -167,7 +167,7 @@ class Zones:
         return otherwise
 
     def explain(self, recipient: str, mail: RoutedMail, *, named: str = "") -> Explanation:
-        """Return what `choose` would do, the route and condition that decide, and why earlier routes did not
+        """Return the result of `choose`, the deciding route and condition, and why earlier routes did not
         match.
         """
         if named in self._zones:

@@ -124,7 +124,7 @@ class ReplyParser:
 
 @functools.lru_cache(MAX_REMEMBERED)
 def _whole_reply(line: bytes) -> Reply | None:
-    """Return the reply that this line alone makes; `None` for any other line, valid or not."""
+    """Return the reply that consists of this single line, or `None`."""
     match = _LINE.match(line.rstrip(b"\r\n"))
     if match is None or match[2] == b"-":
         return None

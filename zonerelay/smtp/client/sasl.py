@@ -159,7 +159,7 @@ class SaslConversation:
         self._giving_up: SaslError | None = None
 
     def begin(self) -> bytes:
-        """Return the AUTH command, without CRLF, like all lines here."""
+        """Return the AUTH command without CRLF, like all lines in this module."""
         name = self.mechanism.name.encode()
         first = self.mechanism.first
         if first is None:
@@ -172,8 +172,8 @@ class SaslConversation:
         return b"AUTH " + name
 
     def receive(self, code: int, text: str) -> bytes:
-        """Return the next line, which may be empty; without meaning when `done`. Raise SaslError, and is
-        done then.
+        """Return the next line, which may be empty; call only unless `done`. Raise SaslError, and is done
+        then.
         """
         if code != 334:
             self.done = True
@@ -329,12 +329,12 @@ class Scram(Mechanism):
 
 
 def is_slow(mechanism: Mechanism) -> bool:
-    """Return whether `receive` should run in a thread: hashing a password takes long, on purpose."""
+    """Return whether `receive` should run in a thread, because hashing a password is slow."""
     return isinstance(mechanism, Scram)
 
 
 def without_secrets(text: str, identity: SaslIdentity) -> str:
-    """Remove secrets from a server's text, should it repeat what it was sent, in whole or in part."""
+    """Remove secrets from a server's text, in case it repeats them."""
     spellings = _spellings(identity)
     for secret in (*spellings, identity.secret):
         if len(secret) >= _LEAST_SECRET:

@@ -51,7 +51,7 @@ class ChunkLines:
         return piece
 
     def finish(self) -> bytes:
-        """Return the end of the last line, if it had none."""
+        """Return the line end of the last line if it was missing."""
         if self._held_cr:
             return b" \r\n"
         return b"" if self._ended else CRLF
@@ -109,7 +109,7 @@ class DotStuffer(ChunkLines):
         return b"." + stuffed if starts_line and chunk.startswith(b".") else stuffed
 
     def finish(self) -> bytes:
-        """Return the end of the message: the end of the last line if it had none, then the lone dot."""
+        """Return the end of the message: a missing line end, and the final dot."""
         return super().finish() + END
 
     def _shielded(self, chunk: bytes, starts_line: bool) -> bytes:

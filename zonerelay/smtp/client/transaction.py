@@ -271,17 +271,17 @@ class Transaction:
         self._mail_refused = False
 
     def begin(self) -> bytes:
-        """Return what to write first."""
+        """Return the first bytes to send."""
         return self._script if self._pipelining else self._commands[0]
 
     def receive(self, reply: Reply) -> bytes:
-        """Take the reply to the oldest unanswered command. Return what to write next, maybe nothing."""
+        """Process the reply to the oldest unanswered command. Return what to write next, maybe nothing."""
         if reply.code == 421:
             return self._session_ends(reply)
         return self._on_reply[self.phase](self, reply)
 
     def body_sent(self) -> None:
-        """Note that the final dot has been written: from here on only the peer's reply can tell."""
+        """Note that the final dot was written; the outcome now depends on the peer's reply."""
         self.phase = Phase.FINAL_DOT
 
     def lost(self, reply: Reply) -> None:
@@ -291,8 +291,7 @@ class Transaction:
         self._end(reply, local=True)
 
     def surplus(self, reply: Reply | None) -> None:
-        """End the transaction because the peer has sent `reply`, or a part of one, which no command asked
-        for.
+        """End the transaction because the peer sent an unexpected `reply`.
 
         421 is no surplus, because a server may say it at any time (RFC 5321 3.8).
         """
@@ -305,9 +304,7 @@ class Transaction:
             self._session_ends(reply)
 
     def abandon(self, reply: Reply) -> None:
-        """End the transaction in the middle of the body after trouble of our own: the message must not be
-        completed.
-        """
+        """End the transaction within the body after an internal error, without completing the message."""
         self.closing = True
         self._settle(self._waiting(), reply, Verdict.DEFERRED, Scope.LOCAL, local=True, counts=False)
         self.phase = Phase.DONE
@@ -347,7 +344,7 @@ class Transaction:
         return b"" if self._pipelining else self._commands[self._asked + 1]
 
     def _is_about_parameters(self, command: int, reply: Reply) -> bool:
-        """Return whether to send the command at this position once more without some parameters."""
+        """Return whether to repeat the command at this position without some parameters."""
         about = reply.detail in PARAMETER_DETAILS or (
             reply.code in PARAMETER_CODES and not reply.detail.startswith(("1.", "7."))
         )
@@ -357,7 +354,7 @@ class Transaction:
         return True
 
     def _envelope_answered(self) -> bytes:
-        """Return what to write after the reply to the last RCPT."""
+        """Return the bytes to send after the reply to the last RCPT."""
         if not (self._accepted or self._pipelining):
             return self._reset()
         self.phase = Phase.DATA
@@ -385,7 +382,7 @@ class Transaction:
         return self._finish() if self._mail_refused else self._reset()
 
     def _on_early_reply(self, reply: Reply) -> bytes:
-        """Take a reply before the final dot. The peer's position in the body is unknown, so the connection
+        """Process a reply before the final dot. The peer's position in the body is unknown, so the connection
         is not reused.
         """
         if reply.code < 400:
@@ -429,7 +426,7 @@ class Transaction:
 
     @property
     def _may_be_taken(self) -> bool:
-        """Return whether the whole message was written and its reply did not come."""
+        """Return whether the whole message was written but not acknowledged."""
         return self.phase is Phase.FINAL_DOT
 
     def _refused(self, phase: Phase, reply: Reply) -> None:
@@ -448,7 +445,7 @@ class Transaction:
         return b""
 
     def _out_of_step(self, text: str) -> None:
-        """End a transaction whose replies may belong to other commands than those they were taken for.
+        """End a transaction whose replies no longer match its commands.
 
         A refusal of one recipient may be meant for another one, so that none of them is final.
         """
@@ -541,7 +538,9 @@ _LATER = Reply(452, TOO_MANY_RECIPIENTS, "too many recipients for one transactio
 
 
 def can_be_chunked(head: bytes) -> bool:
-    """Return whether the first byte of the body can go alone: no line end, no blank, no control character."""
+    """Return whether the first byte of the body can be sent in a chunk of its own: no line end, white space
+    or control character.
+    """
     return b"!" <= head[:1] <= b"~"
 
 

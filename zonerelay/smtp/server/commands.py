@@ -48,14 +48,14 @@ class LineReader:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything: what arrived before a TLS handshake may be an attacker's (CVE-2011-0411)."""
+        """Discard all input: bytes received before a TLS handshake may be an attacker's (CVE-2011-0411)."""
         self._buffer = b""
         self._position = 0
         self._dropping = False
         self.waiting = 0
 
     def only_line(self, data: bytes) -> bytes | None:
-        """Return what `feed` and `next` would return, if `data` is one good line and nothing else waits.
+        """Return the result of `feed` and `next` if `data` is exactly one valid line.
 
         Nearly every packet is one. Otherwise `None`, and nothing was taken.
         """
@@ -88,7 +88,7 @@ class LineReader:
         return self._buffer[start : end - 1]
 
     def take(self, count: int) -> bytes:
-        """Return up to `count` of the waiting bytes as they are: what follows a BDAT command is no line."""
+        """Return up to `count` unprocessed bytes, such as the data after a BDAT command."""
         start = self._position
         taken = self._buffer[start : start + count]
         self._position += len(taken)

@@ -46,7 +46,7 @@ class LineEnds:
 
     @property
     def is_plain(self) -> bool:
-        """So far it can be sent as it is: CRLF line ends only, no line that needs a dot in front."""
+        """Whether the body can be sent unmodified so far: only CRLF line ends, and no leading dots."""
         return not (self.dotted or self.has_bare)
 
     def _clean(self, body: bytes) -> bytes:
@@ -129,7 +129,7 @@ class BodyReader(LineEnds):
         return self._unstuffed(wire[: end + len(CRLF)])
 
     def _hold_back(self, wire: bytes) -> bytes:
-        """Keep a tail that may be the beginning of an end of data; return what is before it."""
+        """Hold back a tail that may be part of an end of data, and return the bytes before it."""
         if not wire.endswith(_TAILS):
             self._held = b""
             return wire

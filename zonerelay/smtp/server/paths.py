@@ -73,21 +73,21 @@ _ODD = re.compile(r"[^<>]*(?:<[^<>]*)*<[ ]*([^<> ]+?)\.?[ ]*>+|([^<> ]+@[^<> ]+?
 
 
 def read_leniently(text: str) -> str:
-    """Return the path, and what follows it, as devices write it that nobody can change, by the grammar."""
+    """Parse a path leniently, as unmodifiable devices write it, and return it with the following text."""
     match = _ODD.match(text)
     return text if match is None else f"<{match[1] or match[2]}>{text[match.end() :]}"
 
 
 def reverse_path(text: str) -> tuple[Mailbox, str]:
-    """Return the sender of MAIL and what follows its path. `<>` is `NULL_SENDER`."""
+    """Parse the sender of MAIL, and return it with the following text. `<>` is `NULL_SENDER`."""
     if text.startswith("<>"):
         return NULL_SENDER, text[2:]
     return _path(text, bad="1.7")
 
 
 def forward_path(text: str) -> tuple[Mailbox, str]:
-    """Return the recipient of RCPT and what follows its path. `<postmaster>` needs no domain (RFC 5321
-    4.5.1).
+    """Parse the recipient of RCPT, and return it with the following text. `<postmaster>` needs no domain (RFC
+    5321 4.5.1).
     """
     return _path(text, bad="1.3", bare_postmaster=True)
 

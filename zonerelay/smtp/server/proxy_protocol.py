@@ -180,7 +180,7 @@ def _parse_line(line: bytes) -> ProxyHeader:
 
 
 def _binary_end(buffer: bytes) -> int | None:
-    """Return the length of the header once it is known; check each byte as soon as it is there."""
+    """Return the length of the header once it is known, checking each byte as early as possible."""
     if len(buffer) > 12 and (buffer[12] >> 4 != 2 or buffer[12] & 0xF not in (_LOCAL, _PROXY)):
         raise ProxyFault(f"PROXY header: unknown version or command 0x{buffer[12]:02x}")
     if len(buffer) < _FIXED:

@@ -72,7 +72,7 @@ class SaslExchange:
         self._user: str | None = None
 
     def respond(self, text: str | None) -> Reply | Credentials:
-        """Return the next challenge (334), or what the client has said. Raise CommandError, and is over
+        """Return the next challenge (334), or the client's credentials. Raise CommandError, and is over
         then.
         """
         initial, self._begun = not self._begun, True

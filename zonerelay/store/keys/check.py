@@ -581,8 +581,8 @@ class _Sorted:
         self._passed = passed
 
     def take(self, message: int) -> int | None:
-        """Return the number of a message that comes after the last one. Messages between the two are added to
-        `passed`.
+        """Return the number of a message; messages must be passed in order. Messages between the two are
+        added to `passed`.
         """
         while self._next is not None and self._next[0] < message:
             self._passed.append(self._next[0])

@@ -349,11 +349,11 @@ class Partition:
     # --- the lease
 
     def is_held(self) -> bool:
-        """Return whether no other writer can have taken the partition over."""
+        """Return whether no other writer can have taken over the partition."""
         return self._clock.boottime() < self._valid_until
 
     def check(self) -> None:
-        """Raise ClaimLostError if another writer may have taken the partition over."""
+        """Raise ClaimLostError if another writer may have taken over the partition."""
         if not self.is_held():
             raise ClaimLostError("the lease of this relay was not renewed in time")
 
@@ -410,7 +410,7 @@ class Partition:
         self._hooks.on_back()
 
     async def _take_back(self) -> None:
-        """Revert writes that may be stored although their callers were told that they are not."""
+        """Revert writes that were reported as failed but may be stored."""
         undo = [each for write in self._refused if (each := self._hooks.undo(write))]
         if undo:
             await self._make_durable(merged(undo), 0)

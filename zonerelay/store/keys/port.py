@@ -232,7 +232,7 @@ class Keeper(KeyReader, Protocol):
         """Extend the lease. Raises FencedError if another writer has the partition."""
 
     async def leave(self) -> None:
-        """Release the lease, so that another node can take over without waiting. Raises FencedError."""
+        """Release the lease, so that another node can take over immediately. Raises FencedError."""
 
     async def room(self) -> int | None:
         """Return the number of bytes that may still be written, or None if the engine does not know it."""

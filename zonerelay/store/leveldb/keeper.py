@@ -128,7 +128,7 @@ class Place(Protocol):
     """The storage that an engine has opened."""
 
     def free_space(self) -> int:
-        """Return the bytes that this process may still write. Raises StoreError."""
+        """Return the number of bytes that this process may still write. Raises StoreError."""
 
 
 Opened = TypeVar("Opened", bound=Place)

@@ -27,7 +27,7 @@ SEEKS = 100
 
 
 def run_through(work: Coroutine[Any, Any, T]) -> T:  # Any: nothing is sent
-    """Return the result of a coroutine that never waits, such as one that uses `SpoolKeys`."""
+    """Run a coroutine that never waits, such as one that uses `SpoolKeys`, and return its result."""
     try:
         work.send(None)
     except StopIteration as done:

@@ -166,7 +166,7 @@ class LevelDb(Database):
         return self._open_judged()
 
     def _open_judged(self) -> Handle:
-        """Open the database after `judge` has determined what LevelDB would change or silently drop."""
+        """Open the database after checking what LevelDB would change or silently drop."""
         self.losses.refresh()
         found = judge(self.path)
         if found.mark is not None:

@@ -206,8 +206,8 @@ def _unfit(what: str) -> StoreOpenError:
 
 
 async def _all(act: Callable[..., Awaitable[object]], wanted: Sequence[tuple[object, ...]]) -> None:
-    """Call `act` with all arguments, several at a time. Raises the first error after all of these calls have
-    ended.
+    """Call `act` with all arguments, several at the same time. Raises the first error after all of these
+    calls have ended.
     """
     for first in range(0, len(wanted), AHEAD):
         some = wanted[first : first + AHEAD]

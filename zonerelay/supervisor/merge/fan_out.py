@@ -293,7 +293,7 @@ class FanOut:
 
 
 async def _begin(streams: dict[int, Rows], heads: dict[int, Any]) -> None:
-    """Request the first row of all streams at the same time, because an empty result takes longest."""
+    """Request the first row of all streams concurrently."""
     begun = (_advance(worker, streams, heads) for worker in streams)
     # A stream can be closed only when no task is reading it.
     for outcome in await asyncio.gather(*begun, return_exceptions=True):

@@ -80,7 +80,7 @@ class Launcher:
         return command, environment, (self._held, *descriptors)
 
     def begin(self, text: bytes) -> None:
-        """Write the configuration with which the relay is started. Raise OSError."""
+        """Write the configuration that is used for the start. Raise OSError."""
         self._put(self._at_start, text)
         self._put(self._config, text)
 

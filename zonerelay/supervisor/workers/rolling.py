@@ -54,7 +54,7 @@ class RollingRestart:
         return None
 
     def _look(self, policies: Mapping[int, RestartPolicy], now: float) -> None:
-        """Check whether the worker that is being replaced has come up or failed."""
+        """Check whether the worker being replaced is ready or has failed."""
         self._starts = {worker: starts for worker, starts in self._starts.items() if worker in policies}
         if self.failed is None:
             self.failed = self._fallen(policies)
@@ -77,7 +77,7 @@ class RollingRestart:
         self._current = None
 
     def _fallen(self, policies: Mapping[int, RestartPolicy]) -> int | None:
-        """Return a worker that had come up and has died since on its own, or None."""
+        """Return a worker that was ready and has died since, or None."""
         known = ((worker, deaths) for worker, deaths in self._deaths.items() if worker in policies)
         return next((worker for worker, deaths in known if policies[worker].deaths > deaths), None)
 

@@ -131,7 +131,7 @@ class NameServerEvents:
         self._metrics.look_ups.add((result,))
 
     def lost(self, servers: str, reason: str) -> None:
-        """Report that mail waits for a DNS lookup."""
+        """Report that mail is waiting for DNS lookups."""
         self._metrics.lost.value += 1
         self._metrics.reachable.value = 0
         self._emit("error", "name-servers-lost", {"servers": servers, "reason": reason})
@@ -167,7 +167,7 @@ class SmarthostEvents:
         )
 
     def broken(self, zone: str, credential: str, problem: str) -> None:
-        """Report a secret that cannot be read, or a token server that gives no token."""
+        """Report an unreadable secret, or a token server that issues no token."""
         text = self._redact.text(problem)
         self._emit("error", "login-broken", {"zone": zone, "credential": credential, "problem": text})
 
@@ -188,7 +188,7 @@ class WebhookEvents:
     metrics: WebhookMetrics
 
     def failing(self, webhook: str, problem: str) -> None:
-        """Report a webhook that does not answer, once until it answers again. Its events wait."""
+        """Report a webhook that does not respond, once until it responds again. Its events wait."""
         self._emit("warning", "webhook-failing", {"webhook": webhook, "problem": problem})
 
     def restored(self, webhook: str) -> None:
@@ -372,9 +372,7 @@ class Events:
         self._emit("info", "credentials-read", {"users": users})
 
     def credentials_broken(self, problem: str) -> None:
-        """Report that the credentials file cannot be read, so no user can log in; `problem` names file and
-        line.
-        """
+        """Report an unreadable credentials file (`problem` names file and line), so no user can log in."""
         self._emit("error", "credentials-broken", {"problem": self._redact.text(problem)})
 
     def quota_near(self, user: str, limit: str, used: int, most: int) -> None:
@@ -567,7 +565,7 @@ class Events:
 
     def outbound_tls(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
         """Count a connection for which TLS was attempted: `ok`, `failed` (not used) or `fallback` (clear
-        text), with `why` if that is news about the host.
+        text), and log `why` if it is new for the host.
         """
         self.metrics.outbound_tls(zone, level, result)
         if why:
@@ -575,14 +573,12 @@ class Events:
             self._emit("info", "tls-fallback", fields)
 
     def reply_without_code(self, host: str, address: str, line: str) -> None:
-        """Report a host whose replies have lines without a code, which are skipped; once a day per
-        address.
-        """
+        """Report a host whose replies contain lines without a code, at most once a day per address."""
         fields: dict[str, Field] = {"host": host, "peer": address, "line": self._redact.text(line)}
         self._emit("info", "reply-without-code", fields)
 
     def zone_missing(self, zone: str, deliveries: int) -> None:
-        """Report a zone that has mail and is no longer configured; the mail waits."""
+        """Report a zone that has mail but is not configured."""
         self._emit("error", "zone-missing", {"zone": zone, "deliveries": deliveries})
 
     def drop_refused(self, name: str, owner: int, why: str) -> None:
@@ -637,8 +633,8 @@ class Events:
         self._emit("warning", "certificate-expiring", fields)
 
     def history_broken(self, problem: str) -> None:
-        """Report that the history cannot be written, or was set aside; mail goes on. May come from another
-        thread.
+        """Report that the history cannot be written, or was renamed because it is unusable. May come from
+        another thread.
         """
         self._emit("error", "history-broken", {"problem": problem})
 
@@ -669,7 +665,7 @@ class Events:
         self._emit("error", "policy-failed", fields)
 
     def dkim_missing(self, zone: str, why: str) -> None:
-        """Report mail that a zone must sign and cannot, once for each domain."""
+        """Report mail that must be signed but cannot be, once per domain."""
         self._emit("error", "dkim-missing", {"zone": zone, "reason": self._redact.text(why)})
 
     def sent_unchanged(self, message_id: MessageId, zone: str, reason: str) -> None:

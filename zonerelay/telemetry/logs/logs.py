@@ -76,7 +76,7 @@ class RefusalLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def shows(self, client: str, reason: str, *, known: bool = False) -> bool:
-        """Return whether this refusal gets a line of its own; if not, count it. `known` clients are permitted
+        """Return whether a rejection is logged separately; otherwise count it. `known` clients are permitted
         to relay.
         """
         found = self._clients.get(client)
@@ -95,7 +95,7 @@ class RefusalLog:
         return False
 
     def tell(self) -> None:
-        """End the interval."""
+        """End the interval and log its counts."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -228,7 +228,9 @@ class LogWriter:
             return True
 
     def close(self) -> None:
-        """Write the rest, waiting a short time for a slow reader. Later events are still written."""
+        """Write the remaining lines, waiting a short time for a slow reader. Later events are still
+        written.
+        """
         self._end_interval()
         deadline = time.monotonic() + CLOSE_SECONDS
         while not self.flush() and time.monotonic() < deadline:

@@ -121,8 +121,8 @@ class Redactor:
         return self.mailbox(Mailbox(name)) if "@" in name else printable(name)
 
     def text(self, text: str, *, limit: int = TEXT_LIMIT) -> str:
-        """Return untrusted text made fit for the log: without addresses, on one line, printable, at most
-        `limit` long.
+        """Make untrusted text safe for the log: without addresses, on one line, printable, at most `limit`
+        characters.
         """
         if len(text) > _SEARCHED:
             text = _cut_between_words(text, _SEARCHED)
@@ -233,7 +233,7 @@ def _decoded(match: re.Match[str]) -> str:
 
 
 def _stands_alone(word: str, text: str) -> bool:
-    """Return whether a word stands alone in a text. No pattern is used, because this is called often."""
+    """Return whether a word in a text is delimited. No pattern is used, because this is called often."""
     at = text.find(word) if word else -1
     while at >= 0:
         end = at + len(word)
@@ -244,15 +244,13 @@ def _stands_alone(word: str, text: str) -> bool:
 
 
 def _replace_word(text: str, word: str, by: str) -> str:
-    """Replace a word where it stands alone, ignoring case; addresses, which have their own pattern, stay."""
+    """Replace a delimited word, ignoring case but not changing addresses."""
     pattern = rf"(?<![\w@.%+-]){re.escape(word)}(?![\w@%+-]|\.\w)"
     return re.sub(pattern, by, text, flags=re.IGNORECASE)
 
 
 def printable(text: str) -> str:
-    """Return the text on one line, without characters that move a cursor, change the writing direction or are
-    not Unicode.
-    """
+    """Return the text on one line, without control, bidirectional or invalid characters."""
     if text.isprintable():
         return text
     text = text.translate(_PICTURES)

@@ -631,7 +631,7 @@ class Metrics:
         self.attach(ReloadCollector(read))
 
     def attach_restraint(self, read: Callable[[], float]) -> None:
-        """Attach the reader: `read` returns for how many seconds old mail has been held back."""
+        """Set the function that returns the seconds for which the backlog has been throttled."""
         self.attach(
             ReadCounter(
                 "zonerelay_restrained_seconds_total",

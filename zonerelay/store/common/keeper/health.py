@@ -73,7 +73,7 @@ class Health:
         self._tell()
 
     async def usable(self) -> bool:
-        """Wait until there is no refusal. Return whether there was one."""
+        """Wait until the store is usable. Return whether there was one."""
         return await self.wait_while(lambda: self._refusal is not None)
 
     async def wait_while(self, holds: Callable[[], bool]) -> bool:

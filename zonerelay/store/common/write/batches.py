@@ -15,7 +15,7 @@ ChangeOne = Callable[[Delivery], Delivery | None]
 
 
 def in_batches(keys: Iterable[DeliveryKey]) -> Iterator[list[DeliveryKey]]:
-    """Yield each key once, in the order given, `UPDATE_BATCH` at a time."""
+    """Yield each key once, in the given order, in batches of `UPDATE_BATCH`."""
     wanted = list(dict.fromkeys(keys))
     for start in range(0, len(wanted), UPDATE_BATCH):
         yield wanted[start : start + UPDATE_BATCH]
