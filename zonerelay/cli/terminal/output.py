@@ -78,7 +78,7 @@ class _Console(Console):
 
 @contextlib.contextmanager
 def without_log() -> Iterator[None]:
-    """Suppress the store's log lines, because the command prints the same facts."""
+    """Drop the store's log lines, because the command prints the same facts."""
     logging.disable(logging.CRITICAL)
     try:
         yield

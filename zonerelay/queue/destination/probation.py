@@ -160,7 +160,7 @@ class Probation:
             self._uncount(destination)
 
     def quick(self, destination: Destination) -> bool:
-        """Stop counting a destination as on probation, because it has responded in time. Return true if it
+        """Stop limiting a destination, because it has responded in time. Return true if it
         was waiting here.
         """
         self.gives_up(destination)
