@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tests.support.queueing import DEFERRED, deliveries_of, make_message
+from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.outcome import Outcome
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import Reply, same_reply
 from zonerelay.queue.operator.operations import BOUNDS, MAX_KEYS, NO_ATTEMPT, Summary, reply_key
+from zonerelay.telemetry.logs.redact import Redactor
 
 NOW = 1_000_000.0
 
@@ -55,6 +57,28 @@ def test_replies_that_say_the_same_are_one(one_text: str, another: str) -> None:
     keys = {reply_key(one(replace(DEFERRED, reply=Reply(451, "7.1", text)))) for text in (one_text, another)}
     assert len(keys) == 1
     assert keys.pop().startswith("451 4.7.1 ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<ann@example.com>: user unknown",
+        "ann: no such user",
+        "user john.doe unknown at person.example",
+        "relaying denied (orcpt=rfc822;ann+40example.com)",
+        "the account is over quota ann x9-20020a05.88",
+    ],
+)
+def test_a_summary_groups_replies_as_the_report_of_the_history(text: str) -> None:
+    delivery = replace(one(), recipient=Mailbox("ann@example.com"))
+    reply = Reply(451, "7.1", text)
+    attempted = replace(delivery, last=replace(DEFERRED, reply=reply).attempt(NOW))
+    keys = {
+        same_reply(Redactor(key * 32, enabled=True).about(str(reply), delivery.recipient))
+        for key in (b"a", b"b", b"c", b"d")
+    }
+    assert keys == {reply_key(attempted)}
+    assert "ann" not in reply_key(attempted)
 
 
 def test_other_replies_are_others() -> None:

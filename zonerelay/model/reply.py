@@ -61,8 +61,8 @@ class Reply:
         return f"{self.code} {status}{self.text}".replace("\n", " ")
 
 
-_DIFFERS = re.compile(r"<[^>]*>|\[[^]]*\]|\b[^\s@]+@[^\s@]+\b|\b(?=\w*\d)[\w.:-]{8,}\b")
-"""Addresses, and ids with a digit: what differs in replies that say the same."""
+_DIFFERS = re.compile(r"<[^>]*>|\[[^]]*\]|\b[^\s@]+@[^\s@]+\b|\b[ud]-[a-z2-7]{13}\b|\b(?=\w*\d)[\w.:-]{8,}\b")
+"""Addresses, their pseudonyms, and ids with a digit: what differs in replies that say the same."""
 MAX_SAME = 100
 
 

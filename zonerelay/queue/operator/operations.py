@@ -66,6 +66,7 @@ from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.zones.zones import DEFAULT_ZONE, Zones
 from zonerelay.store.contract import EveryNth, MessageNotFoundError, Store, StoreCorruptError, Unhealthy
 from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.redact import Redactor
 
 # The trace of a message in order of time. Pure.
 #
@@ -134,10 +135,14 @@ NO_ATTEMPT = "(no attempt yet)"
 Key = Callable[[Delivery, Message | None], str]
 
 
+_SAME = Redactor(b"same", enabled=True)
+"""Makes of a reply what the history has, whose report groups replies as a summary does."""
+
+
 def reply_key(delivery: Delivery, _message: Message | None = None) -> str:
     if delivery.last is None:
         return NO_ATTEMPT
-    return same_reply(str(delivery.last.reply))
+    return same_reply(_SAME.about(str(delivery.last.reply), delivery.recipient))
 
 
 KEYS: Mapping[str, Key] = {
