@@ -31,6 +31,7 @@ from zonerelay.inbound.tls.certificate_files import (
     read_pair,
 )
 from zonerelay.inbound.tls.certificates import LOOK_EVERY, TRY_AGAIN, Certificates
+from zonerelay.inbound.tls.ports import TlsFault
 from zonerelay.model.clock import ManualClock
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
@@ -119,6 +120,15 @@ def test_the_name_asked_for_chooses_the_certificate(
     ]
     house = House(tmp_path, *made)
     assert house.shown(asked, version) == made[expected].fingerprint, reason
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of `ssl`
+def test_a_name_that_is_not_ascii_is_refused_where_names_choose(tmp_path: Path) -> None:
+    house = House(tmp_path, make("mail.example.org"), make("mail.example.net"))
+    client = TlsClient(house.certificates.channel(), trusting(), name="mail.example.org")
+    hello = client.hello().replace(b"mail.example.org", b"mail.ex\xffmple.org")
+    with pytest.raises(TlsFault, match="not ASCII"):
+        client.channel.receive(hello)
 
 
 def test_a_common_name_in_its_own_letters_is_found_by_its_a_label(tmp_path: Path) -> None:
