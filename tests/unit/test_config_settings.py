@@ -342,6 +342,7 @@ ONE_WRONG_VALUE = [
     ("[dns]\nservers = ['ns.example.com']", "dns.servers[0]", "write its address", "a name"),
     ("[log]\nformat = 'jsno'", "log.format", "did you mean json?", "a slip"),
     ("[admin]\naddress = '8025'", "admin.address", "has no port", "a port alone"),
+    ("[admin]\naddress = 'unix:/run/x'", "admin.address", "HTTP needs", "a Unix socket"),
 ]
 
 

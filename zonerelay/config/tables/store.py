@@ -138,6 +138,8 @@ class AdminSettings:
 def check_admin(admin: AdminSettings, report: Report) -> None:
     if admin.key is not None and admin.certificate is None:
         report.refuse(("admin", "key"), "is of no use without admin.certificate")
+    if admin.address and parse_listen(admin.address).is_unix:
+        report.refuse(("admin", "address"), "HTTP needs an address and a port; commands use admin.socket")
     for network in admin.proxy_networks:
         if network.prefixlen == 0:
             report.refuse(
