@@ -194,7 +194,7 @@ class PriorityWindow:
             self._long.pop(line, None)
 
     def rest(self, line: Backlog) -> None:
-        """Exclude a suspended destination from claims until `rested`."""
+        """Skip a suspended destination in claims until `rested`."""
         self._resting.add(line)
         self._sate(line)
 
