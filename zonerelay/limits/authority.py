@@ -274,7 +274,7 @@ class Ledger:
     # Decisions
 
     def settle(self, now: float, *, give: bool = True, awake: float = float("-inf")) -> set[str]:
-        """Allocate free slots, and reclaim those that exceed a limit or that others need more. Return the
+        """Assign free slots, and reclaim those that exceed a limit or that others need more. Return the
         holders that have not been notified yet. A holder whose `until` is before `awake` gets nothing: it may
         have died while it waited, and would keep the units from the others for its whole lease.
         """

@@ -52,7 +52,7 @@ class ManualClock:
         return self._monotonic + self._suspended
 
     def suspend(self, seconds: float) -> None:
-        """Advance only the wall clock, as while the machine sleeps."""
+        """Move only the wall clock, as while the machine sleeps."""
         self._now += seconds
         self._suspended += seconds
 

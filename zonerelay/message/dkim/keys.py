@@ -73,7 +73,7 @@ class DkimKeys:
         self._known = {}
 
     def _load(self, pem: bytes) -> PrivateKey:
-        """Reuse an already loaded key if possible, because testing a key is expensive."""
+        """Return an already loaded key if possible, because testing a key is expensive."""
         digest = hashlib.sha256(pem).digest()
         key = self._loaded.get(digest) or self._known.get(digest) or load_private_key(pem)
         self._loaded[digest] = key
