@@ -41,7 +41,7 @@ _ENCODED_EOL = re.compile(rb"\r\n|\r|\n")
 
 
 def one_line(text: str, *, limit: int, ascii_only: bool = False) -> str:
-    """Replace runs of white space and line ends, replace unprintable characters by `?`, and limit the length to
+    """Replace white space and line ends by spaces and unprintable characters by `?`, and limit the length to
     `limit`.
     """
     text = " ".join(text[: 4 * limit].split())
