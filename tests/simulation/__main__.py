@@ -34,7 +34,7 @@ SOMETIMES = (
     "order-given", "order-ended", "order-expired", "held", "take-over", "fence refused", "clock-set-back",
     "HTTP: 202", "machine suspended", "stood still at a write", "a connection held up the zone",
     "operator: retry", "operator: undo", "a rate was used up", "workers used a limit up",
-    "the window was full",
+    "the window was full", "a snapshot replaced a log",
 )  # fmt: skip
 """Each of these has to happen in some seed of three hundred: a branch that is never met is not tested."""
 ENOUGH = 300

@@ -13,7 +13,6 @@ import contextlib
 import contextvars
 import heapq
 import math
-from asyncio import events
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, TypeVar
@@ -39,7 +38,7 @@ class Process:
         self.asleep = 0.0
         """Seconds that its monotonic clock has missed."""
         self.at_death: list[Callable[[], None]] = []
-        self.held: list[events.Handle] = []
+        self.held: list[_Handle] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self._loop = loop
         self._died = asyncio.Event()
@@ -76,8 +75,7 @@ class Process:
     def wake_up(self) -> None:
         self.still = False
         held, self.held = self.held, []
-        for handle in held:
-            self._loop._ready.append(handle)  # type: ignore[attr-defined]
+        self._loop._ready.extend(held)  # type: ignore[attr-defined]
 
     # The clock that its code is handed.
 
@@ -91,23 +89,25 @@ class Process:
         return self._loop.now
 
 
-class _Handle(events.TimerHandle):
-    """A callback, now or at a time."""
+class _Handle:
+    """A callback, now or at a time. It has what asyncio's handles have for their callers."""
 
-    __slots__ = ()
+    __slots__ = ("args", "callback", "context", "time")
 
-    def __init__(
-        self, callback: Any, args: tuple[Any, ...], loop: SimLoop, context: Any, when: float = 0.0
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
-        self._when = when
-        self._scheduled = False
+    def __init__(self, callback: Any, args: tuple[Any, ...], context: Any, time: float) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = contextvars.copy_context() if context is None else context
+        self.time = time
+
+    def cancel(self) -> None:
+        self.callback, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+    def when(self) -> float:
+        return self.time
 
 
 class SimLoop(VirtualLoop):
@@ -119,56 +119,55 @@ class SimLoop(VirtualLoop):
         self.failures: list[str] = []
         self.graveyard: list[asyncio.Task[Any]] = []
         self.network: Any = None
-        self._timers: list[tuple[float, int, events.TimerHandle]] = []
+        self._timers: list[tuple[float, int, _Handle]] = []
         self._number = 0
         self.set_task_factory(_task)
 
     # What asyncio's do, without its checks for other threads and for debugging.
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> events.Handle:  # type: ignore[override]
-        handle = _Handle(callback, args, self, context)
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        handle = _Handle(callback, args, context, 0.0)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> events.TimerHandle:  # type: ignore[override]
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         # A delay that is smaller than a step of the clock would never be over.
         when = max(self.now + delay, math.nextafter(self.now, math.inf)) if delay > 0 else self.now
         return self.call_at(when, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> events.TimerHandle:  # type: ignore[override]
-        timer = _Handle(callback, args, self, context, when)
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        timer = _Handle(callback, args, context, when)
         self._number += 1
         heapq.heappush(self._timers, (when, self._number, timer))
         return timer
 
-    def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
-        """It is left out when its time has come."""
-
     def _run_once(self) -> None:
-        """Do as asyncio's does, without a selector, and run nothing of a process that cannot run."""
+        """Run callbacks until `stop` is called, and none of a process that is dead or stands still."""
         ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
-        if not ready:
-            while timers and timers[0][2].cancelled():
-                heapq.heappop(timers)
-            if not timers:
-                raise NothingLeftError("every task waits, and no timer is set")
-            self.now = max(self.now, timers[0][0])
-        while timers and timers[0][0] <= self.now:
-            ready.append(heapq.heappop(timers)[2])
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle.cancelled():
-                continue
-            process = handle._context.get(PROCESS)
-            if process is None or (process.alive and not process.still):
-                try:
-                    handle._context.run(handle._callback, *handle._args)
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as error:
-                    self.call_exception_handler({"message": f"in {handle!r}", "exception": error})
-            elif process.alive:
-                process.held.append(handle)
+        while not self._stopping:  # type: ignore[attr-defined]
+            if not ready:
+                while timers and timers[0][2].callback is None:
+                    heapq.heappop(timers)
+                if not timers:
+                    raise NothingLeftError("every task waits, and no timer is set")
+                self.now = max(self.now, timers[0][0])
+            now = self.now
+            while timers and timers[0][0] <= now:
+                ready.append(heapq.heappop(timers)[2])
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if handle.callback is None:
+                    continue
+                process = handle.context.get(PROCESS)
+                if process is None or (process.alive and not process.still):
+                    try:
+                        handle.context.run(handle.callback, *handle.args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        self.call_exception_handler({"message": f"in {handle!r}", "exception": error})
+                elif process.alive:
+                    process.held.append(handle)
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
@@ -249,7 +248,7 @@ class SimLoop(VirtualLoop):
 
 def _task(loop: asyncio.AbstractEventLoop, coro: Any, context: Any = None) -> asyncio.Task[Any]:
     task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context)
-    process = (context or contextvars.copy_context()).get(PROCESS)
+    process = PROCESS.get() if context is None else context.get(PROCESS)
     if process is not None:
         process.tasks.append(task)
         if len(process.tasks) > 256:

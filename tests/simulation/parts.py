@@ -140,6 +140,8 @@ NARROW = {
     "store.leveldb.ready_window.NEW_LIMIT": 3,
     "store.leveldb.ready_window.SKIPPED_LIMIT": 4,
     "store.leveldb.ready_window.WINDOW_LIMIT": 6,
+    "store.objects.objects.LEAST_LOG": 2_000,
+    "store.objects.objects.SHARE": 0.5,
 }
 
 
