@@ -36,6 +36,8 @@ class ObjectStore:
         self.lost: Callable[[], bool] = lambda: False
         self.slowest = 0.03
         self.renewed: dict[str, float] = {}
+        self.lapsed: dict[str, float] = {}
+        """When a process got a lease again that had ended."""
         self.living: dict[str, str] = {}
         """Each lease that is in force, and whose it is: it was not given back, and nobody has ended it."""
         self.at_write: Callable[[Process | None], None] = lambda process: None
@@ -94,7 +96,10 @@ class SimBucket:
             if "/beats/" in key and process is not None:
                 self._all.living.pop(key, None)
                 if not unpacked(bytes(data), Beat, key).is_left:
-                    self._all.renewed[process.name] = asyncio.get_running_loop().time()
+                    now, renewed = asyncio.get_running_loop().time(), self._all.renewed
+                    if renewed.get(process.name, now) < now - LEASE:
+                        self._all.lapsed[process.name] = now
+                    renewed[process.name] = now
                     self._all.living[key] = process.name
 
         await self._ask(act, writes=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from random import Random
@@ -45,6 +46,13 @@ class Submission:
 
     def __post_init__(self) -> None:
         self.digest = digest_of(self.body)
+
+    def note_accepted(self, now: float, node: str, identity: str) -> None:
+        self.answered, self.node, self.identity = now, node, identity
+
+    def note_refused(self, now: float, node: str, *, is_transient: bool) -> None:
+        self.refused, self.node = not is_transient, node
+        self.turned_away = now if is_transient else None
 
 
 def digest_of(body: bytes) -> str:
@@ -95,10 +103,10 @@ class Clients:
         self.submissions: list[Submission] = []
         self.mails_accepted: list[tuple[float, str]] = []
         """When MAIL was answered 250."""
-        self.sometimes: dict[str, int] = {}
+        self.sometimes: Counter[str] = Counter()
 
     def note(self, what: str) -> None:
-        self.sometimes[what] = self.sometimes.get(what, 0) + 1
+        self.sometimes[what] += 1
 
     async def submit(self, node: Node, submission: Submission, *, fault: Fault | None = None) -> None:
         """Ends when the client knows what became of it, or cannot know."""
@@ -157,14 +165,11 @@ class Clients:
             raise ConnectionAbortedError("the client leaves")
         reply = await talk.reply()
         if reply.startswith(b"250"):
-            submission.answered = self._loop.now
-            submission.identity = reply.rsplit(b" ", 1)[1].decode()
-            submission.node = node.name
+            submission.note_accepted(self._loop.now, node.name, reply.rsplit(b" ", 1)[1].decode())
         else:
             self.note(f"refused with {reply[:3].decode()} after the dot")
-            submission.refused = reply.startswith(b"5")
-            submission.turned_away = None if submission.refused else self._loop.now
-            submission.node = node.name
+            is_transient = not reply.startswith(b"5")
+            submission.note_refused(self._loop.now, node.name, is_transient=is_transient)
 
     async def _send(self, talk: _Conversation, body: bytes) -> None:
         stop = len(body) if self._random.random() < 0.95 else self._random.randrange(len(body))
@@ -218,11 +223,7 @@ class Clients:
         if isinstance(answer, Accepted):
             self.note("HTTP: 202")
             submission.accepted = submission.recipients
-            submission.answered = self._loop.now
-            submission.identity = answer.id
-            submission.node = node.name
+            submission.note_accepted(self._loop.now, node.name, answer.id)
         else:
             self.note(f"HTTP: refused with {answer.reply.code}")
-            submission.refused = not answer.reply.is_transient
-            submission.turned_away = None if submission.refused else self._loop.now
-            submission.node = node.name
+            submission.note_refused(self._loop.now, node.name, is_transient=answer.reply.is_transient)

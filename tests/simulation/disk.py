@@ -25,7 +25,6 @@ from zonerelay.store.leveldb.engine import Database
 
 Ops = list[tuple[bytes, bytes | None]]
 Rows = SortedDict[bytes, bytes]
-ROOM = 1 << 40
 
 
 class Disk:
@@ -39,8 +38,6 @@ class Disk:
         self.owner: object | None = None
         self.error: Callable[[str], Exception | None] = lambda what: None
         self.delay: Callable[[], float] = lambda: 0.002
-        self.room = ROOM
-        self.most = 0
         self._random = random
         self._tail: list[tuple[Ops, bool]] = []
 
@@ -49,19 +46,15 @@ class Disk:
         if error is None or self._random.random() < 0.5:
             _apply(self.live, ops)
             self._tail.append((ops, sync))
-            self.most = max(self.most, len(self.live))
         if error is not None:
             raise error
 
     def synced(self) -> None:
         """The sync that was under way has returned."""
-        unsynced: list[tuple[Ops, bool]] = []
         for ops, sync in self._tail:
             if sync:
                 _apply(self.durable, ops)
-            else:
-                unsynced.append((ops, sync))
-        self._tail = unsynced
+        self._tail = [(ops, sync) for ops, sync in self._tail if not sync]
 
     def recover(self) -> None:
         """Opening: LevelDB reads its log and writes what it found to a synced table, or fails."""
@@ -222,7 +215,7 @@ class SimLevelDb(Database):
     note_synced = look
 
     def free_space(self) -> int:
-        return self.disk.room
+        return 1 << 40
 
     def foreign_files(self) -> list[str]:
         return []

@@ -28,7 +28,9 @@ STANDSTILL = "stands still"
 NO_SUPERVISOR = "no supervisor"
 NO_BUCKET = "no bucket"
 CLOCK = "clock stepped"
-DEATHS = ("kill -9", "power cut")
+KILL = "kill -9"
+POWER_CUT = "power cut"
+DEATHS = (KILL, POWER_CUT)
 REPEATS_NOTHING = (CLOCK, NO_SUPERVISOR)
 NOTICED_WITHIN = 9.0
 """Seconds: a quarter of the lease, and the time in which the fate of a batch is found out."""
@@ -80,6 +82,10 @@ class Ledger:
     )
     log: list[tuple[float, str, str, Mapping[str, Field]]] = field(default_factory=list)
     events: Counter[str] = field(default_factory=Counter)
+    _by_tag: dict[str, Submission] = field(default_factory=dict)
+    _copies: defaultdict[tuple[str, str], list[Mail]] = field(default_factory=lambda: defaultdict(list))
+    _reported: set[tuple[str, str]] = field(default_factory=set)
+    """Tags and recipients."""
 
     def record(self, process: Process, event: str, fields: Mapping[str, Field]) -> None:
         self.log.append((self.loop.now, process.name, event, fields))
@@ -91,9 +97,14 @@ class Ledger:
             self.finals[key].append((self.loop.now, process.name, event))
 
     def digest(self) -> str:
-        """Return a digest of the log and its times, without the ports chosen by the system."""
+        """Return a digest of the log and its times, without the ports and paths chosen by the system."""
         lines = [
-            (at, process, event, sorted(item for item in fields.items() if item[0] != "listeners"))
+            (
+                at,
+                process,
+                event,
+                sorted(item for item in fields.items() if item[0] not in ("listeners", "from")),
+            )
             for at, process, event, fields in self.log
         ]
         return hashlib.sha256(repr(lines).encode()).hexdigest()
@@ -181,38 +192,32 @@ class Ledger:
     ) -> list[str]:
         """`refused`: who was answered 5yz."""
         found: list[str] = []
-        by_tag = {each.tag: each for each in submissions}
-        copies: defaultdict[tuple[str, str], list[Mail]] = defaultdict(list)
-        reported: set[tuple[str, str]] = set()
+        self._by_tag = {each.tag: each for each in submissions}
         for mail in mails:
-            if mail.sender:
-                self._judge_copy(mail, by_tag, copies, found)
-            else:
-                self._judge_report(mail, by_tag, reported, found)
+            (self._judge_copy if mail.sender else self._judge_report)(mail, found)
         for submission in submissions:
             if submission.answered is not None:
-                found += self._missing(submission, copies, reported)
-        for key, mails in copies.items():
-            if not by_tag[key[0]].keyed and by_tag[key[0]].answered is None:
-                continue  # nobody was promised anything
-            found += self._judge_doubles(key, mails)
-        found += self._accepted_twice(by_tag)
+                found += self._missing(submission)
+        for key, mails in self._copies.items():
+            submission = self._by_tag[key[0]]
+            if submission.keyed or submission.answered is not None:  # else nobody was promised anything
+                found += self._judge_doubles(key, mails)
+        found += self._accepted_twice()
         found += self._two_outcomes(offers)
         found += self._bounced_without_a_reason(refused)
         found += self._ids_that_went_back()
         found += self._suspended(offers)
         return found
 
-    def _accepted_twice(self, by_tag: Mapping[str, Submission]) -> list[str]:
+    def _accepted_twice(self) -> list[str]:
         """Messages with an idempotency key that have two queue ids."""
         ids: defaultdict[str, set[str]] = defaultdict(set)
         for _, _, event, fields in self.log:
             if event == "accepted":
-                sender = str(fields["sender"])
-                ids[sender].add(str(fields["id"]))
+                ids[str(fields["sender"])].add(str(fields["id"]))
         return [
             f"{each.tag} was accepted as {' and '.join(sorted(ids[each.sender]))}, with one idempotency key"
-            for each in by_tag.values()
+            for each in self._by_tag.values()
             if each.keyed and len(ids[each.sender]) > 1
         ]
 
@@ -240,15 +245,9 @@ class Ledger:
             for each in self.injected
         )
 
-    def _judge_copy(
-        self,
-        mail: Mail,
-        by_tag: Mapping[str, Submission],
-        copies: defaultdict[tuple[str, str], list[Mail]],
-        found: list[str],
-    ) -> None:
+    def _judge_copy(self, mail: Mail, found: list[str]) -> None:
         tag = _TAG.search(mail.body)
-        submission = by_tag.get(tag[1].decode()) if tag else None
+        submission = self._by_tag.get(tag[1].decode()) if tag else None
         if submission is None or not submission.dot_sent:
             found.append(f"{mail.recipient} got mail that was not submitted: {mail.body[:200]!r}")
             return
@@ -258,35 +257,28 @@ class Ledger:
             found.append(f"{submission.tag} was changed on its way to {mail.recipient}")
         if mail.sender != submission.sender:
             found.append(f"{submission.tag} had the sender {mail.sender}")
-        copies[submission.tag, mail.recipient].append(mail)
+        self._copies[submission.tag, mail.recipient].append(mail)
 
-    def _judge_report(
-        self, mail: Mail, by_tag: Mapping[str, Submission], reported: set[tuple[str, str]], found: list[str]
-    ) -> None:
+    def _judge_report(self, mail: Mail, found: list[str]) -> None:
         tag = _TAG.search(mail.body)
         # Without the headers of the message, which the disk did not give: each message has its own sender.
         name = tag[1].decode() if tag else mail.recipient.partition("@")[0].replace("s", "t")
-        submission = by_tag.get(name)
+        submission = self._by_tag.get(name)
         if submission is None or not submission.dot_sent:
             found.append(f"a report about mail that was not submitted: {mail.body[:300]!r}")
             return
         if mail.recipient != submission.sender:
             found.append(f"the report about {submission.tag} went to {mail.recipient}")
         for failed in _FAILED.finditer(mail.body):
-            reported.add((submission.tag, failed[1].decode()))
+            self._reported.add((submission.tag, failed[1].decode()))
 
-    def _missing(
-        self,
-        submission: Submission,
-        copies: Mapping[tuple[str, str], list[Mail]],
-        reported: set[tuple[str, str]],
-    ) -> list[str]:
+    def _missing(self, submission: Submission) -> list[str]:
         return [
             f"{submission.tag} to {each} was accepted at {submission.answered:.3f} by {submission.node}"
             f" as {submission.identity}, and is neither delivered nor reported"
             for each in submission.accepted
-            if (submission.tag, each) not in copies
-            and (submission.tag, each) not in reported
+            if (submission.tag, each) not in self._copies
+            and (submission.tag, each) not in self._reported
             and (submission.identity, each) not in self.dropped
             and not self._report_failed(submission, each)
         ]

@@ -121,6 +121,7 @@ class SimLoop(VirtualLoop):
         self.network: Any = None
         self._timers: list[tuple[float, int, _Handle]] = []
         self._number = 0
+        self.started = 0
         self.set_task_factory(_task)
 
     # What asyncio's do, without its checks for other threads and for debugging.
@@ -246,8 +247,20 @@ class SimLoop(VirtualLoop):
         return False
 
 
-def _task(loop: asyncio.AbstractEventLoop, coro: Any, context: Any = None) -> asyncio.Task[Any]:
-    task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context)
+class _Task(asyncio.Task[Any]):
+    """A task whose place in a set depends on the run alone, not on its address."""
+
+    def __init__(self, coro: Any, number: int, **given: Any) -> None:
+        self.number = number
+        super().__init__(coro, **given)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+def _task(loop: Any, coro: Any, context: Any = None) -> asyncio.Task[Any]:
+    loop.started += 1
+    task = _Task(coro, loop.started, loop=loop, context=context)
     process = PROCESS.get() if context is None else context.get(PROCESS)
     if process is not None:
         process.tasks.append(task)

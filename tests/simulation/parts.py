@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from tests.simulation.bucket import ObjectStore, SimBucket
 from tests.simulation.disk import Disk, SimLevelDb, SimWriter
-from tests.simulation.loop import PROCESS, Process, SimLoop
+from tests.simulation.loop import Process, SimLoop
 from zonerelay.config.settings import Settings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.process.setup import Identity
@@ -106,11 +106,9 @@ class Node:
         assert self.process is not None
         self.process.kill()
         self.process = None
-        if power:
-            self.disk.fall_back()
-        else:
+        if not power:
             self.disk.synced()
-            self.disk.fall_back()
+        self.disk.fall_back()
 
     @property
     def address(self) -> str | None:
@@ -164,7 +162,6 @@ def simulated(
         patch("zonerelay.store.leveldb.keeper.WriterThread", SimWriter),
         patch("zonerelay.store.leveldb.store.LevelDb", SimLevelDb),
         patch("zonerelay.store.leveldb.keeper.LevelDb", SimLevelDb),
-        patch("zonerelay.store.leveldb.keeper.LevelDb", SimLevelDb),
         patch("zonerelay.queue.settle.disposition.UNREADABLE_DELAY", 150.0),  # no longer than other pauses
         patch("zonerelay.limits.worker.keeper.TICK", 0.3),  # idle timers are what costs most
         patch("zonerelay.store.common.keeper.disk_watch.INTERVAL", 60.0),
@@ -204,7 +201,3 @@ class _NoThreads:
 
     def shutdown(self, wait: bool = True) -> None:
         """Nothing runs."""
-
-
-def current() -> Process | None:
-    return PROCESS.get()

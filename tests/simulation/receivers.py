@@ -54,8 +54,6 @@ class Quirks:
     refuse_at: bytes = b"MAIL"
     drop_chunk: bool = False
     """BDAT is offered."""
-    junk: bool = False
-    """An empty line comes between the lines of a reply."""
 
 
 @dataclass
@@ -123,10 +121,9 @@ class Receiver(asyncio.Protocol):
 
     def _over_with(self, recipients: Iterable[str]) -> None:
         """The transaction for these is over."""
-        for recipient in recipients:
-            for key in [key for key in self._all.under_way if key[1] == recipient]:
-                if self._all.under_way[key] is self:
-                    del self._all.under_way[key]
+        gone = set(recipients)
+        for key in [key for key, who in self._all.under_way.items() if key[1] in gone and who is self]:
+            del self._all.under_way[key]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._all.under_way = {k: each for k, each in self._all.under_way.items() if each is not self}
@@ -148,8 +145,7 @@ class Receiver(asyncio.Protocol):
         if self.end.closed or self._site.is_down(self._all.loop.now):
             self.end.abort()
             return
-        junk = b"\r\n" if self._quirks.junk and self._random.random() < 0.2 else b""
-        self.end.write(junk + b"\r\n".join(lines) + b"\r\n")
+        self.end.write(b"\r\n".join(lines) + b"\r\n")
         for mail in mails:
             mail.replied = self._all.loop.now
         self._over_with(mail.recipient for mail in mails)
@@ -202,8 +198,7 @@ class Receiver(asyncio.Protocol):
                     *lines, *([b"250-CHUNKING"] if self._quirks.drop_chunk else []), b"250 SIZE 9000000"
                 )
             case b"MAIL":
-                self._over_with(self._recipients)
-                self._sender, self._recipients, self._body = None, [], b""
+                self._reset()
                 if self._over(b"MAIL"):
                     return
                 self._sender = _path(line)
@@ -223,18 +218,18 @@ class Receiver(asyncio.Protocol):
                 if self._need == 0 and self._last:
                     self._finish()
             case b"RSET":
-                self._over_with(self._recipients)
-                self._sender, self._recipients, self._body = None, [], b""
+                self._reset()
                 self._reply(b"250 2.0.0 reset")
             case b"QUIT":
                 self._reply(b"221 2.0.0 bye", close=True)
             case b"NOOP":
                 self._reply(b"250 2.0.0 still here")
             case _:
-                if line:
-                    self._all.note("unknown command")
-                    self.__dict__.setdefault("strange", []).append(line)
                 self._reply(b"503 5.5.1 what?")
+
+    def _reset(self) -> None:
+        self._over_with(self._recipients)
+        self._sender, self._recipients, self._body = None, [], b""
 
     def _over(self, at: bytes) -> bool:
         """The session has carried what it may."""

@@ -18,38 +18,25 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partialmethod
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from tests.bench.simulate.timeline import START, VirtualClock
-from tests.bench.simulate.world import Kind, Site
+from tests.bench.simulate.world import Kind, World
 from tests.simulation import disk as disks
 from tests.simulation.bucket import LEASE, ObjectStore
 from tests.simulation.clients import Clients, Submission
 from tests.simulation.disk import Disk
-from tests.simulation.ledger import CLOCK, NO_BUCKET, NO_SUPERVISOR, STANDSTILL, Ledger
+from tests.simulation.ledger import CLOCK, KILL, NO_BUCKET, NO_SUPERVISOR, POWER_CUT, STANDSTILL, Ledger
 from tests.simulation.loop import Process, ProcessDiedError, SimLoop
 from tests.simulation.network import Factory, Fault, Network
 from tests.simulation.operators import Operators
 from tests.simulation.parts import NARROW_WINDOW, Node, narrow, simulated
 from tests.simulation.receivers import Quirks, Receiver, Receivers
 from tests.simulation.watch import Watch
-from zonerelay.config.settings import (
-    AdminSettings,
-    Backend,
-    BounceSettings,
-    DeliverySettings,
-    HistorySettings,
-    ListenerSettings,
-    RetrySettings,
-    S3Settings,
-    SendmailSettings,
-    Settings,
-    SpoolSettings,
-    TlsMode,
-    ZoneSettings,
-)
+from zonerelay.config import settings as config
 from zonerelay.config.units import Rate
 from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
@@ -67,7 +54,7 @@ BUSY = 120.0
 DRAINED_WITHIN = 1800.0
 LONGEST_WAIT = 200.0
 """Seconds: the last step of the schedule, its jitter, and a suspension of the destination."""
-RETRY = RetrySettings(
+RETRY = config.RetrySettings(
     schedule=(5.0, 30.0, 120.0), jitter=0.1, max_age=900.0, suspend_min=5.0, suspend_max=60.0
 )
 
@@ -92,6 +79,8 @@ KINDS = (
     Kind(name="lost", share=0.5, domains=1, no_dns=True, look_up=4.0),
     Kind(name="slow", share=1, domains=1, seconds=(1.0, 6.0)),
 )
+
+SENDERS = Kind(name="senders", share=0, domains=1, seconds=(0.01, 0.05))
 
 
 @dataclass(frozen=True)
@@ -222,8 +211,8 @@ class Run:
         self.sometimes: Counter[str] = Counter()
         self.failures: list[str] = []
         self._directory = directory
-        self._kinds = {kind.name: kind for kind in KINDS if kind.name in plan.kinds}
-        self._sites: dict[str, Site] = {}
+        self._kinds = [kind for kind in KINDS if kind.name in plan.kinds]
+        self.world = World((*self._kinds, SENDERS), self.random)
         self._cuts: list[Fault] = []
         self._client_cuts: list[Fault] = []
         self._no_names_until = 0.0
@@ -240,11 +229,13 @@ class Run:
             self._spool(index): Disk(Random(random.getrandbits(64))) for index in range(plan.workers)
         }
         for name, quirks in plan.quirks:
-            for site in {self._site_name(f"d{n}.{name}.test") for n in range(self._kinds[name].domains)}:
+            for site in {
+                self.world.site_name(f"d{n}.{name}.test") for n in range(self.world.kinds[name].domains)
+            }:
                 self.receivers.quirks[site] = quirks
-        self.zone = ZoneSettings(
+        self.zone = config.ZoneSettings(
             allow_private_addresses=True,
-            tls=TlsMode.NONE,
+            tls=config.TlsMode.NONE,
             max_connections=6,
             max_connections_per_destination=1 if plan.narrow else 3,
             max_rate_per_destination=plan.rate,
@@ -264,26 +255,26 @@ class Run:
         self.operators = Operators(self, self.nodes)
 
     def _spool(self, index: int) -> Path:
-        return spool_of(SpoolSettings(path=self._directory / "home" / "spool"), index).path
+        return spool_of(config.SpoolSettings(path=self._directory / "home" / "spool"), index).path
 
     def _node(self, index: int) -> Node:
         home = self._directory
         if self.plan.store == "s3":
             home /= f"machine{index}"
-        backend = Backend.S3 if self.plan.store == "s3" else Backend.LEVELDB
-        settings = Settings(
+        backend = config.Backend.S3 if self.plan.store == "s3" else config.Backend.LEVELDB
+        settings = config.Settings(
             hostname="relay.test",
             workers=self.plan.workers if self.plan.store == "leveldb" else 1,
             shutdown_timeout=5.0,
-            spool=SpoolSettings(backend=backend, path=home / "home" / "spool", min_free_space=0),
-            s3=S3Settings(bucket="mail", lease=LEASE, timeout=2.0),
-            listener=(ListenerSettings(address="127.0.0.1:0", max_message_size=MOST),),
-            admin=AdminSettings(address="", socket=home / "control.sock"),
-            history=HistorySettings(enabled=False),
+            spool=config.SpoolSettings(backend=backend, path=home / "home" / "spool", min_free_space=0),
+            s3=config.S3Settings(bucket="mail", lease=LEASE, timeout=2.0),
+            listener=(config.ListenerSettings(address="127.0.0.1:0", max_message_size=MOST),),
+            admin=config.AdminSettings(address="", socket=home / "control.sock"),
+            history=config.HistorySettings(enabled=False),
             zone=(self.zone,),
             retry=RETRY,
-            bounce=BounceSettings(),
-            delivery=DeliverySettings(
+            bounce=config.BounceSettings(),
+            delivery=config.DeliverySettings(
                 greeting_timeout=30.0,
                 ehlo_timeout=30.0,
                 mail_timeout=30.0,
@@ -292,7 +283,7 @@ class Run:
                 block_timeout=30.0,
                 final_dot_timeout=60.0,
             ),
-            sendmail=SendmailSettings(drop=home / "drop"),
+            sendmail=config.SendmailSettings(drop=home / "drop"),
         )
         several = self.plan.workers > 1 and self.plan.store == "leveldb"
         identity = Identity(
@@ -303,45 +294,27 @@ class Run:
 
     # --- the world
 
-    def _site_of(self, domain: str) -> str:
-        return "mx.senders.test" if domain == "senders.test" else self._site_name(domain)
-
-    def _site_name(self, domain: str) -> str:
-        name = domain.rsplit(".", 2)[-2]
-        kind = self._kinds[name]
-        if not kind.sites:
-            return f"mx.{domain}"
-        return f"mx.d{int(domain[1 : domain.index('.')]) % kind.sites}.{name}.test"
-
     def answers(self, name: str, kind: str) -> tuple[float, Reading[Any]]:
         nothing: Reading[Any] = Reading(DnsStatus.NODATA, (), 60.0)
         if not name.endswith(".test"):
             return 0.01, Reading(DnsStatus.NXDOMAIN, (), 60.0)
-        group = name.rsplit(".", 2)[-2]
-        if group == "senders":
-            group = "fast"
         if self.loop.now < self._no_names_until:
             self.sometimes["no name server"] += 1
             return 10.0, Reading(DnsStatus.TIMEOUT, (), 0.0)
-        if group in self._kinds and self._kinds[group].no_dns:
+        if self.world.kind_of(name).no_dns:
             return 4.0, Reading(DnsStatus.SERVFAIL, (), 0.0)
         if kind == "MX" and not name.startswith("mx."):
-            return 0.02, Reading(DnsStatus.OK, (MxRecord(10, self._site_of(name)),), 60.0)
+            return 0.02, Reading(DnsStatus.OK, (MxRecord(10, self.world.site_name(name)),), 60.0)
         if kind == "A" and name.startswith("mx."):
             return 0.01, Reading(DnsStatus.OK, (self._address(name),), 60.0)
         return 0.01, nothing
 
     def _address(self, site: str) -> str:
-        names = list(self._sites)
-        if site not in self._sites:
-            group = site.rsplit(".", 2)[-2]
-            kind = self._kinds.get(group) or Kind(name=group, share=0, domains=1, seconds=(0.01, 0.05))
-            self._sites[site] = Site(site, kind)
-            names.append(site)
-        return f"192.0.2.{names.index(site) + 1}"
+        self.world.site(site)
+        return f"192.0.2.{list(self.world.sites).index(site) + 1}"
 
     def _answer(self, host: str, port: int) -> tuple[float, Factory | OSError, Fault | None]:
-        site = list(self._sites.values())[int(host.rsplit(".", 1)[1]) - 1]
+        site = list(self.world.sites.values())[int(host.rsplit(".", 1)[1]) - 1]
         self.watch.dialled(host)
         if site.is_down(self.loop.now):
             return site.kind.connecting, ConnectionRefusedError(111, "Connection refused"), None
@@ -366,13 +339,11 @@ class Run:
         for disk in self.disks.values():
             disk.error, disk.delay = (lambda what: None), (lambda: 0.002)
         self.objects.lost = lambda: False
-        for site in self._sites.values():
-            site.kind = _well(site.kind)
-        self._kinds = {name: _well(kind) for name, kind in self._kinds.items()}
-        for name in list(self.receivers.quirks):
-            quirks = self.receivers.quirks[name]
-            quirks = replace(quirks, lose_reply=0.0, late_reply=0.0)
-            self.receivers.quirks[name] = quirks
+        self.world.kinds = {name: _well(kind) for name, kind in self.world.kinds.items()}
+        for name, site in self.world.sites.items():
+            site.kind = self.world.kind_of(name)
+        for name, quirks in self.receivers.quirks.items():
+            self.receivers.quirks[name] = replace(quirks, lose_reply=0.0, late_reply=0.0)
         await self._revive()
         if self.operators.over and self.plan.store == "leveldb":  # in a bucket another node may have it now
             await asyncio.sleep(45.0)
@@ -417,7 +388,7 @@ class Run:
                 stored = await self._stored()
                 self.watch.look_at(
                     [each for each in stored if self._is_due(each)],
-                    lambda domain: self._address(self._site_of(domain)),
+                    lambda domain: self._address(self.world.site_name(domain)),
                 )
                 self.failures += [
                     f"{each.recipient} waits for {wait:.0f} s, which is longer than any pause"
@@ -537,7 +508,7 @@ class Run:
             await asyncio.sleep(5.0)
 
     def _domain(self, random: Random) -> str:
-        kind = random.choices(list(self._kinds.values()), [kind.share for kind in self._kinds.values()])[0]
+        kind = random.choices(self._kinds, [kind.share for kind in self._kinds])[0]
         return f"d{random.randrange(kind.domains)}.{kind.name}.test"
 
     def some_submission(self, random: Random) -> Submission:
@@ -560,43 +531,46 @@ class Run:
             else:
                 return
 
-    async def do_kill(self, index: int, seconds: float, seed: int, *, power: bool = False) -> None:
+    async def _kill(self, what: str, index: int, seconds: float, seed: int) -> None:
         node = self.nodes[index]
         if node.process is None:
             return
-        self._note_instant(node)
-        self.ledger.inject("power cut" if power else "kill -9", node.process.name)
-        node.kill(power=power)
+        self._note_instant()
+        self.ledger.inject(what, node.process.name)
+        node.kill(power=what == POWER_CUT)
         await asyncio.sleep(min(seconds, 60.0))
         if node.process is None:
             await self._start(node)
 
-    def _note_instant(self, node: Node) -> None:
+    do_kill = partialmethod(_kill, KILL)
+    do_power = partialmethod(_kill, POWER_CUT)
+
+    def _note_instant(self) -> None:
         """Which interesting moment a crash has met."""
-        name = node.process.name if node.process is not None else ""
         if any(
             each.dot_sent and each.answered is None and each.node == "" for each in self.clients.submissions
         ):
             self.sometimes["crash between the dot and the reply"] += 1
         if any(mail.replied and self.loop.now - mail.at < 0.3 for mail in self.receivers.mails[-20:]):
             self.sometimes["crash just after a receiver's 250"] += 1
-        del name
 
-    async def do_power(self, index: int, seconds: float, seed: int) -> None:
-        await self.do_kill(index, seconds, seed, power=True)
+    @contextlib.contextmanager
+    def _lasting(self, what: str, process: str = "") -> Iterator[None]:
+        noted = self.ledger.inject(what, process, lasts=True)
+        yield
+        noted.ended = self.loop.now
 
     async def do_restart(self, index: int, seconds: float, seed: int) -> None:
         node = self.nodes[index]
-        if node.is_up and node.process is not None:
-            # A transaction that the stop cuts off is made again, and its receiver may have the message.
-            noted = self.ledger.inject("restart", node.process.name, lasts=True)
-            name, unreachable = node.process.name, bool(self._losing)
-            with contextlib.suppress(ProcessDiedError):
-                await node.stop()
-                if not (unreachable or self._losing) and name in self.objects.living.values():
-                    self.failures.append(f"{name} has stopped, and left its lease in force")
-                await self._start(node)
-            noted.ended = self.loop.now
+        if not node.is_up or node.process is None:
+            return
+        name, unreachable = node.process.name, bool(self._losing)
+        # A transaction that the stop cuts off is made again, and its receiver may have the message.
+        with self._lasting("restart", name), contextlib.suppress(ProcessDiedError):
+            await node.stop()
+            if not (unreachable or self._losing) and name in self.objects.living.values():
+                self.failures.append(f"{name} has stopped, and left its lease in force")
+            await self._start(node)
 
     async def do_still(self, index: int, seconds: float, seed: int) -> None:
         process = self.nodes[index].process
@@ -608,11 +582,10 @@ class Run:
             await self._stand_still(process, seconds)
 
     async def _stand_still(self, process: Process, seconds: float) -> None:
-        noted = self.ledger.inject(STANDSTILL, process.name, lasts=True)
-        process.stand_still()
-        await asyncio.sleep(seconds)
-        process.wake_up()
-        noted.ended = self.loop.now
+        with self._lasting(STANDSTILL, process.name):
+            process.stand_still()
+            await asyncio.sleep(seconds)
+            process.wake_up()
 
     async def do_asleep(self, index: int, seconds: float, seed: int) -> None:
         """A suspended machine: its monotonic clock stands still, too."""
@@ -645,56 +618,45 @@ class Run:
             self.do_still(index, random.uniform(0.3, 1.4), seed),
         )
 
-    async def do_full(self, index: int, seconds: float, seed: int) -> None:
-        await self._disk(index, seconds, "disk full", lambda what: disks.full() if what == "write" else None)
-
-    async def do_failed_write(self, index: int, seconds: float, seed: int) -> None:
-        random = Random(seed)
-
-        def once(what: str) -> Exception | None:
-            if what == "write" and random.random() < 0.3:
-                return disks.broken()
-            return None
-
-        await self._disk(index, min(seconds, 30.0), "failing writes", once)
-
-    async def do_unreadable(self, index: int, seconds: float, seed: int) -> None:
-        random = Random(seed)
-        await self._disk(
-            index,
-            min(seconds, 30.0),
-            "failing reads",
-            lambda what: disks.broken() if what == "read" and random.random() < 0.3 else None,
-        )
-
     async def _disk(
-        self, index: int, seconds: float, what: str, error: Callable[[str], Exception | None]
+        self,
+        what: str,
+        fails: str,
+        share: float,
+        most: float,
+        error: Callable[[], Exception],
+        index: int,
+        seconds: float,
+        seed: int,
     ) -> None:
-        disk = self.disks[self._spool(index)]
-        noted = self.ledger.inject(what, lasts=True)
-        disk.error = error
-        await asyncio.sleep(seconds)
-        noted.ended = self.loop.now
-        disk.error = lambda what: None
+        """A share of the writes or reads fails, for `most` seconds at most."""
+        random, disk = Random(seed), self.disks[self._spool(index)]
+        with self._lasting(what):
+            disk.error = lambda asked: error() if asked == fails and random.random() < share else None
+            await asyncio.sleep(min(seconds, most))
+        disk.error = lambda asked: None
 
-    def _process_name(self, index: int) -> str:
-        process = self.nodes[index].process
-        return "" if process is None else process.name
+    do_full = partialmethod(_disk, "disk full", "write", 1.0, BUSY, disks.full)
+    do_failed_write = partialmethod(_disk, "failing writes", "write", 0.3, 30.0, disks.broken)
+    do_unreadable = partialmethod(_disk, "failing reads", "read", 0.3, 30.0, disks.broken)
 
-    async def do_lost_answers(self, index: int, seconds: float, seed: int) -> None:
+    async def _bucket(
+        self, what: str, share: float, most: float, index: int, seconds: float, seed: int
+    ) -> None:
+        """The answers to a share of the requests are lost."""
         random = Random(seed)
-        await self._bucket(min(seconds, 20.0), "lost answers of the bucket", lambda: random.random() < 0.2)
 
-    async def do_no_bucket(self, index: int, seconds: float, seed: int) -> None:
-        await self._bucket(seconds, NO_BUCKET, lambda: True)
+        def lost() -> bool:
+            return random.random() < share
 
-    async def _bucket(self, seconds: float, what: str, lost: Callable[[], bool]) -> None:
-        noted = self.ledger.inject(what, lasts=True)
-        self._losing.append(lost)
-        self.objects.lost = lambda: any(each() for each in self._losing)
-        await asyncio.sleep(seconds)
-        self._losing.remove(lost)
-        noted.ended = self.loop.now
+        with self._lasting(what):
+            self._losing.append(lost)
+            self.objects.lost = lambda: any(each() for each in self._losing)
+            await asyncio.sleep(min(seconds, most))
+            self._losing.remove(lost)
+
+    do_lost_answers = partialmethod(_bucket, "lost answers of the bucket", 0.2, 20.0)
+    do_no_bucket = partialmethod(_bucket, NO_BUCKET, 1.0, BUSY)
 
     async def do_slow_disk(self, index: int, seconds: float, seed: int) -> None:
         random = Random(seed)
@@ -710,9 +672,8 @@ class Run:
 
     async def do_cut(self, index: int, seconds: float, seed: int) -> None:
         random = Random(seed)
-        self._cuts.append(
-            Fault(random.choice((random.randrange(300), random.randrange(5_000))), random.random() < 0.4)
-        )
+        after = random.choice((random.randrange(300), random.randrange(5_000)))
+        self._cuts.append(Fault(after, random.random() < 0.4))
 
     async def do_half_open(self, index: int, seconds: float, seed: int) -> None:
         random = Random(seed)
@@ -732,7 +693,8 @@ class Run:
             node.wall += step
             if node.process is not None:
                 node.process.wall += step
-        self.ledger.inject(f"{CLOCK} by {step}", self._process_name(index))
+        process = self.nodes[index].process
+        self.ledger.inject(f"{CLOCK} by {step}", "" if process is None else process.name)
 
     async def do_supervisor(self, index: int, seconds: float, seed: int) -> None:
         if self._limits is None or self._replacing.locked():

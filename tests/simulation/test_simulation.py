@@ -9,35 +9,36 @@ import pytest
 
 from tests.simulation.mutants import FOUND_BY, MUTANTS, applied
 
+PROVED = 600
+"""Seeds that `make proof` runs."""
+
 
 def simulation(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "tests.simulation", "--jobs", "1", *arguments)
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
 
 
-@pytest.mark.parametrize(
-    "first", [1, *(pytest.param(n, marks=pytest.mark.proof) for n in range(51, 301, 50))]
-)
+@pytest.mark.parametrize("first", [1, 151])
 def test_no_seed_of_three_hundred_fails(first: int) -> None:
-    done = simulation("--seeds", f"{first}-{first + 49}")
+    done = simulation("--seeds", f"{first}-{first + 149}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("seed", [772, 943, 2554])
+@pytest.mark.parametrize("seed", [9, 50, 368, 772, 943, 2554])
 def test_seeds_that_found_a_fault_of_the_relay_pass(seed: int) -> None:
     done = simulation("--seeds", f"{seed}-{seed}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("first", range(1, 601, 300))
-def test_no_seed_of_six_hundred_fails_and_every_branch_is_met(first: int) -> None:
+@pytest.mark.parametrize("first", range(1, PROVED, 300))
+def test_no_seed_fails_and_every_branch_is_met(first: int) -> None:
     done = simulation("--seeds", f"{first}-{first + 299}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_seed_takes_the_same_course_in_every_process_and_after_every_other_seed() -> None:
-    seeds = [str(seed) for seed in (2, 5, 13, 17, 22, 28)]
+    seeds = [str(seed) for seed in (2, 5, 7, 13, 16, 28)]
     forward = simulation("--digests", *seeds)
     backward = simulation("--digests", *reversed(seeds))
     assert len(set(forward.stdout.split()[1::2])) == len(seeds), forward.stderr

@@ -147,6 +147,10 @@ class Watch:
         mine, other = process_of(end.other), process_of(first.other)
         if mine is None or other is None or first.other.closed or first.link.broken:
             return
+        # What began under a lease that has ended goes on, although there is another lease now.
+        lapsed = 0.0 if self._objects is None else self._objects.lapsed.get(other.name, 0.0)
+        if self._began.get(first.other, self._loop.now) < lapsed:
+            return
         if other.alive and not other.still and self.has_lease(other):
             self._fail(f"{recipient} was offered by {mine.name}, and {other.name} was sending it,")
 

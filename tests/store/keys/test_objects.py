@@ -345,6 +345,21 @@ async def test_a_write_without_an_answer_is_not_taken_for_another_writer(queue: 
         await keys.renew()
 
 
+async def test_an_entry_without_an_answer_is_not_taken_for_another_writer(queue: Queue) -> None:
+    partition = await queue.open()
+    keys = keys_of(partition)
+    queue.place.hold = lambda name: "/log/" in name
+    with pytest.raises(StoreError, match="no answer"):
+        await keys.enter(partition.writer, mark="again")
+    with pytest.raises(StoreError) as found:
+        await keys.renew()
+    assert not isinstance(found.value, FencedError)
+    queue.place.hold = lambda name: False
+    await queue.place.land()
+    await keys.enter(partition.writer, mark="again")
+    await keys.renew()
+
+
 async def test_a_log_that_is_shorter_than_the_last_beat_says_is_an_error(queue: Queue) -> None:
     """A listing that lags behind, or objects that somebody removed, do not pass for the end of the log."""
     partition = await queue.open()

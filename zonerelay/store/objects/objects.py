@@ -703,7 +703,9 @@ class ObjectKeys:
             await self._beat(is_left=True)
 
     async def _check_fence(self) -> None:
-        if not self._epoch or await self._is_fenced():
+        if not self._epoch:
+            raise StoreError(f"node {self._node} has not been entered again yet")
+        if await self._is_fenced():
             self._epoch = 0
             raise FencedError(f"another writer has node {self._node}")
 
