@@ -125,4 +125,5 @@ async def test_an_act_without_room_goes_on_and_cannot_be_undone(
     third = await begun(nowhere, clock)
     assert not await nowhere.note(third.id, [entry(1)])
     assert "cannot be written: " in (await nowhere.finish(third)).problem
+    assert nowhere.problems()
     assert await nowhere.acts() == []

@@ -212,6 +212,7 @@ class Worker:
             self.history,
             parts.telling,
             parts.leaps,
+            parts.journal,
         )
         return Surface(
             per_minute=self.metrics.per_minute.counts(),

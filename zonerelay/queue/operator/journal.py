@@ -111,6 +111,7 @@ class Journal:
         self._directory = directory
         self._clock = clock
         self._problems: dict[str, str] = {}
+        self._unwritten = ""
         self._own: dict[str, float] = {}
         self._running: set[str] = set()
         self._size = 0
@@ -133,10 +134,11 @@ class Journal:
         for old in [each for each, at in self._own.items() if at < act.at - KEPT]:
             del self._own[old]
             self._problems.pop(old, None)
+        self._unwritten = ""
         try:
             await OPERATORS.run(self._begin, act)
         except OSError as error:
-            self._problems[act.id] = f"the journal cannot be written: {error.strerror}"
+            self._cannot_write(act.id, error)
 
     async def note(self, act_id: str, entries: Sequence[Entry]) -> bool:
         """Store entries durably. Return false if that fails; then the whole act cannot be undone."""
@@ -144,9 +146,16 @@ class Journal:
             try:
                 await OPERATORS.run(self._append, act_id, entries)
             except OSError as error:
-                self._problems[act_id] = f"the journal cannot be written: {error.strerror}"
+                self._cannot_write(act_id, error)
                 await OPERATORS.run(self._forget_entries, act_id)
         return act_id not in self._problems
+
+    def _cannot_write(self, act_id: str, error: OSError) -> None:
+        self._problems[act_id] = self._unwritten = f"the journal cannot be written: {error.strerror}"
+
+    def problems(self) -> tuple[str, ...]:
+        """Return why the latest change cannot be undone, if it could not be recorded."""
+        return (f"{self._directory}: {self._unwritten}",) if self._unwritten else ()
 
     def break_off(self, act_id: str) -> None:
         """Record that a change has failed. It is left as after a crash, and what it changed can be undone."""
