@@ -615,7 +615,7 @@ def _reply_lines(replies: BinaryIO) -> list[str]:
     while not lines or lines[-1][3:4] == "-":
         line = replies.readline(MAX_LINE).decode("utf-8", "replace").rstrip("\r\n")
         if not re.match(r"[2-5]\d\d(?: |-|$)", line):
-            raise OSError(f"no reply, but {line!r}" if line else "closed by the relay")
+            raise OSError(f"no reply, but {line!r}" if line else "connection closed by the relay")
         lines.append(line)
     return lines
 

@@ -346,7 +346,7 @@ def changed(rails: Rails, assignments: list[str], others: tuple[str, ...] = ()) 
             near = did_you_mean(key, listed) or f"; there are {', '.join(listed)}"
             raise ValueError(f"{quoted(key)} is no key of a user{near}")
         if not sign:
-            raise ValueError(f"{key}: write {key}=VALUE, or {key}= for none")
+            raise ValueError(f"{key}: write {key}=VALUE, or {key}= to unset it")
         option = OPTIONS[key]
         try:
             values[key] = _read(value.strip(), option) if value.strip() else getattr(NONE, key)

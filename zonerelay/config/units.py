@@ -78,7 +78,7 @@ def parse_size(value: str | float) -> int:
     if not unit:
         raise ValueError(f"{_shown(value)} has no unit: write a size such as {SIZE_EXAMPLE}")
     if unit.lower() not in _OCTETS_BY_ANY_NAME:
-        raise ValueError(f"{quoted(unit)} is not a unit of size: use B, KB, MB or GB, as in {SIZE_EXAMPLE}")
+        raise ValueError(f"{quoted(unit)} is not a unit of size; use B, KB, MB or GB, as in {SIZE_EXAMPLE}")
     return round(float(number) * _OCTETS_BY_ANY_NAME[unit.lower()])
 
 

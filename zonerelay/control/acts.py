@@ -38,7 +38,7 @@ from zonerelay.queue.operator.operations import (
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import StoreError
 
-DEFAULT_REASON = "given up by the operator"
+DEFAULT_REASON = "bounced by the operator"
 FINAL = "mail that was bounced or purged has left the queue"
 """Why those acts cannot be undone."""
 MAX_WAIT = 366 * 86_400.0
@@ -207,7 +207,7 @@ def _row(act: Act) -> ActRow:
         changed=act.changed,
         until=act.at + KEPT,
         finished=act.finished,
-        no_undo=act.problem or (f"undone by act {act.undone_by}" if act.undone_by else ""),
+        no_undo=act.problem or (f"undone by change {act.undone_by}" if act.undone_by else ""),
         undoes=act.undoes,
         undone_by=act.undone_by,
     )

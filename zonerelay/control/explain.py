@@ -250,7 +250,7 @@ class GuardPlans:
         if allowance.is_captured(recipient):
             return f"not sent: captured, or held where no zone captures ({mode})"
         if allowance.rails.mode is Mode.COPY:
-            return f"a copy goes to {allowance.rails.mailbox} ({mode})"
+            return f"a copy is sent to {allowance.rails.mailbox} ({mode})"
         return ""
 
 
@@ -598,7 +598,7 @@ def _mailbox(text: str) -> str:
     """Return the requested address; a bare domain stands for a mailbox in it."""
     address = text.strip("<> ")
     if not address or len(address) > MAX_ADDRESS or not address.isprintable():
-        raise ControlError("not an address: use one like user@example.com, or a domain")
+        raise ControlError("not an address; expected an address such as user@example.com, or a domain")
     return address if "@" in address else f"postmaster@{address}"
 
 

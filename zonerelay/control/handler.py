@@ -98,7 +98,7 @@ class Bodies:
         if wanted and wanted not in names:
             raise ControlError(f"no delivery of {message_id} is in zone {wanted}, but in {', '.join(names)}")
         if not wanted and len(names) > 1:
-            raise ControlError(f"{message_id} is in the zones {', '.join(names)}: choose one with --zone")
+            raise ControlError(f"{message_id} is in the zones {', '.join(names)}; choose one with --zone")
         name = wanted or names[0]
         settings = self._zone(name)
         if settings is None:

@@ -157,7 +157,7 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - whatever it is, the relay and its mail go on
             self._trouble("control", error)
             last = UnexpectedError(
-                f"the relay met an unexpected {type(error).__name__}; its log has it as `trouble`"
+                f"the relay failed with an unexpected {type(error).__name__}; see `trouble` in its log"
             )
         if not answer.unheard:
             await answer.queue.put(last)

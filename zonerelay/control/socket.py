@@ -66,7 +66,7 @@ def _remove_stale(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise ControlError(f"cannot remove the left-over {path}: {error.strerror}") from error
+        raise ControlError(f"cannot remove the stale socket {path}: {error.strerror}") from error
 
 
 def answers(path: Path) -> bool:

@@ -105,7 +105,7 @@ def open_for_reading(path: Path, *, immutable: bool = False) -> sqlite3.Connecti
 def _version(database: sqlite3.Connection) -> int:
     found = int(database.execute("PRAGMA user_version").fetchone()[0])
     if found > VERSION:
-        raise VersionError(f"it has format {found}, this release knows {VERSION}")
+        raise VersionError(f"unsupported format {found}; this release supports {VERSION}")
     return found
 
 

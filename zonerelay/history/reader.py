@@ -492,7 +492,7 @@ def _refusal(record: Record) -> Entry:
         recipient=text("mailbox") if is_recipient else "",
         client=text("client"),
         user=text("user"),
-        reply=text("reply") or f"log-in failed: {text('reason')}",
+        reply=text("reply") or f"login failed: {text('reason')}",
     )
 
 

@@ -169,14 +169,14 @@ def _addresses(label: str, text: str) -> str:
         else:
             written.append(f"{_words(entry.name)} <{entry.address}>")
     if not found.clear or ":" in text.partition("<")[0]:
-        raise NotConvertibleError(f"{label} is not clear")
+        raise NotConvertibleError(f"{label} is ambiguous")
     return ", ".join(written)
 
 
 def _parameters(_label: str, text: str) -> str:
     head = _PARAMETER.split(text, 1)[0]
     if not head.isascii():
-        raise NotConvertibleError("a type of a part is not ASCII")
+        raise NotConvertibleError("the media type of a part is not ASCII")
     written = [head.rstrip("; ")]
     for name, value in _PARAMETER.findall(text):
         if not name.isascii():

@@ -31,7 +31,7 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 MessageId = Annotated[
     Id, option("Message id, as in the log", metavar="ID", positional=True, unit=Unit.MESSAGE_ID)
 ]
-Reason = Annotated[Line, option("Reason, for the log", "--reason", metavar="TEXT")]
+Reason = Annotated[Line, option("Reason, recorded in the log", "--reason", metavar="TEXT")]
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -114,7 +114,7 @@ class QueueCount(Request, frozen=True, kw_only=True, tag="queue-count"):
     """Request the number of matching deliveries, and the first `sample` of them."""
 
     filter: Filter = Filter()
-    sample: Annotated[int, option("List the first N as well", metavar="N", ge=0, le=MAX_SAMPLE)] = 0
+    sample: Annotated[int, option("Also list the first N", metavar="N", ge=0, le=MAX_SAMPLE)] = 0
 
 
 class QueueSummary(Request, frozen=True, kw_only=True, tag="queue-summary"):
@@ -206,9 +206,11 @@ class Reroute(QueueChange, frozen=True, kw_only=True, tag="queue-reroute"):
 
     action: ClassVar[ChangeVerb] = "reroute"
 
-    to_zone: Annotated[Line, option("To this zone", "--zone", metavar="TARGET")] = ""
-    next_hop: Annotated[Line, option("To the zone with this next_hop", "--next-hop", metavar="HOST")] = ""
-    ask_again: Annotated[bool, option("To the zone that the routes choose now", "--ask-again")] = False
+    to_zone: Annotated[Line, option("Move to this zone", "--zone", metavar="TARGET")] = ""
+    next_hop: Annotated[Line, option("Move to the zone with this next_hop", "--next-hop", metavar="HOST")] = (
+        ""
+    )
+    ask_again: Annotated[bool, option("Move to the zone that the routes select now", "--ask-again")] = False
 
 
 class Bounce(QueueChange, frozen=True, kw_only=True, tag="queue-bounce"):
@@ -267,13 +269,15 @@ class Selectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
     zone: Annotated[Line | None, option("Zone", "--zone", metavar="ZONE")] = None
     destination: Annotated[
-        Line | None, option("Destination or host, as status shows it", "--destination", metavar="NAME")
+        Line | None, option("Destination or host, as shown by status", "--destination", metavar="NAME")
     ] = None
     domain: Annotated[Line | None, option("Recipient domain", "--domain", metavar="DOMAIN")] = None
     sender: Annotated[
         Line | None, option("Envelope sender; <> for the null sender", "--sender", metavar="ADDRESS")
     ] = None
-    user: Annotated[Line | None, option("User who had logged in", "--user", metavar="NAME")] = None
+    user: Annotated[
+        Line | None, option("Authenticated user who submitted the mail", "--user", metavar="NAME")
+    ] = None
     recipient: Annotated[Line | None, option("Recipient address", "--recipient", metavar="ADDRESS")] = None
     everything: Annotated[bool, option("All mail", "--all")] = False
 
@@ -288,7 +292,7 @@ class Suspend(Request, frozen=True, kw_only=True, tag="suspend"):
     effect: Annotated[OrderEffect, option("Suspend, or hold each delivery by itself")] = "suspend"
     seconds: Annotated[
         Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None,
-        option("Resume automatically after, e.g. 2h", "--for", metavar="TIME", unit=Unit.DURATION),
+        option("Resume automatically after this time, e.g. 2h", "--for", metavar="TIME", unit=Unit.DURATION),
     ] = None
     refuse: Annotated[bool, option("Answer clients 421 for such mail", "--refuse")] = False
     stop_clock: Annotated[bool, option("Do not count this time towards expiry", "--stop-clock")] = False
@@ -299,7 +303,7 @@ class Resume(Request, frozen=True, kw_only=True, tag="resume"):
     """End the suspensions and hold rules with exactly these selectors, or the one with this `id`."""
 
     about: Selectors = Selectors()
-    id: Annotated[Line, option("Id, as suspend --list shows it", metavar="ORDER", positional=True)] = ""
+    id: Annotated[Line, option("Id, as shown by suspend --list", metavar="ORDER", positional=True)] = ""
     reason: Reason = ""
 
 
@@ -327,7 +331,7 @@ class Explain(Request, frozen=True, kw_only=True, tag="explain"):
     sender: Annotated[Line, option("Envelope sender", "--from", metavar="ADDRESS")] = ""
     user: Annotated[Line, option("User who has logged in", "--user", metavar="NAME")] = ""
     listener: Annotated[Line, option("Listener that it came to", "--listener", metavar="ADDRESS")] = ""
-    client: Annotated[Line, option("Address of the client", "--client", metavar="IP", unit=Unit.IP)] = ""
+    client: Annotated[Line, option("IP address of the client", "--client", metavar="IP", unit=Unit.IP)] = ""
     certificate: Annotated[
         Line,
         option("Fingerprint of its certificate", "--certificate", metavar="SHA256", unit=Unit.FINGERPRINT),
@@ -377,7 +381,7 @@ class Tail(Request, frozen=True, kw_only=True, tag="tail"):
         Line, option("About this recipient; @DOMAIN: a domain", "--to", metavar="ADDRESS")
     ] = ""
     domain: Annotated[
-        Line, option("About a recipient domain or destination", "--domain", metavar="DOMAIN")
+        Line, option("Events of a recipient domain or destination", "--domain", metavar="DOMAIN")
     ] = ""
     zone: Annotated[Line, option("In a zone", "--zone", metavar="NAME")] = ""
     user: Annotated[Line, option("Messages of a user who has logged in", "--user", metavar="NAME")] = ""
@@ -407,7 +411,7 @@ class Transcript(Request, frozen=True, kw_only=True, tag="transcript"):
     ] = ""
     seconds: Annotated[
         float,
-        option("End after this time", "--for", metavar="TIME", unit=Unit.DURATION, gt=0, le=24 * 3600),
+        option("Stop after this time", "--for", metavar="TIME", unit=Unit.DURATION, gt=0, le=24 * 3600),
     ] = 300.0
     octets: Annotated[
         int,
@@ -444,8 +448,10 @@ class HistoryFind(Request, frozen=True, kw_only=True, tag="history-find"):
         str | None, option("Envelope sender; <> for the null sender", "--sender", metavar="ADDRESS")
     ] = None
     recipient: Annotated[str | None, option("Recipient address", "--recipient", metavar="ADDRESS")] = None
-    client: Annotated[str | None, option("Address of the client", "--client", metavar="IP")] = None
-    user: Annotated[str | None, option("User who had logged in", "--user", metavar="NAME")] = None
+    client: Annotated[str | None, option("IP address of the client", "--client", metavar="IP")] = None
+    user: Annotated[
+        str | None, option("Authenticated user who submitted the mail", "--user", metavar="NAME")
+    ] = None
     zone: Annotated[str, option("Zone", "--zone", metavar="ZONE")] = ""
     destination: Annotated[
         str, option("Destination or host; * matches any text", "--destination", metavar="NAME")
@@ -475,7 +481,7 @@ class HistoryShow(Request, frozen=True, kw_only=True, tag="history-show"):
 class SpoolAcknowledge(Request, frozen=True, kw_only=True, tag="spool-acknowledge"):
     """Dismiss a reported loss of the spool."""
 
-    loss: Annotated[Line, option("Id of the loss, as status shows it", metavar="ID", positional=True)]
+    loss: Annotated[Line, option("Id of the loss, as shown by status", metavar="ID", positional=True)]
 
 
 class WebhookList(Request, frozen=True, kw_only=True, tag="webhook-list"):

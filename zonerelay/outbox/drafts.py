@@ -145,7 +145,7 @@ def addresses(text: str, column: str) -> tuple[Address, ...]:
                 f" at place {at} of {len(entries)}" if at > 1 or len(entries) > 1 else ""
             )
             raise BadRowError(
-                f'{where}: write a@b.example, Name <a@b.example> or "Name, Title" <a@b.example>'
+                f'{where}: expected a@b.example, Name <a@b.example> or "Name, Title" <a@b.example>'
             )
     if not entries:
         raise BadRowError(f"{column} has no address: write a@b.example or Name <a@b.example>")

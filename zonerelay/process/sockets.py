@@ -201,7 +201,7 @@ def _address_of(descriptor: int, name: str) -> str:
                 raise ValueError(f"{what} is no listening stream socket: write ListenStream= and Accept=no")
             bound = handed.getsockname()
     except OSError as error:
-        raise ValueError(f"{what} is no socket: {error.strerror}") from error
+        raise ValueError(f"{what} is not a socket: {error.strerror}") from error
     if isinstance(bound, str):
         return str(ListenAddress(path=bound))
     return str(ListenAddress(host=bound[0], port=bound[1]))

@@ -23,7 +23,7 @@ def ascii_domain(domain: str) -> str:
     if not name.isascii():
         name = _encode(name)
     if not name or len(name) > MAX_NAME:
-        raise ValueError(f"a domain name has 1 to {MAX_NAME} characters")
+        raise ValueError(f"a domain name must have 1 to {MAX_NAME} characters")
     if not all(_LABEL.fullmatch(label) for label in name.split(".")):
         raise ValueError("not a domain name")
     return name

@@ -32,7 +32,7 @@ from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import QueueName
 
 CHUNK_SIZE = 64 * 1024
-SHARED = "the queue is shared: others may have mail in it"
+SHARED = "the queue is shared: other relays may have mail in it"
 """The result of `left_over` on a shared store."""
 
 
@@ -47,7 +47,7 @@ class Unhealthy(StrEnum):
     SERVER_DENIES = "the spool's server denies what the queue needs"
     SERVER_UNSAFE = "the spool's server may lose what it has acknowledged"
     DATABASE_DOWN = "the database cannot be used"
-    NO_LEASE = "the lease on the queue has run out"
+    NO_LEASE = "the lease on the queue has expired"
 
 
 class StoreError(Exception):

@@ -115,7 +115,9 @@ class RelayReload:
             except RefusedError as error:  # the disk has no free space for the old configuration either
                 self._refuse(str(error))
             except Exception as error:  # noqa: BLE001 - one unexpected error must not prevent later reloads
-                self._state.problems = (f"the reload broke off: unexpected {type(error).__name__}: {error}",)
+                self._state.problems = (
+                    f"the reload failed with an unexpected {type(error).__name__}: {error}",
+                )
                 self._log.emit("error", "trouble", {"where": "reload", "error": self._state.problems[0]})
             self._notifier.ready(self._state.where())
             if not self._again:

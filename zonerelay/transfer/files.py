@@ -113,7 +113,7 @@ def _check(name: str, sheet: Sheet) -> None:
     except CommandError as error:
         raise ValueError(f"has an address or a wish that is none: {error.reply.text}") from error
     if any(set("\r\n\0") & {*field, *value} for field, value in message.headers):
-        raise ValueError("has a header field of several lines")
+        raise ValueError("contains a header field of several lines")
 
 
 # --- writing
@@ -229,7 +229,7 @@ def reading(path: Path) -> Iterator[Source]:
 
             yield _source({name: each.size for name, each in members.items()}, extract)
     except tarfile.TarError as error:
-        raise TransferError(f"{path} is no tar of exported mail: {error}") from error
+        raise TransferError(f"{path} is not a tar file of exported mail: {error}") from error
 
 
 def _source(sizes: dict[str, int], open_file: _Open) -> Source:

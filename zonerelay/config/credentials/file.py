@@ -156,7 +156,7 @@ def check_name(name: str) -> None:
             f"{shown} cannot be a user name: no white space, no control characters, no colon, no # in front"
         )
     if not unicodedata.is_normalized("NFC", name):
-        raise ValueError("the user name is not in Unicode's form NFC")
+        raise ValueError("the user name is not in Unicode normalization form NFC")
 
 
 def check_priority(name: str) -> Priority:

@@ -63,12 +63,12 @@ def check_hash(text: str) -> None:
     memory, passes, lanes = (int(number) for number in found.groups()[:3])
     if not (8 * lanes <= memory <= MAX_MEMORY and 1 <= passes <= MAX_PASSES and 1 <= lanes <= MAX_LANES):
         raise ValueError(
-            f"the hash would need {memory} KiB, {passes} passes and {lanes} lanes; "
-            f"{MAX_MEMORY}, {MAX_PASSES} and {MAX_LANES} are the most"
+            f"the hash requires {memory} KiB, {passes} passes and {lanes} lanes; the limits "
+            f"are {MAX_MEMORY}, {MAX_PASSES} and {MAX_LANES}"
         )
     salt, digest = (_octets(part) for part in found.groups()[3:])
     if salt not in _SALT_OCTETS or digest not in _HASH_OCTETS:
-        raise ValueError("the hash is damaged: salt or digest have an impossible length")
+        raise ValueError("the hash is damaged: the length of the salt or of the digest is invalid")
 
 
 def nobodys_hash(hashes: Iterable[str]) -> str:

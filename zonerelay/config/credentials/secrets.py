@@ -71,7 +71,7 @@ def secret_path(reference: str, environment: Mapping[str, str]) -> Path | None:
     directory = environment.get("CREDENTIALS_DIRECTORY", "")
     if not directory:
         raise SecretError(
-            f"credential:{name} needs $CREDENTIALS_DIRECTORY, which systemd sets for LoadCredential="
+            f"credential:{name} requires $CREDENTIALS_DIRECTORY, which systemd sets for LoadCredential="
         )
     return Path(directory) / name
 

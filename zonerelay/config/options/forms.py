@@ -46,7 +46,8 @@ def line(text: str) -> str:
 def zone_name(text: str) -> str:
     if not _ZONE_NAME.fullmatch(text):
         raise ValueError(
-            f"{quoted(text)} is not a zone name: 1 to 64 letters, digits, dots, dashes and underscores"
+            f"{quoted(text)} is not a zone name; expected 1 to 64 letters, digits, dots, dashes and "
+            "underscores"
         )
     return text
 
@@ -129,7 +130,7 @@ def _no_domain(text: str) -> str:
 def header(text: str) -> str:
     if not _HEADER.fullmatch(text):
         raise ValueError(
-            f'{quoted(text)} is not a header condition: write "Name" or "Name: part of its value"'
+            f'{quoted(text)} is not a header condition; expected "Name" or "Name: part of its value"'
         )
     return text
 
@@ -182,7 +183,9 @@ _OURS = frozenset(("received", "dkim-signature", "from", "date", "return-path"))
 
 def source_name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise ValueError(f"{quoted(text)} is not a name: 1 to 64 letters, digits, dots, dashes, underscores")
+        raise ValueError(
+            f"{quoted(text)} is not a name; expected 1 to 64 letters, digits, dots, dashes, underscores"
+        )
     return text
 
 
@@ -266,7 +269,7 @@ def date(value: object) -> float:
     """Return a TOML date, or a date with time and zone, as Unix time. An empty string is 0."""
     if isinstance(value, datetime.datetime):
         if value.tzinfo is None:
-            raise ValueError(f"{value} has no time zone: write {value.isoformat()}Z for UTC")
+            raise ValueError(f"{value} has no time zone; use {value.isoformat()}Z for UTC")
         return value.timestamp()
     if isinstance(value, datetime.date):
         return datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC).timestamp()

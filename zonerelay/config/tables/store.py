@@ -622,7 +622,7 @@ def _url_problem(url: str) -> str:
     except ValueError:
         return 'is no URL: write "https://HOST"'
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        return "must begin with https:// (or http://) and name a host"
+        return "must begin with https:// (or http://) and contain a host"
     if "@" in url or parts.query or parts.fragment:
         return "holds more than an address: say access_key, and in secret_key where the secret is"
     return ""

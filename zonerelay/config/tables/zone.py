@@ -420,7 +420,7 @@ def _problem_of(text: str) -> str:
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
-            return f'{quoted(text)} is IPv4: write "{address.ipv4_mapped}"'
+            return f'{quoted(text)} is an IPv4 address; write "{address.ipv4_mapped}"'
         if address.scope_id is not None or address.is_link_local:
             return f"{quoted(text)} leads no further than its own link"
     return ""

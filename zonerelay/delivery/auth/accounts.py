@@ -208,11 +208,13 @@ class KeptTokens:
             return original
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is damaged"
-            raise SecretError(f"{path} cannot be read: {reason}; remove it to start afresh") from error
+            raise SecretError(
+                f"{path} cannot be read: {reason}; remove it to start with the configured token"
+            ) from error
         match kept:
             case {"replaces": str(replaced), "refresh_token": str(token)} if token:
                 return token if replaced == digest(original) else original
-        raise SecretError(f"{path} is damaged; remove it to start afresh")
+        raise SecretError(f"{path} is damaged; remove it to start with the configured token")
 
     def replace(self, credential: str, reference: str, original: str, token: str) -> None:
         """Store a token. `original` is the present value of `reference`. Raise SecretError if it cannot be
@@ -228,7 +230,9 @@ class KeptTokens:
             durable.make_directory(self._directory)
             durable.write(path, f"{document}\n".encode())
         except OSError as error:
-            raise SecretError(f"the new refresh token cannot be kept in {path}: {error.strerror}") from error
+            raise SecretError(
+                f"the new refresh token cannot be stored in {path}: {error.strerror}"
+            ) from error
 
     def _path(self, credential: str) -> Path:
         return self._directory / f"{credential}.json"

@@ -188,7 +188,7 @@ class Login:
                 line = talking.receive(code, text)
             if talking.done:
                 if not (200 <= code <= 599 and code // 100 != 3):
-                    reply = Reply(451, "5.0", f"{dialog.who} answered AUTH with {code}")
+                    reply = Reply(451, "5.0", f"{dialog.who} replied to AUTH with {code}")
                     raise HostTrouble(reply, address=dialog.address)
                 return make_reply(code, [printable(each) for each in text.split("\n")])
 

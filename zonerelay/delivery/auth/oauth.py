@@ -99,13 +99,13 @@ def read_answer(status: int, body: bytes, *, secrets: Sequence[str] = ()) -> Gra
     error = document.get("error")
     if not isinstance(error, str):
         # RFC 6749 5.2: a server that replies 401 does not know the client.
-        text = f"it answered {status}" + ("" if document else " without an error code")
+        text = f"the server responded with status {status}" + ("" if document else " without an error code")
         raise TokenError(text, refused=status == 401)
     described = document.get("error_description")
     words = f"{error}: {described}" if isinstance(described, str) and described else error
     for secret in filter(None, secrets):  # before the text is cut: a part of a secret is secret
         words = words.replace(secret, "[secret]")
-    text = f"it answered {status} {_printable(words)}"
+    text = f"the server responded with status {status} {_printable(words)}"
     raise TokenError(text, refused=error in _REFUSALS or status == 401)
 
 

@@ -46,7 +46,9 @@ from zonerelay.smtp.client.transaction import Peer, Phase, Transaction, needs_sm
 OVERFLOW = Reply(452, "5.3", "more recipients or commands than the peer takes in one transaction")
 CLOSING = 421
 NO_8BITMIME = Reply(550, "6.3", "the host does not support 8BITMIME, which the message needs")
-NO_SMTPUTF8 = Reply(550, "6.7", "the host does not support SMTPUTF8, which the addresses or the header need")
+NO_SMTPUTF8 = Reply(
+    550, "6.7", "the host does not support SMTPUTF8, which the addresses or the header require"
+)
 
 MAY_CHANGE = "it has taken no mail from here yet and is asked again for an hour"
 

@@ -250,7 +250,7 @@ def _with_unusable(plan: TlsPlan, host: MxHost, base: str) -> TlsPlan:
     if plan.level == TlsMode.DANE:
         raise _unusable(host, f"has TLSA records of which none can be used, and {plan.why}")
     if plan.level == TlsMode.OPPORTUNISTIC:
-        return replace(plan, level=TlsMode.REQUIRED, why=f"the TLSA records of {base} demand TLS")
+        return replace(plan, level=TlsMode.REQUIRED, why=f"the TLSA records of {base} require TLS")
     return plan
 
 

@@ -94,7 +94,9 @@ def _check_fingerprint(plan: TlsPlan, tls: ssl.SSLObject) -> None:
     if not shown:
         raise WrongPeerError("the server has shown no certificate")
     if fingerprint(shown) not in plan.certificates:
-        raise WrongPeerError(f"its certificate is not one of those expected: it is {fingerprint(shown)}")
+        raise WrongPeerError(
+            f"its certificate is not one of the expected ones; its fingerprint is {fingerprint(shown)}"
+        )
 
 
 _ENCODING_DER = 2  # X509_FILETYPE_ASN1

@@ -348,12 +348,12 @@ class Authenticator:
         if attempt.regular:
             account = attempt.account
             return (
-                (self._clients, (account, client), "of this user at this client"),
+                (self._clients, (account, client), "of this user from this client"),
                 (self._networks, (account, network), "of this user in this network"),
             )
         return (
-            (self._clients, client, "of this client"),
-            (self._networks, network, "of this network"),
+            (self._clients, client, "from this client"),
+            (self._networks, network, "from this network"),
             (self._accounts, attempt.account, "for this account"),
         )
 

@@ -213,7 +213,7 @@ class Quotas:
         try:
             return Usage(data, now)
         except ValueError as error:
-            raise AuthorityError(f"the usage of a user makes no sense: {error}") from error
+            raise AuthorityError(f"the usage record of a user is invalid: {error}") from error
 
     async def _opened(self) -> BookStore:
         async with self._opening:

@@ -374,7 +374,7 @@ def _reply(status: object) -> Reply:
     """Return the reply for the status that a hook returned. Raise UnusableError if it is invalid."""
     text = status.decode("ascii", "replace") if isinstance(status, bytes) else status
     if not isinstance(text, str):
-        raise UnusableError(f"it answered {type(status).__name__} instead of a reply such as '250 OK'")
+        raise UnusableError(f"it returned {type(status).__name__} instead of a reply such as '250 OK'")
     found = _REPLY.fullmatch(text)
     if found is None or (found[2] and found[2] != text[0]):
         raise UnusableError(
@@ -385,7 +385,7 @@ def _reply(status: object) -> Reply:
         try:
             Decision(reply=reply)
         except ValueError as error:
-            raise UnusableError(f"it answered {text[:80]!r}: {error}") from error
+            raise UnusableError(f"it returned {text[:80]!r}: {error}") from error
     return reply
 
 

@@ -310,7 +310,8 @@ def _check_value(name: str, value: str) -> None:
         )
     if len(value) > MAX_FIELD_VALUE or any(len(word) > MAX_WORD for word in value.split()):
         raise ValueError(
-            f"the value of {name} has over {MAX_FIELD_VALUE} characters, or a word of over {MAX_WORD}"
+            f"the value of {name} exceeds {MAX_FIELD_VALUE} characters, or contains a word of more "
+            f"than {MAX_WORD}"
         )
 
 

@@ -136,7 +136,7 @@ class PolicyRunner:
         if not call.answer.cancelled():
             return call.answer.result()
         if not call.started:
-            return Failure(FailureKind.BUSY, f"no thread was free for {self._timeout:g} s")
+            return Failure(FailureKind.BUSY, f"no thread was available within {self._timeout:g} s")
         return Failure(FailureKind.TIMEOUT, f"no answer in {self._timeout:g} s")
 
     def _checked(self, event: Event, decision: Decision) -> Result:
@@ -147,7 +147,7 @@ class PolicyRunner:
             elif decision.zone not in self._zones():
                 problem = f"there is no zone {decision.zone!r}"
         if decision.edits_header and type(event) not in _EDITS_HEADER:
-            problem = f"the header cannot be changed at {event.step}: do it at headers"
+            problem = f"the header cannot be changed at {event.step}; change it at headers"
         return Failure(FailureKind.BAD_DECISION, problem) if problem else decision
 
 

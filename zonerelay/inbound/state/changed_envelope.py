@@ -47,7 +47,7 @@ def apply(
     mail, known = transaction.mail, transaction.recipients
     unknown = changes.removed - {each.address for each in known.values()} - {given_address}
     if unknown:
-        return _unusable(context, step, f"it took out {min(unknown)}, which has another address here (SRS)")
+        return _unusable(context, step, f"it removed {min(unknown)}, which has another address here (SRS)")
     wanted = {key: each for key, each in known.items() if each.address not in changes.removed}
     try:
         sender = mail.sender

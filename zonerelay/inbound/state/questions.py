@@ -157,7 +157,7 @@ class Consultants:
             return Login(LoginKind.OK, User(name=name, hash=""))
         if reply.is_transient:
             return Login(LoginKind.BROKEN, detail=f"the authenticator: {reply}")
-        return Login(LoginKind.WRONG, detail="the authenticator refuses")
+        return Login(LoginKind.WRONG, detail="the authenticator rejects the login")
 
 
 _NOT_NOW = Decision(reply=Reply(451, "3.0", "Local error, try again later"))

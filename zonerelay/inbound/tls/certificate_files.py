@@ -176,7 +176,7 @@ def _parse_key(path: Path, text: bytes) -> CertificateKey:
         raise KeyFileError(f"{path} holds a private key that is damaged or of an unknown kind") from error
     if not isinstance(key, _CertificateKeys):
         kind = {dsa.DSAPrivateKey: "DSA", ed448.Ed448PrivateKey: "Ed448"}
-        name = next((name for type_, name in kind.items() if isinstance(key, type_)), "this kind of")
+        name = next((name for type_, name in kind.items() if isinstance(key, type_)), "this type of")
         raise KeyFileError(f"{path}: {name} keys are of no use in TLS: take ECDSA P-256 or RSA")
     return key
 

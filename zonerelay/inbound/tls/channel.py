@@ -26,13 +26,17 @@ _HANDSHAKE_RECORD = 22  # RFC 8446 5.1: the required type of a client's first re
 _SSL2_HELLO = 0x80
 
 _WORDS = {
-    "inappropriate fallback": "the client offers an older TLS version than it could (a downgrade)",
+    "inappropriate fallback": "the client offers an older TLS version than it supports (downgrade attack)",
     "no shared cipher": "the client offers no cipher that is allowed",
     "no shared group": "the client offers no key exchange group that is allowed",
     "no suitable groups": "the client offers no key exchange group that is allowed",
     "no suitable key share": "the client offers no key exchange group that is allowed",
-    "no shared signature algorithms": "the client supports no signature algorithm of our certificate",
-    "no suitable signature algorithm": "the client supports no signature algorithm of our certificate",
+    "no shared signature algorithms": (
+        "the client supports no signature algorithm that our certificate can use"
+    ),
+    "no suitable signature algorithm": (
+        "the client supports no signature algorithm that our certificate can use"
+    ),
     "wrong version number": "not TLS, or damaged on the way",
     "decryption failed or bad record mac": "a record was damaged on the way or is not TLS",
     "packet length too long": "a record is longer than TLS allows",
@@ -63,7 +67,7 @@ def first_octet_fault(octet: int) -> str:
     if octet == _HANDSHAKE_RECORD:
         return ""
     if octet & _SSL2_HELLO:
-        return "not TLS, or a hello of SSL 2, which is not allowed"
+        return "not TLS, or an SSL 2 hello, which is not allowed"
     return "not TLS: clear text" if chr(octet).isprintable() or octet in b"\r\n\t" else "not TLS"
 
 
@@ -76,7 +80,7 @@ def fault_text(reason: str, offered: str) -> str:
         name = alert[1]
         if name in _ABOUT_OUR_CERTIFICATE:
             return f"the client does not accept our certificate (alert: {name})"
-        return f"the client ended TLS (alert: {name})"
+        return f"the client closed TLS (alert: {name})"
     if reason in _TOO_OLD:
         return (
             f"the client offers {offered}, and only TLS 1.2 and 1.3 are allowed: update it, or let it send"

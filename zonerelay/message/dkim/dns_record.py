@@ -55,7 +55,7 @@ def strings(record: str) -> list[str]:
 def judge(texts: Sequence[str], key: PrivateKey) -> Finding:
     """Compare the TXT records at the key's name with the key."""
     if not texts:
-        return Finding(RecordStatus.MISSING, "there is no TXT record: publish it")
+        return Finding(RecordStatus.MISSING, "there is no TXT record; publish it")
     if len(texts) > 1:
         detail = f"there are {len(texts)} TXT records, of which verifiers take any one: leave one"
         return Finding(RecordStatus.SEVERAL, detail)
@@ -73,7 +73,7 @@ def _judge(tags: Mapping[str, str], key: PrivateKey) -> Finding:
     findings = (
         (
             tags.get("v", "DKIM1") != "DKIM1" or not version_is_first,
-            Finding(RecordStatus.MALFORMED, "v=DKIM1 must be the first tag, so written"),
+            Finding(RecordStatus.MALFORMED, "v=DKIM1 must be the first tag, in exactly this form"),
         ),
         (public is None, Finding(RecordStatus.MALFORMED, "has no p=, the public key")),
         (not public, Finding(RecordStatus.REVOKED, "p= is empty: this key has been revoked")),

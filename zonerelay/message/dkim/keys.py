@@ -185,8 +185,8 @@ def _are_kin(one: DkimEntry, other: DkimEntry) -> bool:
 def _why(entries: Sequence[DkimEntry], now: float) -> str:
     begins = min((entry.not_before for entry in entries if entry.not_before > now), default=0.0)
     if begins:
-        return f"its next key begins on {_date(begins)}"
-    return f"its last key ended on {_date(max(entry.not_after for entry in entries))}"
+        return f"the validity of its next key begins on {_date(begins)}"
+    return f"the validity of its last key ended on {_date(max(entry.not_after for entry in entries))}"
 
 
 def _date(when: float) -> str:

@@ -242,7 +242,7 @@ class Journal:
         self._size += len(frame)
         if self._size > MAX_SIZE:
             self._size -= len(frame)
-            raise OSError(0, f"it has reached its limit of {MAX_SIZE // 2**20} MiB")
+            raise OSError(0, f"the journal has reached its limit of {MAX_SIZE // 2**20} MiB")
         durable.append(self._log(act_id), frame)
 
     def _forget_entries(self, act_id: str) -> None:

@@ -228,7 +228,10 @@ class Rerouting:
         if not self.needs_messages:
             target, own = self._zones.get(self.to_zone), self._zones.get(delivery.zone)
             if delivery.zone in self._zones.names and _DEMAND[own.tls] > _DEMAND[target.tls]:
-                why = f"zone {own.name} has tls = {own.tls.value}, {self.to_zone} only {target.tls.value}"
+                why = (
+                    f"zone {own.name} has tls = {own.tls.value}, but {self.to_zone} has "
+                    f"only {target.tls.value}"
+                )
                 return self._stays(delivery, why)
             return queue_of(self.to_zone, delivery.priority)
         if message is None:
@@ -255,7 +258,9 @@ def _zone_of(zones: Zones, next_hop: str) -> str:
         if len(hops) == 1 and parse_next_hop(hops[0]) == wanted:
             found.append(name)
     if len(found) > 1:
-        raise RerouteError(f"the zones {', '.join(found)} have the next hop {next_hop}: choose with --zone")
+        raise RerouteError(
+            f"the zones {', '.join(found)} have the next hop {next_hop}; choose one with --zone"
+        )
     if not found:
         raise RerouteError(
             f'no zone has next_hop = "{next_hop}": add a [[zone]] with it, which says what TLS and log-in it'

@@ -329,8 +329,8 @@ def checked_delay(answer: object) -> float | None:
     if answer is None:
         return None
     if isinstance(answer, bool) or not isinstance(answer, int | float):
-        problem = f"backoff answered {type(answer).__name__}, not seconds or None"
+        problem = f"backoff returned {type(answer).__name__}, not seconds or None"
         raise ValueError(problem)  # noqa: TRY004 - one kind of error for every bad answer
     if not math.isfinite(answer) or answer < 0:
-        raise ValueError(f"backoff answered {answer}, not seconds from now")
+        raise ValueError(f"backoff returned {answer}, not a number of seconds from now")
     return float(answer)

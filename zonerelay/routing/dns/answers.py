@@ -25,7 +25,7 @@ class DnsStatus(enum.StrEnum):
 
     OK = "ok"
     NXDOMAIN = "no such name"
-    NODATA = "no record of this type"
+    NODATA = "the name has no record of this type"
     SERVFAIL = "the name server failed"
     TIMEOUT = "no name server answered in time"
     NO_TCP = "the answer is too long for UDP, and no name server answered over TCP (port 53)"

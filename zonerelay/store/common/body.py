@@ -107,7 +107,7 @@ def check_deliveries(message_id: MessageId, deliveries: Sequence[Delivery]) -> N
         raise StoreError(f"message {message_id} needs a delivery")
     for delivery in deliveries:
         if delivery.message_id != message_id:
-            raise StoreError(f"message {message_id} was given a delivery of {delivery.message_id}")
+            raise StoreError(f"message {message_id} was given a delivery of message {delivery.message_id}")
 
 
 def check_own_message(change: Submit) -> None:
@@ -117,7 +117,7 @@ def check_own_message(change: Submit) -> None:
     message = change.message
     check_deliveries(message.id, change.deliveries)
     if message.size != len(change.body) or message.chunks != len(split(change.body)):
-        raise StoreError(f"message {message.id} does not describe its body")
+        raise StoreError(f"the record of message {message.id} does not describe its body")
 
 
 def split(body: bytes) -> list[bytes]:

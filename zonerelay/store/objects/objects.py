@@ -641,7 +641,7 @@ class ObjectKeys:
             raise
         if not is_ours:
             self._epoch = 0
-            raise FencedError(f"another writer has made entry {self._state.slot + 1} of node {self._node}")
+            raise FencedError(f"another writer has created entry {self._state.slot + 1} of node {self._node}")
         try:
             dropped = [*await self._apply_to_index(entry, data), *unnamed]
         finally:  # not earlier, because a sweep searches names here and then in the index
@@ -882,4 +882,4 @@ def unpacked(data: bytes, kind: type[T], name: str) -> T:
     try:
         return msgspec.msgpack.decode(checked(data, name), type=kind)
     except msgspec.MsgspecError as error:
-        raise StoreCorruptError(f"the object {name} makes no sense: {error}") from error
+        raise StoreCorruptError(f"the object {name} is invalid: {error}") from error

@@ -150,8 +150,8 @@ class Directories:
             directory = self._opened[-1]._replace(mark=os.pread(lock, 200, 0))
         except OSError as error:
             raise StoreOpenError(
-                f"[spool] {option} {path} cannot be used: {error.strerror}; give it to the user that"
-                " zonerelay runs as, or choose another directory"
+                f"[spool] {option} {path} cannot be used: {error.strerror}; give it to the user that "
+                "zonerelay runs as, or choose another directory"
             ) from error
         judge_mark(path, directory.mark)
         return directory

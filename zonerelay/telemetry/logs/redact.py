@@ -352,7 +352,7 @@ def form_of(
     *,
     clear: bool,
     place: str = "the history",
-    way_out: str = '[history] addresses = "clear" keeps addresses',
+    way_out: str = '[history] addresses = "clear" stores addresses',
 ) -> Form:
     """Return the forms of an address, a client, a user, a Message-ID or a message id, or of a domain as
     `@example.com`. `redactor` is `None` without a key. With `clear`, that `place` stores addresses in clear.

@@ -223,7 +223,7 @@ class SmarthostMetrics(Instruments):
         yield from super().collect()
         family = GaugeMetricFamily(
             "zonerelay_smarthost_login",
-            "1 while a credential can log in, 0 while it cannot.",
+            "1 if a credential can log in, otherwise 0.",
             labels=("zone", "credential"),
         )
         for zone, credential, works in self._read():
@@ -290,7 +290,7 @@ class ReplyMetrics(Instruments):
         super().__init__()
         self._replies = self.labelled(
             "zonerelay_replies_total",
-            "Last replies to recipients, by receiver and first digit.",
+            "Final replies to recipients, by receiver and first digit.",
             "site",
             "class",
         )
@@ -363,7 +363,7 @@ class Metrics:
             "zonerelay_bare_line_ends_total", "Bare CR and LF found inside messages."
         )
         self.refused = made.labelled(
-            "zonerelay_inbound_refused_total", "Connections and commands refused.", "reason"
+            "zonerelay_inbound_refused_total", "Connections and commands rejected.", "reason"
         )
         self.quota_refused = made.labelled(
             "zonerelay_quota_refused_total", "Mail of users beyond a quota.", "quota", declared=QUOTAS
@@ -375,7 +375,7 @@ class Metrics:
             declared=LOGIN_RESULTS,
         )
         self.dsn = made.labelled(
-            "zonerelay_dsn_total", "Reports queued to senders.", "kind", declared=DSN_KINDS
+            "zonerelay_dsn_total", "Bounces and reports queued to senders.", "kind", declared=DSN_KINDS
         )
         self.no_dsn = made.labelled(
             "zonerelay_dsn_withheld_total",

@@ -35,7 +35,7 @@ class Databases:
     async def opened(cls, url: str) -> AsyncIterator[Self]:
         """Connect to the databases. Raise TransferError if that fails."""
         if not (urlsplit(url).path.strip("/") or "0").isdigit():
-            raise TransferError(f"{_shown(url)}: write redis://HOST:PORT/DATABASE")
+            raise TransferError(f"{_shown(url)}: expected redis://HOST:PORT/DATABASE")
         try:
             wire = await open_wire(Server(RedisSettings(url=url)), lambda _: None)
         except StoreError as error:

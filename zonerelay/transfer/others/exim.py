@@ -63,7 +63,7 @@ def parse_head(raw: bytes) -> Head:
     for _ in range(int(lines.next())):
         head.recipients.append(_recipient(lines.next()))
     if lines.next():
-        raise ValueError("it has more recipients than it says")
+        raise ValueError("it has more recipients than its count")
     head.header = _header(lines.rest())
     return head
 
@@ -97,7 +97,7 @@ def _tree(line: str, lines: _Lines) -> Iterator[str]:
     while True:
         marks, _, address = line.partition(" ")
         if len(marks) != 2 or set(marks) - set("YN"):
-            raise ValueError("its tree of finished recipients is broken")
+            raise ValueError("its tree of finished recipients is invalid")
         branches += marks.count("Y") - 1
         yield _name(address)
         if not branches:
@@ -140,7 +140,7 @@ def _header(raw: bytes) -> bytes:
     while at < len(raw):
         match = re.compile(rb"(\d{3,})(.) ").match(raw, at)
         if match is None:
-            raise ValueError("its header is broken")
+            raise ValueError("its header is invalid")
         end = match.end() + int(match[1])
         if match[2] != b"*":
             kept.append(raw[match.end() : end])
@@ -175,7 +175,7 @@ async def reading_exim(place: str, now: float) -> AsyncIterator[Source]:
     if not (spool / "input").is_dir():
         raise TransferError(f"{spool} has no directory input: name Exim's spool, /var/spool/exim4")
     for process in _processes():
-        raise TransferError(f"Exim is running as process {process}: stop it first")
+        raise TransferError(f"Exim is running as process {process}; stop it first")
     heads = sorted((spool / "input").rglob("*-H"), key=lambda path: path.name)
     octets = sum(each.stat().st_size for each in (spool / "input").rglob("*-[HD]"))
 

@@ -96,7 +96,7 @@ def parse_records(text: str) -> Records:
             case "done_recipient":
                 wishes = {}
     if not known:
-        raise ValueError("its records name no sender")
+        raise ValueError("its records contain no sender")
     return records
 
 
@@ -169,7 +169,7 @@ def _stopped(queue: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             process = file.read(64).decode("ascii", "replace").strip()
-            raise TransferError(f"Postfix is running as process {process}: stop it first") from None
+            raise TransferError(f"Postfix is running as process {process}; stop it first") from None
         yield
 
 

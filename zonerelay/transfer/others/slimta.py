@@ -100,7 +100,7 @@ def _meta(path: Path) -> Mapping[Any, object]:
     except FileNotFoundError:
         return {}
     if not isinstance(meta, dict):
-        raise PickleError(f"{path.name} is no record")
+        raise PickleError(f"{path.name} is not a record")
     return meta
 
 

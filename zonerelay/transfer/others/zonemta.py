@@ -122,7 +122,7 @@ def _locked(path: Path) -> Iterator[None]:
         except OSError:
             asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             process = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))[4]
-            raise TransferError(f"ZoneMTA is running as process {process}: stop it first") from None
+            raise TransferError(f"ZoneMTA is running as process {process}; stop it first") from None
         yield
 
 
