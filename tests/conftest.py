@@ -30,7 +30,9 @@ EVERYDAY = (
 """What `make test` runs of them: one kill -9 and one of each way in and out."""
 
 # How long an example takes says more about the other processes than about the example.
-settings.register_profile("side by side", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "side by side", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("side by side")
 
 

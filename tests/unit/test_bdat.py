@@ -188,7 +188,7 @@ def split(data: st.DataObject, octets: bytes) -> list[bytes]:
     return [octets[a:b] for a, b in itertools.pairwise([0, *places, len(octets)])]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(sent=OCTETS, data=st.data())
 def test_reader_agrees_with_the_plain_reference_on_any_borders(sent: bytes, data: st.DataObject) -> None:
     chunks = [split(data, chunk) for chunk in split(data, sent)]

@@ -18,7 +18,7 @@ def cut(body: bytes, size: int, *, plain: bool) -> bytes:
     return b"".join([*pieces, lines.finish()])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(body=BODY, size=st.integers(1, 10))
 def test_line_ends_are_strict_whatever_was_stored(body: bytes, size: int) -> None:
     sent = cut(body, size, plain=False)
@@ -29,7 +29,7 @@ def test_line_ends_are_strict_whatever_was_stored(body: bytes, size: int) -> Non
     assert sent.replace(b"\r\n", b"").replace(b" ", b"") == body.replace(b"\r", b"").replace(b"\n", b"")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(body=BODY.map(crlf_only), size=st.integers(1, 10))
 def test_a_plain_body_goes_as_it_is(body: bytes, size: int) -> None:
     expected = body if body.endswith(b"\n") else body + b"\r\n"

@@ -157,7 +157,7 @@ STATEMENTS = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(STATEMENTS, max_size=8).map("\n".join))
 def test_generated_documents_are_read_as_tomllib_reads_them(document: str) -> None:
     try:

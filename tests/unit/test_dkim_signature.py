@@ -210,7 +210,7 @@ def fields(draw: st.DrawFn) -> bytes:
     return draw(NAMES) + b":" + value + b"\r\n"
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     above=st.lists(fields(), max_size=6),
     below=st.lists(fields(), max_size=6),

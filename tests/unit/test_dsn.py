@@ -393,7 +393,7 @@ HOSTILE = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     text=HOSTILE, host=HOSTILE, orcpt=HOSTILE, envid=HOSTILE, subject=HOSTILE, header=st.binary(max_size=500)
 )

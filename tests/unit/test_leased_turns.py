@@ -140,7 +140,7 @@ class Shared(RuleBasedStateMachine):
 
 
 TestShared = Shared.TestCase
-TestShared.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestShared.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 def lone(rate: str) -> tuple[LeasedTurns, ManualClock, list[LeasedTurns]]:

@@ -61,7 +61,7 @@ def test_every_row_is_read_whatever_is_in_it(
     assert len({each.sequence for each in found}) == len(rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     TABLES, st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=4), st.data()
 )

@@ -122,7 +122,7 @@ FOLDED = st.lists(st.tuples(st.sampled_from([b" ", b"\t"]), VALUES), max_size=3)
 FIELDS = st.lists(st.tuples(NAMES, st.sampled_from([b":", b" :", b"\t:"]), VALUES, FOLDED), max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(fields=FIELDS, remove=st.lists(st.sampled_from(["a", "X-SPAM", "Subject", "Other"]), max_size=3))
 def test_what_is_not_removed_keeps_every_octet(
     fields: list[tuple[bytes, bytes, bytes, list[tuple[bytes, bytes]]]], remove: list[str]
@@ -137,7 +137,7 @@ def test_what_is_not_removed_keeps_every_octet(
     assert edit_header(block, add=[("New", "field")], remove=remove) == b"New: field\r\n" + kept
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     block=st.lists(
         st.sampled_from(
@@ -153,7 +153,7 @@ def test_removing_only_ever_takes_away_whole_lines_and_twice_is_once(block: byte
     assert all(line in left for line in re.findall(rb"(?s:.+?)(?:\r\n|\Z)", edited))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(value=st.text(st.characters(min_codepoint=1, max_codepoint=126), max_size=400))
 def test_an_added_value_reads_back_on_one_line(value: str) -> None:
     edited = edit_header(b"From: a@b\r\n", add=[("X-Note", value)])

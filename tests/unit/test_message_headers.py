@@ -200,7 +200,7 @@ def test_metadata_is_capped_but_all_fields_count() -> None:
     assert header.has("date")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     parts=st.lists(
         st.sampled_from([b"A: b", b"\r\n", b" ", b"\t", b":", b"x", b"From ", b"\x00", b"\xe9"]), max_size=25

@@ -45,7 +45,7 @@ texts = st.binary(max_size=300).map(base64.b64encode).map(Base64Text)
 files = st.builds(File, names, st.sampled_from(["application/pdf", "image/png"]), texts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     author=addresses,
     to=st.lists(addresses, min_size=1, max_size=5),
@@ -332,7 +332,7 @@ def test_a_wrong_configuration_is_told(table: dict[str, str], problem: str) -> N
 @given(
     st.binary(max_size=500), st.lists(st.tuples(st.integers(0, 700), st.sampled_from(" \n\t")), max_size=4)
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_base64_is_decoded_as_if_it_were_done_at_once(data: bytes, gaps: list[tuple[int, str]]) -> None:
     text = base64.b64encode(data).decode()
     for at, gap in gaps:

@@ -21,7 +21,7 @@ def read(wire: bytes, size: int) -> tuple[list[bytes], BodyReader]:
     return pieces, reader
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(body=WIRE, size=st.integers(1, 10))
 def test_a_plain_body_needs_no_stuffing(body: bytes, size: int) -> None:
     pieces, reader = read(body + b"\r\n.\r\n", size)

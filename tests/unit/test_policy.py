@@ -269,6 +269,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.proof  # a whole pytest
 def test_the_pages_policy_and_its_test_work(tmp_path: Path) -> None:
     for block in blocks("python"):
         name = block.partition("\n")[0].removeprefix("# ")

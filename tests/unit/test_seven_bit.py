@@ -221,7 +221,7 @@ def test_only_what_is_too_long_is_encoded_where_eight_bits_are_taken() -> None:
     assert not surveyed(plain, seven_bit=False).needed
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     lines=st.lists(
         st.binary(max_size=1200).map(lambda b: b.replace(b"\r", b"").replace(b"\n", b"")), max_size=5

@@ -89,7 +89,7 @@ SEVERE = st.lists(
 ).map(b"".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(wire=SEVERE, data=st.data())
 def test_reader_agrees_with_the_plain_reference_on_any_split(wire: bytes, data: st.DataObject) -> None:
     places = data.draw(st.lists(st.integers(0, len(wire)), max_size=6).map(sorted))
