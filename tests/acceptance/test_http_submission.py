@@ -788,7 +788,7 @@ def _known(directory: Path, port: int, workers: int) -> None:
         for words in (("queue", "show", last), ("explain", "--id", last)):
             told_by_command = run(relay, *words)
             assert told_by_command.returncode == 1
-            assert f"has left the queue: 3 delivered. zonerelay log show {last}" in told_by_command.stderr
+            assert f"has left the queue: 3 delivered. Run zonerelay log show {last}" in told_by_command.stderr
         unknown = "0123456789abcdef"
         assert app("GET", f"/v1/messages/{unknown}").code == (404, "not_found")
         assert "has left the queue" not in run(relay, "queue", "show", unknown).stderr
