@@ -230,7 +230,7 @@ async def test_a_message_beyond_the_bound_is_refused_and_never_shown(tmp_path: P
         assert b"SIZE 65536" in (await said(running, lambda client: client.ehlo()))[1]
         assert await said(running, send("bart@example.com", message=large)) == (
             552,
-            b"5.3.4 Message exceeds 64 KB, the limit of this listener",
+            b"5.3.4 Message is larger than 64 KB, the limit of this listener",
         )
         assert (await said(running, send("bart@example.com", options=("SIZE=70000",))))[0] == 552
         assert SEEN == []
@@ -243,7 +243,7 @@ async def test_what_a_handler_makes_too_large_is_refused(tmp_path: Path) -> None
     async with handled(tmp_path, "Grower", policy_max_size=64 * 1024) as (running, sink):
         assert await said(running, send("ann@example.com", message=message)) == (
             552,
-            b"5.3.4 Message exceeds 64 KB, the limit of this listener",
+            b"5.3.4 Message is larger than 64 KB, the limit of this listener",
         )
         assert running.queued() == 0
         assert (await said(running, send("ann@example.com")))[0] == 250
@@ -260,8 +260,8 @@ HOSTILE_RECIPIENTS = [
     ("asks", "AttributeError: server.push is not there"),
     ("mangles", "it named a wrong address"),
     ("content", "it changed envelope.content"),
-    ("number", "answered int instead of a reply"),
-    ("nothing", "answered NoneType"),
+    ("number", "returned int instead of a reply"),
+    ("nothing", "returned NoneType"),
     ("lines", "a reply is one line of ASCII"),
     ("ends", "a reply is one line of ASCII"),
     ("goes-on", "a reply is one line"),
@@ -337,7 +337,7 @@ async def test_a_handler_opens_no_relay(tmp_path: Path) -> None:
         answer = await said(running, send("opens@example.com"))
         assert answer == (
             550,
-            b"5.7.1 Relaying denied for 127.0.0.1: neither in an allowed network nor authenticated",
+            b"5.7.1 Relaying denied for 127.0.0.1: neither in a listed network nor logged in",
         )
         assert await said(running, lambda client: client.docmd("VRFY", "ann")) == (
             252, b"2.5.0 Send some mail, and it will be tried",

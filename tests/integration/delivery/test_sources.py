@@ -398,7 +398,7 @@ async def test_hosts_that_no_source_reaches_are_the_hosts_trouble_in_words(offic
     here = office(TWO, THREE, names=Names(NAMES))
     outcome = await here.send(hosts_at(V6, 25))
     assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.HOST, False)
-    assert f"{V6} has no address in the address family of source" in outcome.reply.text
+    assert f"{V6} has no address that the source" in outcome.reply.text
 
 
 @pytest.mark.parametrize("trouble", ["nobody listens", "no PTR in the greeting", "unreachable"])

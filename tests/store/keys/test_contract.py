@@ -352,7 +352,7 @@ async def test_a_store_that_is_away_for_long_is_told_and_comes_back(opened: Open
         return "after"
 
     engine.lose = lose
-    with pytest.raises(StoreError, match="unknown"):
+    with pytest.raises(StoreError, match="not known"):
         await partition.write(put(a="2"))
     with pytest.raises(StoreError):
         await partition.write(put(a="3"))
@@ -502,7 +502,7 @@ async def test_the_successor_of_a_dead_process_does_not_wait(opened: Opened) -> 
     await first.abandon()
     second = await opened(seen_file=opened.seen_file())
     assert await second.get([b"a"]) == [b"1"]
-    with pytest.raises(NodeTakenError, match="in use by another process"):
+    with pytest.raises(NodeTakenError, match="another process of this machine"):
         opened.seen_file()
 
 
