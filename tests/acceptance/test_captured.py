@@ -497,7 +497,7 @@ def test_only_an_operator_reads_and_releases(tmp_path: Path) -> None:
         status, _, body = ask(
             relay.admin_port, "POST", release, {"To": ["ann"]}, Authorization=f"Basic {basic}"
         )
-        assert (status, body[:22]) == (400, b"To contains no address")
+        assert (status, body.startswith(b"To ")) == (400, True)
         status, _, body = ask(
             relay.admin_port, "POST", release, {"To": people}, Authorization=f"Basic {basic}"
         )

@@ -1,8 +1,9 @@
-"""Why the unit says MemoryDenyWriteExecute=no: TLS towards clients needs it, and nothing else does."""
+"""Why the unit says MemoryDenyWriteExecute=no: certificates of clients need it, and nothing else does."""
 
 from __future__ import annotations
 
 import smtplib
+import ssl
 import subprocess
 import sys
 import time
@@ -15,20 +16,26 @@ from tests.support.certificates import DAY, NOW, make
 from tests.support.credentials import file_of, user
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayFailed, RelayProcess
-from zonerelay.config.settings import UnsafeListener
 
 FORBIDDEN = (sys.executable, no_wx.__file__)
 
 
-def test_a_relay_without_tls_for_clients_makes_no_code_in_memory(tmp_path: Path) -> None:
+def starttls(directory: Path) -> dict[str, str]:
+    made = make("relay.test", starts=time.time() - DAY, ends=time.time() + 90 * DAY)
+    certificate, key = made.write(directory, "relay")
+    return {"tls": "starttls", "certificate": str(certificate), "key": str(key)}
+
+
+def test_a_relay_that_takes_no_certificates_of_clients_makes_no_code_in_memory(tmp_path: Path) -> None:
     users = tmp_path / "users"
     users.write_text(file_of(user()))
-    listener = {"auth": "required", "unsafe": [UnsafeListener.CLEARTEXT_AUTH.value]}
+    listener = {"auth": "required", **starttls(tmp_path)}
     tables = {"auth": {"credentials": str(users)}}
     with RelayProcess(
         tmp_path / "relay", next_hop="127.0.0.1:1", listener=listener, tables=tables, launcher=FORBIDDEN
     ) as relay:
         with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=10) as client:
+            client.starttls(context=ssl._create_unverified_context())
             client.login("app", "correct horse")
             client.sendmail("app@example.org", ["b@example.com"], b"Subject: x\r\n\r\nx\r\n")
         relay.wait_for(lambda: relay.events("deferred") != [], what="an attempt")
@@ -36,10 +43,8 @@ def test_a_relay_without_tls_for_clients_makes_no_code_in_memory(tmp_path: Path)
         assert relay.events("trouble") == []
 
 
-def test_with_tls_for_clients_the_relay_says_what_has_to_be_allowed(tmp_path: Path) -> None:
-    made = make("relay.test", starts=time.time() - DAY, ends=time.time() + 90 * DAY)
-    certificate, key = made.write(tmp_path, "relay")
-    listener = {"tls": "starttls", "certificate": str(certificate), "key": str(key)}
+def test_with_certificates_of_clients_the_relay_says_what_has_to_be_allowed(tmp_path: Path) -> None:
+    listener = {"allow_certificates": ["cd" * 32], **starttls(tmp_path)}
     relay = RelayProcess(tmp_path / "relay", listener=listener, launcher=FORBIDDEN)
     with pytest.raises(RelayFailed, match="exited with 1"):
         relay.start()

@@ -283,7 +283,7 @@ async def test_reroute_does_not_weaken_tls_nor_guess(desk: Desk) -> None:
     await deferred(desk, "b", domain="routed.example")
     refused = await desk.change("reroute", to_zone="clear")
     assert refused.changed == 0
-    assert "2 stay where they are: zone default has tls = opportunistic, clear only none" in refused.note
+    assert "2 stay where they are: zone default has tls = opportunistic, but clear has only" in refused.note
     # The routes themselves would send new mail that way.
     asked = await desk.change("reroute", ask_again=True)
     assert (asked.changed, (await desk.of("b")).zone, (await desk.of("a")).zone) == (1, "clear", "default")

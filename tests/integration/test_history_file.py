@@ -196,7 +196,7 @@ def test_recipients_with_the_same_result_share_an_event_and_are_found_and_forgot
     with Histories(kept.file.parent, None) as histories:
         found = {each.recipient: each.host for each in histories.find(Query(outcome="delivered"), 10)[0]}
         assert found == {each: outcome.host for each, outcome in zip(names, outcomes, strict=True)}
-        assert [each.recipient for each in steps(histories.records("1" * 16), "1" * 16)] == names
+        assert [each.recipient for each in steps(histories.records("1" * 16), "1" * 16, {})] == names
     with contextlib.closing(files.open_for_writing(kept.file)) as database:
         assert files.forget(database, [names[1]], "forgotten") == 1
     assert not kept.finds(names[1])

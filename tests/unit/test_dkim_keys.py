@@ -134,12 +134,12 @@ ADVICE = [
     (
         "all over",
         [entry("example.com", "s", not_after=NOW)],
-        "dkim[0]: nothing signs mail of example.com now: its last key ended on 2026-05-28",
+        "dkim[0]: nothing signs mail of example.com now: the validity of its last key ended on 2026-05-28",
     ),
     (
         "not begun",
         [entry("example.com", "s", not_before=NOW + DAY)],
-        "dkim[0]: nothing signs mail of example.com now: its next key begins on 2026-05-29",
+        "dkim[0]: nothing signs mail of example.com now: the validity of its next key begins on 2026-05-29",
     ),
     (
         "ends soon",

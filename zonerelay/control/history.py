@@ -41,7 +41,6 @@ MAX_QUEUED = 50
 """Messages that the queue is asked about for one search."""
 
 _PSEUDONYM = re.compile(r"u-[a-z2-7]{13}@d-[a-z2-7]{13}")
-_USER = re.compile(rf"(?<=as user ){_PSEUDONYM.pattern}")
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,18 +157,14 @@ def time_line(
     TooLongError after `longest` seconds.
     """
     with _histories(settings, now, longest) as histories:
+        users = _users(settings, histories.redactor)
         told = [
             TraceStep(at=each.at, event=each.event, recipient=each.recipient, text=each.text)
-            for each in steps(histories.records(message_id), message_id)
+            for each in steps(histories.records(message_id), message_id, users)
         ]
         accepted = int(message_id[:11], 16) / 1000
         gaps, workers = tuple(histories.gaps(accepted, now)), tuple(histories.workers)
         names = pseudonyms(settings, known[:MAX_KNOWN])
-        users = _users(settings, histories.redactor)
-        told = [
-            msgspec.structs.replace(each, text=_USER.sub(lambda name: users.get(name[0], name[0]), each.text))
-            for each in told
-        ]
         return TimeLine(steps=tuple(_clear_steps(told, names)), gaps=gaps, workers=workers)
 
 

@@ -551,9 +551,12 @@ class Step:
     text: str
 
 
-def steps(records: Iterable[Record], message_id: str) -> list[Step]:
-    """Return the timeline of one message."""
-    return [Step(each.at, _named(each, message_id), each.text("recipient"), _told(each)) for each in records]
+def steps(records: Iterable[Record], message_id: str, users: Mapping[str, str]) -> list[Step]:
+    """Return the timeline of one message, with the names of `users` in place of their pseudonyms."""
+    return [
+        Step(each.at, _named(each, message_id), each.text("recipient"), _told(each, users))
+        for each in records
+    ]
 
 
 def _named(record: Record, message_id: str) -> str:
@@ -562,7 +565,7 @@ def _named(record: Record, message_id: str) -> str:
     return record.name.replace("-", " ")
 
 
-def _told(record: Record) -> str:
+def _told(record: Record, users: Mapping[str, str]) -> str:
     text = record.text
     match record.name:
         case "accepted":
@@ -572,7 +575,7 @@ def _told(record: Record) -> str:
                 f"{text('size')} octets",
                 f"Message-ID {text('message-id')}" if text("message-id") else "",
                 f"by client {text('client')} ({text('helo')})",
-                f"as user {text('user')}" if text("user") else "",
+                f"as user {users.get(text('user'), text('user'))}" if text("user") else "",
                 " ".join(filter(None, [text("protocol"), text("tls"), f"on {text('listener')}"])),
                 text("route"),
             ]

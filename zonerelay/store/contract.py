@@ -25,6 +25,8 @@ from enum import StrEnum
 from random import Random
 from typing import NamedTuple, Protocol, Self, TypedDict, Unpack
 
+import msgspec
+
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
@@ -145,9 +147,10 @@ class Once:
         return Kept(message_id, self.digest, self.until, self.answer)
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """The entry that a store keeps for a `Once`, with the message that was stored with it."""
+class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The entry that a store keeps for a `Once`, with the message that was stored with it. It is stored as
+    JSON, and without an answer as in 0.1.0.
+    """
 
     message_id: MessageId
     digest: str

@@ -15,9 +15,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+
+from msgspec.structs import astuple
 
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.files import SideDatabase, in_words, is_damage
