@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -111,11 +111,24 @@ async def crew(place: Place, tmp_path: Path) -> AsyncIterator[list[Machine]]:
             await machine.nodes.close()
             del machine.nodes
     place.close()
-    # A process that is killed leaves its connections to the kernel. Here they are collected, without a
-    # warning in a later test.
+
+
+def _collect() -> None:
+    """Collect what machines that died have left: a kernel would close the connections of a killed process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_left_for_other_tests() -> Iterator[None]:
+    yield
+    _collect()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_by_the_test_before() -> None:
+    _collect()
 
 
 async def put(machine: Machine, number: int, *recipients: str, body: bytes = b"x\r\n") -> None:
