@@ -114,7 +114,7 @@ async def test_what_became_of_mail_is_found_by_all_that_is_known_of_it(
                 (found,) = zonerelay.found(relay, *words)
                 assert (found["outcome"], found["attempts"]) == ("delivered", 1), words
             files = [each.read_bytes() for each in (relay.spool.parent / "history").iterdir()]
-            assert not any(b"bob" in each for each in files), "addresses are stored as pseudonyms"
+            assert not any(b"bob@" in each for each in files), "addresses are stored as pseudonyms"
             (bounced,) = zonerelay.found(relay, "--outcome", "bounced")
             assert bounced["reply"].startswith("550")
             (late,) = zonerelay.found(relay, "--reply", "4.7.1")
@@ -183,8 +183,13 @@ async def test_mail_has_its_addresses_while_the_relay_knows_them(
             assert {row["recipient"] for row in traced} >= {"defer-451@example.com", "bob@example.com"}
             assert any("app@example.org" in row["text"] for row in traced)
             assert "app@example.org" in zonerelay(relay, "report").out
-            zonerelay(relay, "queue", "drop", "--all", "--yes")
-            zonerelay.found(relay, "--outcome", "dropped")
+
+            def dropped() -> bool:
+                """Drop again what was left because it was being tried."""
+                zonerelay(relay, "queue", "drop", "--all", "--yes")
+                return bool(zonerelay(relay, "log", "find", "--outcome", "dropped", "--json").of("found"))
+
+            assert wait_until(dropped, timeout=30)
             relay.wait_until_empty()
             rows = zonerelay(relay, "log", "find", "--json").of("found")
             assert {row["recipient"] for row in rows} == {"defer-451@example.com", "bob@example.com"}
