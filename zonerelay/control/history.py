@@ -131,7 +131,7 @@ def _search(settings: Settings, wanted: HistoryFind, now: float, longest: float)
             until=float("inf") if wanted.until is None else wanted.until,
         )
         found, more = histories.find(query, wanted.limit)
-        users = _users(settings, histories.redactor)
+        users = _users(settings, histories.redactor, (each.user for each in found))
         return Found(
             found=tuple(
                 msgspec.structs.replace(each, user=users.get(each.user, each.user)) if users else each
@@ -157,10 +157,11 @@ def time_line(
     TooLongError after `longest` seconds.
     """
     with _histories(settings, now, longest) as histories:
-        users = _users(settings, histories.redactor)
+        records = histories.records(message_id)
+        users = _users(settings, histories.redactor, (each.text("user") for each in records))
         told = [
             TraceStep(at=each.at, event=each.event, recipient=each.recipient, text=each.text)
-            for each in steps(histories.records(message_id), message_id, users)
+            for each in steps(records, message_id, users)
         ]
         accepted = int(message_id[:11], 16) / 1000
         gaps, workers = tuple(histories.gaps(accepted, now)), tuple(histories.workers)
@@ -283,9 +284,11 @@ def pseudonyms(settings: Settings, addresses: Iterable[str]) -> dict[str, str]:
     return {} if redactor is None else {redactor.mailbox(Mailbox(each)): each for each in addresses}
 
 
-def _users(settings: Settings, redactor: Redactor | None) -> dict[str, str]:
-    """Return the names of users that are addresses, by their pseudonyms."""
-    if redactor is None:
+def _users(settings: Settings, redactor: Redactor | None, stored: Iterable[str]) -> dict[str, str]:
+    """Return the names of users that are addresses, by their pseudonyms. The credentials are read only if one
+    of the `stored` names is a pseudonym, because there may be 100,000.
+    """
+    if redactor is None or not any(map(_PSEUDONYM.fullmatch, stored)):
         return {}
     try:
         names = read(settings.auth.credentials)

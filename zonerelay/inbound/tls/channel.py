@@ -249,7 +249,7 @@ class TlsChannel:
             self._offered = _VERSIONS.get(bytes(piece[9:11]), self._offered)
         self._octets += len(piece)
         if self._octets > MAX_HANDSHAKE:
-            raise self._failed(f"the client sent {MAX_HANDSHAKE} octets without completing the handshake")
+            raise self._failed(f"the client sent {MAX_HANDSHAKE} bytes without completing the handshake")
 
     def _failed(self, text: str) -> TlsFault:
         self._fault = text

@@ -178,8 +178,11 @@ class Redactor:
 
     def known(self, pseudonyms: Collection[str]) -> list[Mailbox]:
         """Return the mailboxes with these pseudonyms, or domain parts, that are still in memory."""
-        names = self._names.copy()
-        return [each for each, name in names.items() if {name, name.rpartition("@")[2]} & set(pseudonyms)]
+        return [
+            each
+            for each, name in self._names.copy().items()
+            if name in pseudonyms or name.rpartition("@")[2] in pseudonyms
+        ]
 
     def _replace(self, match: re.Match[str]) -> str:
         lead, plain, quoted, sign, domain = match.groups("")
