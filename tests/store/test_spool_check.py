@@ -77,25 +77,21 @@ async def test_a_spool_that_was_never_started_has_nothing_in_it(tmp_path: Path, 
 async def test_a_running_relay_is_checked_while_it_writes(tmp_path: Path, backend: Backend) -> None:
     async with Spool(tmp_path / "spool", backend=backend, write_buffer=64 * 1024) as spool:
         await mixed(spool.store)
-        done, fed = False, 0
 
-        async def feed() -> None:
+        async def feed(numbers: range) -> None:
             """Every third message leaves again."""
-            nonlocal fed
-            while not done:
-                stored = await store_message(spool.store, 100 + fed, recipient(fed), body=body(fed))
-                if fed % 3 == 0:
+            for number in numbers:
+                stored = await store_message(spool.store, 100 + number, recipient(number), body=body(number))
+                if number % 3 == 0:
                     await spool.store.settle([Finish(each) for each in stored])
-                fed += 1
 
-        feeding = asyncio.create_task(feed())
         seen: list[int] = []
-        while fed < 30 or len(seen) < 12:
+        for begins in range(0, 12 * 30, 30):  # a writer that never pauses may be faster than the check
+            feeding = asyncio.create_task(feed(range(begins, begins + 30)))
             contents, findings = await checked(spool, tmp_path)
             assert set(findings.counts) <= {Fault.CHUNKS_ALONE}, findings.kept
             seen.append(contents.messages)
-        done = True
-        await feeding
+            await feeding
         assert seen[0] < seen[-1]
 
 
