@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -68,13 +69,21 @@ class Part(Protocol):
     async def close(self) -> None: ...
 
 
-class Retried:
-    """Retries the start of one component until it succeeds or is closed. `what` names it in problem lines,
-    `where` in the log. `failure` is the error type that its `start` raises, with a text that says what to do;
-    the error types in `final` end the relay's start. `restored` is called when a later attempt succeeds.
+class RetriedParts:
+    """Retries the start of components until it succeeds or they are closed. `restored` is called with the
+    name of a component in the log when a later attempt succeeds.
     """
 
     def __init__(
+        self, trouble: Callable[[str, BaseException], None], restored: Callable[[str], None]
+    ) -> None:
+        self._trouble, self._restored = trouble, restored
+        self._parts: list[_Retried] = []
+
+    def problems(self) -> tuple[str, ...]:
+        return tuple(text for each in self._parts for text in each.problems())
+
+    async def open(
         self,
         what: str,
         where: str,
@@ -82,23 +91,38 @@ class Retried:
         failure: type[Exception],
         *,
         final: tuple[type[Exception], ...] = (),
-        trouble: Callable[[str, BaseException], None],
-        restored: Callable[[str], None],
     ) -> None:
-        self._what, self._where = what, where
-        self._part, self._failure, self._final = part, failure, final
-        self._trouble, self._restored = trouble, restored
-        self._retrying: asyncio.Task[None] | None = None
-        self._error = ""
+        """Start a part, and retry until `close`. `what` names it in problem lines, `where` in the log.
+        `failure` is the error type that its `start` raises, with a text that says what to do. Raise an error
+        of the types in `final`.
+        """
+        self._parts.append(_Retried(what, where, part, failure, self._trouble, self._restored))
+        await self._parts[-1].start(final)
+
+    async def close(self) -> None:
+        """Close the parts, the last one first."""
+        for each in reversed(self._parts):
+            await each.close()
+
+
+@dataclass(slots=True)
+class _Retried:
+    _what: str
+    _where: str
+    _part: Part
+    _failure: type[Exception]
+    _trouble: Callable[[str, BaseException], None]
+    _restored: Callable[[str], None]
+    _retrying: asyncio.Task[None] | None = None
+    _error: str = ""
 
     def problems(self) -> tuple[str, ...]:
         if not self._error:
             return ()
         return (f"{self._what}: {self._error} (mail moves; it is tried again every {RETRY:g} seconds)",)
 
-    async def start(self) -> None:
-        """Start the part, and retry until `close`. Raise an error that is `final`."""
-        if not await self._try(self._final):
+    async def start(self, final: tuple[type[Exception], ...]) -> None:
+        if not await self._try(final):
             self._retrying = asyncio.get_running_loop().create_task(self._retry())
 
     async def close(self) -> None:

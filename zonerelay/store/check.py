@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -105,13 +106,12 @@ class Examination:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(NamedTuple):
     """The numbers of messages, deliveries and bytes that a check has read."""
 
-    messages: int
-    deliveries: int
-    octets: int
+    messages: int = 0
+    deliveries: int = 0
+    octets: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from zonerelay.process.setup import (
     raise_limits,
 )
 from zonerelay.process.sockets import Inherited, Notifier
-from zonerelay.process.tasks import Part, Retried
+from zonerelay.process.tasks import RetriedParts
 from zonerelay.store.spool_paths import count_of, spools_beyond
 from zonerelay.supervisor import lock
 from zonerelay.supervisor.merge.fan_out import FanOut
@@ -176,15 +176,18 @@ class Supervisor:
             submit=SubmitClient(state.submission).submit,
         )
         stack.push_async_callback(operators.asking.close)
+        parts = RetriedParts(self._trouble, lambda part: self._log.emit("info", "restored", {"part": part}))
+        stack.push_async_callback(parts.close)
+        state.unopened = parts.problems
         control = ControlSocket(control_socket_path(settings), lambda: operators, trouble=self._trouble)
         what = "commands are not answered", "control-socket"
-        await self._open(stack, *what, control, ControlError, final=(AnotherRelayError,))
+        await parts.open(*what, control, ControlError, final=(AnotherRelayError,))
         await asyncio.wait({self._workers.ready, running}, return_when=asyncio.FIRST_COMPLETED)
         if self._workers.ready.done():
             self._workers.ready.result()
         if settings.admin.address and not state.draining:
             http = self._build_http(operators)
-            await self._open(stack, "HTTP is not served", "admin-http", http, AdminError)
+            await parts.open("HTTP is not served", "admin-http", http, AdminError)
         if not state.draining:
             self._log.emit("info", "ready", {"listeners": " ".join(self._sockets.addresses())})
             loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
@@ -212,30 +215,6 @@ class Supervisor:
             before_metrics=self._metrics.refresh,
             inherited=self._handed,
         )
-
-    async def _open(
-        self,
-        stack: AsyncExitStack,
-        what: str,
-        where: str,
-        part: Part,
-        failure: type[Exception],
-        *,
-        final: tuple[type[Exception], ...] = (),
-    ) -> None:
-        """Open the endpoints that mail does not wait for."""
-        retried = Retried(
-            what,
-            where,
-            part,
-            failure,
-            final=final,
-            trouble=self._trouble,
-            restored=lambda part: self._log.emit("info", "restored", {"part": part}),
-        )
-        self._state.retried.append(retried)
-        stack.push_async_callback(retried.close)
-        await retried.start()
 
     def _stop(self) -> None:
         if self._state.draining:

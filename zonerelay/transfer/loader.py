@@ -18,7 +18,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
 from zonerelay.model.delivery import Delivery
@@ -40,9 +42,10 @@ _TOLERANCE = 3600.0
 """Seconds that a source's clock may be ahead."""
 
 
-@dataclass(slots=True)
-class Loaded:
-    """The result of an import. `already` counts deliveries that had been imported before."""
+class Loaded(msgspec.Struct):
+    """The result of an import, and the output of `spool import --json`. `already` counts deliveries that had
+    been imported before, `unusable` counts messages.
+    """
 
     messages: int = 0
     deliveries: int = 0

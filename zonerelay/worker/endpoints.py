@@ -22,7 +22,7 @@ from zonerelay.inbound.listen.http_connection import ServesHttp
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.errors import AnotherRelayError, ControlError
 from zonerelay.operations.requests import Status
-from zonerelay.process.tasks import Part, Retried
+from zonerelay.process.tasks import Part, RetriedParts
 from zonerelay.process.threads import FILES
 from zonerelay.worker.context import WorkerContext
 
@@ -52,15 +52,15 @@ class Endpoints:
         self._identity, self._events, self._clock = context.identity, context.events, context.clock
         self._board, self._readiness, self._submit = board, readiness, submit
         self._admin: AdminServer | None = None
-        self._retried: list[Retried] = []
+        self._parts = RetriedParts(
+            context.events.trouble, lambda part: context.events.lifecycle("restored", part=part)
+        )
+        self.problems = self._parts.problems
         self._operators: list[Operators] = []
 
     @property
     def http_port(self) -> int | None:
         return None if self._admin is None else self._admin.port
-
-    def problems(self) -> tuple[str, ...]:
-        return tuple(text for each in self._retried for text in each.problems())
 
     async def open(self) -> None:
         """Open the endpoints. An endpoint that cannot be opened is retried in the background while mail is
@@ -78,30 +78,10 @@ class Endpoints:
         else:
             build = partial(self._build_operators, self.handler, self._submit)
             control = ControlSocket(control_socket_path(settings), build, trouble=trouble)
-        await self._open("commands are not answered", "control-socket", control, ControlError, final=(final,))
+        what = "commands are not answered", "control-socket"
+        await self._parts.open(*what, control, ControlError, final=(final,))
         if settings.admin.address and not identity.supervised:
             await self._serve_http(settings)
-
-    async def _open(
-        self,
-        what: str,
-        where: str,
-        part: Part,
-        failure: type[Exception],
-        *,
-        final: tuple[type[Exception], ...] = (),
-    ) -> None:
-        retried = Retried(
-            what,
-            where,
-            part,
-            failure,
-            final=final,
-            trouble=self._events.trouble,
-            restored=lambda part: self._events.lifecycle("restored", part=part),
-        )
-        self._retried.append(retried)
-        await retried.start()
 
     async def _serve_http(self, settings: Settings) -> None:
         admin = self._admin = AdminServer(
@@ -113,7 +93,7 @@ class Endpoints:
             trouble=self._events.trouble,
             before_metrics=self._board.refresh,
         )
-        await self._open("HTTP is not served", "admin-http", admin, AdminError)
+        await self._parts.open("HTTP is not served", "admin-http", admin, AdminError)
 
     async def open_http(self, rules: Callable[[], ListenerSettings], submit: Submit) -> ServesHttp:
         """Return the HTTP server of a listener. It queries the supervisor, if there is one, about mail that
@@ -158,8 +138,7 @@ class Endpoints:
 
     async def close(self) -> None:
         """Close the endpoints. Call it before the store is closed."""
-        for retried in self._retried:
-            await retried.close()
+        await self._parts.close()
         for each in self._operators:
             await each.asking.close()
         await self._board.close()

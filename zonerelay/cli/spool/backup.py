@@ -33,20 +33,19 @@ import msgspec
 from zonerelay import __version__, durable
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.spool import home_files
-from zonerelay.cli.spool.exchange import check_rooms
+from zonerelay.cli.spool.exchange import check_rooms, loading
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.config.settings import Backend, Settings
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError
-from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Kept, QueueView, Store, StoreError
 from zonerelay.store.offline import view_spool
 from zonerelay.store.spool_paths import KEYS, is_shared
 from zonerelay.transfer import files
 from zonerelay.transfer.export import export, survey
-from zonerelay.transfer.loader import Loaded, Loader
+from zonerelay.transfer.loader import Loaded
 from zonerelay.transfer.register import Register
 from zonerelay.transfer.stored import TransferError, Unusable
 
@@ -273,18 +272,8 @@ async def _left_over(settings: Settings, store: Store) -> str:
 async def _load(
     settings: Settings, source: Path, sheet: BackupSheet, store: Store, register: Register
 ) -> Loaded:
-    with output.progress("restoring") as reach:
-        seen = 0
-
-        def saw(trouble: Unusable | None) -> None:
-            nonlocal seen
-            seen += 1
-            if trouble is not None:
-                output.chatter().print(f"{trouble.name}: not restored: {trouble.why}")
-            reach(seen, max(seen, sheet.messages))
-
-        zones = Zones(settings.zone, settings.route)
-        loader = Loader(store, register, zones, now=time.time(), saw=saw)
+    now, messages = time.time(), sheet.messages
+    with loading("restoring", settings, store, register, messages=messages, now=now) as loader:
         for part in sorted(source.glob("[0-9][0-9].tar")):
             with files.reading(part) as mail:
                 await loader.load(mail)

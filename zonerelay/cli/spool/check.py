@@ -12,7 +12,6 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -49,14 +48,6 @@ class SpoolReport(msgspec.Struct, kw_only=True):
     findings: list[Finding]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of the spool that can be checked by itself."""
-
-    worker: int
-    contents: Contents
-
-
 def check(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     started = time.monotonic()
@@ -66,16 +57,15 @@ def check(arguments: Namespace) -> int:
         raise CliError(str(error), USAGE) from error
     findings = Findings()
     with output.without_log():
-        contents = [_check_one(settings, worker, arguments.tmp, findings) for worker in workers]
+        parts = [_check_one(settings, worker, arguments.tmp, findings) for worker in workers]
+    contents = Contents(*map(sum, zip(*parts, strict=True)))
     home_files.check(settings, findings)
     report = SpoolReport(
         backend=settings.spool.backend.value,
         path=place_of_queue(settings) or str(settings.spool.path),
         spools=len(workers),
         clean=not findings.is_damaged,
-        messages=sum(each.messages for each in contents),
-        deliveries=sum(each.deliveries for each in contents),
-        octets=sum(each.octets for each in contents),
+        **contents._asdict(),
         seconds=round(time.monotonic() - started, 3),
         counts={fault.value: count for fault, count in sorted(findings.counts.items())},
         findings=findings.kept,

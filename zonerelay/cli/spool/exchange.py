@@ -31,7 +31,7 @@ from zonerelay.queue.operator.filters import Matcher
 from zonerelay.queue.orders.order import Order, OrderTable, Subject
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.routing.zones.zones import Zones
-from zonerelay.store.contract import StoreError
+from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.transfer import export, files, others
 from zonerelay.transfer.loader import Loaded, Loader
@@ -154,48 +154,39 @@ async def _import(settings: Settings, source: Source, home: Path, now: float) ->
     register = Register(home)
     try:
         async with opened(settings) as store:
-            with output.progress("Importing") as reach:
-                seen = 0
-
-                def saw(trouble: Unusable | None) -> None:
-                    nonlocal seen
-                    seen += 1
-                    if trouble is not None:
-                        _tell(trouble)
-                    reach(seen, source.messages)
-
-                zones = Zones(settings.zone, settings.route)
-                loader = Loader(store, register, zones, now=now, saw=saw)
+            with loading("Importing", settings, store, register, messages=source.messages, now=now) as loader:
                 await loader.load(source)
     finally:
         register.close()
     return loader.loaded
 
 
+@contextlib.contextmanager
+def loading(
+    text: str, settings: Settings, store: Store, register: Register, *, messages: int, now: float
+) -> Iterator[Loader]:
+    """Yield a loader that reports the progress and each message that cannot be imported."""
+    with output.progress(text) as reach:
+        seen = 0
+
+        def saw(trouble: Unusable | None) -> None:
+            nonlocal seen
+            seen += 1
+            if trouble is not None:
+                _tell(trouble)
+            reach(seen, max(seen, messages))
+
+        yield Loader(store, register, Zones(settings.zone, settings.route), now=now, saw=saw)
+
+
 def _report(arguments: Namespace, done: Loaded) -> int:
     if arguments.json:
-        output.print_line(
-            Imported(
-                messages=done.messages,
-                deliveries=done.deliveries,
-                already=done.already,
-                unusable=done.unusable,
-            )
-        )
+        output.print_line(done)
     else:
         print(f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} imported.")
         if done.already:
             print(f"{text.deliveries(done.already)} imported before, or in the spool already: left alone.")
     return FAILED if done.unusable else OK
-
-
-class Imported(msgspec.Struct):
-    """The result of `spool import --json`. `already` counts deliveries, `unusable` counts messages."""
-
-    messages: int
-    deliveries: int
-    already: int
-    unusable: int
 
 
 def _tell(trouble: Unusable) -> None:

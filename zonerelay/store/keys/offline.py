@@ -30,20 +30,15 @@ async def nodes_of(engine: Engine) -> list[int]:
 
 async def check_engine(engine: Engine, findings: Findings, tell: Tell) -> Contents:
     """Check every partition. Raises StoreError."""
-    found = Contents(0, 0, 0)
+    found = [Contents()]
     for node in await nodes_of(engine):
         keeper = engine.keeper(node)
         try:
             if await keeper.look() is not None:
-                each = await compare(keeper, findings, tell)
-                found = Contents(*(a + b for a, b in zip(_numbers(found), _numbers(each), strict=True)))
+                found.append(await compare(keeper, findings, tell))
         finally:
             await keeper.close()
-    return found
-
-
-def _numbers(contents: Contents) -> tuple[int, int, int]:
-    return contents.messages, contents.deliveries, contents.octets
+    return Contents(*map(sum, zip(*found, strict=True)))
 
 
 async def repair_engine(

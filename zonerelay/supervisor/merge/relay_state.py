@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from zonerelay import __version__
@@ -12,7 +12,6 @@ from zonerelay.config.settings import Settings, raised_guard, resolve_hostname
 from zonerelay.control.socket import control_socket_path, submission_socket_path
 from zonerelay.model.clock import Clock
 from zonerelay.operations.answers import RelayStatus
-from zonerelay.process.tasks import Retried
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.supervisor.sockets import Sockets
 from zonerelay.supervisor.workers.restart_policy import Phase
@@ -27,8 +26,8 @@ class RelayState:
     def __init__(self, workers: Workers, settings: Settings, sockets: Sockets, clock: Clock) -> None:
         self.settings = settings
         self.problems: tuple[str, ...] = ()
-        self.retried: list[Retried] = []
-        """The endpoints that the supervisor opens."""
+        self.unopened: Callable[[], tuple[str, ...]] = tuple
+        """Returns the problems of the endpoints that the supervisor could not open."""
         self.draining = False
         self.taken_up = clock.now()
         self.refused: float | None = None
@@ -82,7 +81,7 @@ class RelayState:
             zones=(),
             destinations=(),
             destinations_total=0,
-            problems=(*self.problems, *(text for each in self.retried for text in each.problems())),
+            problems=(*self.problems, *self.unopened()),
             taken_up=self.taken_up,
             refused=self.refused,
             workers=tuple(member.status(now) for member in self.members()),
