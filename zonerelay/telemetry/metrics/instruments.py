@@ -21,17 +21,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-    from prometheus_client.metrics_core import Metric
 SHARED_QUEUE = "zonerelay_queue_deliveries"
 
 # Aggregated as the oldest, the first to expire, and "no" if one of them is "no".
@@ -97,10 +95,6 @@ def collect(registry: CollectorRegistry) -> tuple[Family, ...]:
 
 def exposition(families: Iterable[Family]) -> bytes:
     """Return the Prometheus text format."""
-    # Commands import the frames of answers, which contain families, without an HTTP server.
-    from prometheus_client import generate_latest  # noqa: PLC0415
-    from prometheus_client.metrics_core import Metric  # noqa: PLC0415
-    from prometheus_client.registry import Collector  # noqa: PLC0415
 
     class Given(Collector):
         def collect(self) -> Iterator[Metric]:
@@ -453,10 +447,70 @@ class Instruments(Collector):
             yield instrument.family()
 
 
-# Collectors of figures that other parts keep: a scrape reads them, so that no part keeps gauges in step.
-#
-# Each collector is given a `read` that must answer from memory. Labels are from the configuration; a family
-# has at most `MAX_LABEL_VALUES` samples of a label whose values grow with the configuration.
+# Figures that other parts keep: a scrape reads them, so that no part keeps gauges in step. A `read` must
+# answer from memory. Labels are from the configuration.
+
+
+Readings = Iterable[tuple[tuple[str, ...], float]]
+"""Label values, in the order of the labels, and a number for each."""
+F = TypeVar("F")
+
+
+def gauge_of(
+    name: str,
+    help_text: str,
+    readings: Readings,
+    *labels: str,
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily] = GaugeMetricFamily,
+) -> Metric:
+    family = kind(name, help_text, labels=labels)
+    for values, number in readings:
+        family.add_metric(values, number)
+    return family
+
+
+class ReadGauge(Collector):
+    """A gauge whose value is read at each scrape. Samples beyond `MAX_LABEL_VALUES` are left out."""
+
+    _kind: ClassVar[type[GaugeMetricFamily] | type[CounterMetricFamily]] = GaugeMetricFamily
+
+    def __init__(self, name: str, help_text: str, read: Callable[[], Readings], *labels: str) -> None:
+        self._name = name
+        self._help = help_text
+        self._read = read
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        readings = islice(self._read(), MAX_LABEL_VALUES)
+        yield gauge_of(self._name, self._help, readings, *self._labels, kind=self._kind)
+
+
+class ReadCounter(ReadGauge):
+    """A counter whose value is read at each scrape."""
+
+    _kind = CounterMetricFamily
+
+
+class ReloadCollector(Collector):
+    """Collects the time at which the active configuration was loaded, and whether the last reload succeeded.
+    The names follow Prometheus' own metrics for this.
+    """
+
+    def __init__(self, read: Callable[[], tuple[float, bool]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        since, is_good = self._read()
+        yield GaugeMetricFamily(
+            "zonerelay_config_last_reload_success_timestamp_seconds",
+            "When the configuration in force was taken up, Unix time.",
+            since,
+        )
+        yield GaugeMetricFamily(
+            "zonerelay_config_last_reload_successful",
+            "1, or 0 while the configuration on disk was refused.",
+            float(is_good),
+        )
 
 
 class ZoneQueue(NamedTuple):
@@ -483,86 +537,39 @@ class QueueCollector(Collector):
         self._is_counted = is_counted
 
     def collect(self) -> Iterator[Metric]:
-        deliveries = GaugeMetricFamily(
-            "zonerelay_queue_deliveries", "Deliveries in the queue.", labels=("zone", "state")
+        is_counted, queues = self._is_counted(), tuple(self._read())
+        counted = queues if is_counted else ()
+        states = ("ready", "active", "deferred", "held")
+        numbers = [((each.zone, state), getattr(each, state)) for each in counted for state in states]
+        oldest = [((each.zone,), each.oldest) for each in counted]
+        overdue = [((each.zone,), each.overdue) for each in counted]
+        outbound = [((each.zone,), each.connections) for each in queues]
+        counting = "Workers that are still counting what they found in the queue."
+        late = "How long the deferred delivery that was due first has been due."
+        yield gauge_of(SHARED_QUEUE, "Deliveries in the queue.", numbers, "zone", "state")
+        yield gauge_of(
+            "zonerelay_queue_oldest_seconds", "Age of the oldest delivery in the queue.", oldest, "zone"
         )
-        oldest = GaugeMetricFamily(
-            "zonerelay_queue_oldest_seconds", "Age of the oldest delivery in the queue.", labels=("zone",)
-        )
-        overdue = GaugeMetricFamily(
-            "zonerelay_queue_overdue_seconds",
-            "How long the deferred delivery that was due first has been due.",
-            labels=("zone",),
-        )
-        outbound = GaugeMetricFamily(
-            "zonerelay_outbound_connections", "Open connections to peers.", labels=("zone",)
-        )
-        counting = GaugeMetricFamily(
-            "zonerelay_queue_counting", "Workers that are still counting what they found in the queue."
-        )
-        is_counted = self._is_counted()
-        for queue in self._read():
-            outbound.add_metric((queue.zone,), queue.connections)
-            if is_counted:
-                deliveries.add_metric((queue.zone, "ready"), queue.ready)
-                deliveries.add_metric((queue.zone, "active"), queue.active)
-                deliveries.add_metric((queue.zone, "deferred"), queue.deferred)
-                deliveries.add_metric((queue.zone, "held"), queue.held)
-                oldest.add_metric((queue.zone,), queue.oldest)
-                overdue.add_metric((queue.zone,), queue.overdue)
-        counting.add_metric((), int(not is_counted))
-        yield deliveries
-        yield oldest
-        yield overdue
-        yield counting
-        yield outbound
+        yield gauge_of("zonerelay_queue_overdue_seconds", late, overdue, "zone")
+        yield GaugeMetricFamily("zonerelay_queue_counting", counting, int(not is_counted))
+        yield gauge_of("zonerelay_outbound_connections", "Open connections to peers.", outbound, "zone")
 
 
-Readings = Iterable[tuple[tuple[str, ...], float]]
-"""Label values, in the order of the labels, and a number for each."""
+class Subsystem(Instruments, Generic[F]):
+    """The metrics of a subsystem. They are not exposed until `attach`, because it may not be configured."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._read: Callable[[], F] | None = None
 
-class ReadGauge(Collector):
-    """A gauge whose value is read at each scrape. Samples beyond `MAX_LABEL_VALUES` are left out."""
-
-    _family: ClassVar[type[GaugeMetricFamily] | type[CounterMetricFamily]] = GaugeMetricFamily
-
-    def __init__(self, name: str, help_text: str, read: Callable[[], Readings], *labels: str) -> None:
-        self._name = name
-        self._help = help_text
-        self._read = read
-        self._labels = labels
-
-    def collect(self) -> Iterator[Metric]:
-        family = self._family(self._name, self._help, labels=self._labels)
-        for values, number in islice(self._read(), MAX_LABEL_VALUES):
-            family.add_metric(values, number)
-        yield family
-
-
-class ReadCounter(ReadGauge):
-    """A counter whose value is read at each scrape."""
-
-    _family = CounterMetricFamily
-
-
-class ReloadCollector(Collector):
-    """Collects the time at which the active configuration was loaded, and whether the last reload succeeded.
-    The names follow Prometheus' own metrics for this.
-    """
-
-    def __init__(self, read: Callable[[], tuple[float, bool]]) -> None:
+    def attach(self, read: Callable[[], F]) -> None:
+        """Set the function that reads the figures of the subsystem."""
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        since, is_good = self._read()
-        yield GaugeMetricFamily(
-            "zonerelay_config_last_reload_success_timestamp_seconds",
-            "When the configuration in force was taken up, Unix time.",
-            since,
-        )
-        yield GaugeMetricFamily(
-            "zonerelay_config_last_reload_successful",
-            "1, or 0 while the configuration on disk was refused.",
-            float(is_good),
-        )
+        if self._read is not None:
+            yield from super().collect()
+            yield from self._shown(self._read())
+
+    def _shown(self, figures: F) -> Iterator[Metric]:
+        raise NotImplementedError

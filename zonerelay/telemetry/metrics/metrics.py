@@ -40,16 +40,18 @@ from zonerelay.telemetry.metrics.instruments import (
     ReadGauge,
     Readings,
     ReloadCollector,
+    Subsystem,
     ZoneQueue,
     collect,
+    gauge_of,
 )
 
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 
 
-class LimitMetrics(Instruments):
-    """The metrics of shared limits. They are not exposed until `attach`, because a worker may share no
-    limits.
+class LimitMetrics(Subsystem[Mapping[str, tuple[int, int, int]]]):
+    """The metrics of shared limits. The figures are the numbers of slots held, connections open and slots
+    wanted, by zone.
     """
 
     def __init__(self) -> None:
@@ -62,34 +64,16 @@ class LimitMetrics(Instruments):
         )
         self.reachable.value = 1
         self.waits = self.histogram(
-            "zonerelay_limits_wait_seconds",
-            "From wishing for a connection to its grant.",
-            WAIT_BUCKETS,
+            "zonerelay_limits_wait_seconds", "From wishing for a connection to its grant.", WAIT_BUCKETS
         )
-        self._read: Callable[[], Mapping[str, tuple[int, int, int]]] | None = None
 
-    def attach(self, read: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
-        """Attach the function that reads the numbers of slots held, connections open and slots wanted, by
-        zone.
-        """
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        if self._read is None:
-            return
-        yield from super().collect()
-        family = GaugeMetricFamily(
-            "zonerelay_limits_places",
-            "Connections that this worker may have of limits it shares, has, and would like.",
-            labels=("zone", "state"),
-        )
+    def _shown(self, figures: Mapping[str, tuple[int, int, int]]) -> Iterator[Metric]:
         numbers: Counts[tuple[str, str]] = Counts()
-        for zone, figures in self._read().items():
-            for state, number in zip(("held", "used", "wanted"), figures, strict=True):
+        for zone, given in figures.items():
+            for state, number in zip(("held", "used", "wanted"), given, strict=True):
                 numbers[queue_of(zone).label, state] += number
-        for labels, number in numbers.items():
-            family.add_metric(labels, number)
-        yield family
+        text = "Connections that this worker may have of limits it shares, has, and would like."
+        yield gauge_of("zonerelay_limits_places", text, numbers.items(), "zone", "state")
 
 
 LOOK_UPS = ("enforce", "testing", "none", "absent", "failed")
@@ -163,32 +147,22 @@ class OutboxFigures(NamedTuple):
     usable: bool
 
 
-class OutboxMetrics(Instruments):
-    """The metrics of the outbox. `attach` sets the function that reads the numbers."""
+class OutboxMetrics(Subsystem[OutboxFigures]):
+    """The metrics of the outbox."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._read: Callable[[], OutboxFigures] | None = None
         self._finished = self.labelled(
             "zonerelay_outbox_finished_total", "Rows that this relay has let go of.", "status", declared=ENDS
         )
-
-    def attach(self, read: Callable[[], OutboxFigures]) -> None:
-        self._read = read
 
     def finished(self, status: str) -> None:
         """Count a row that was released as `sent`, as `failed`, or as `queued` for a retry."""
         self._finished.add((status,))
 
-    def collect(self) -> Iterator[Metric]:
-        if self._read is None:
-            return
-        figures = self._read()
-        rows = GaugeMetricFamily("zonerelay_outbox_rows", "Rows of the outbox.", labels=("status",))
-        for status in STATUSES:
-            rows.add_metric((status,), figures.rows.get(status, 0))
-        yield rows
-        yield from super().collect()
+    def _shown(self, figures: OutboxFigures) -> Iterator[Metric]:
+        rows = [((status,), figures.rows.get(status, 0)) for status in STATUSES]
+        yield gauge_of("zonerelay_outbox_rows", "Rows of the outbox.", rows, "status")
         yield CounterMetricFamily("zonerelay_outbox_claims_total", "Rows claimed here.", figures.claims)
         yield CounterMetricFamily(
             "zonerelay_outbox_reaped_total", "Rows of dead relays given back to the queue.", figures.reaped
@@ -204,9 +178,9 @@ class OutboxMetrics(Instruments):
 RESULTS = ("ok", "refused", "failed", "broken")
 
 
-class SmarthostMetrics(Instruments):
-    """The metrics of logins. `attach` sets a function that reads, for the credentials that were tried, the
-    zone, the credential and whether it can log in.
+class SmarthostMetrics(Subsystem[Iterable[tuple[str, str, bool]]]):
+    """The metrics of logins. The figures are, for the credentials that were tried, the zone, the credential
+    and whether it can log in.
     """
 
     def __init__(self) -> None:
@@ -214,30 +188,15 @@ class SmarthostMetrics(Instruments):
         self.logins = self.labelled(
             "zonerelay_smarthost_logins_total", "Log-ins at smarthosts.", "zone", "result"
         )
-        self._read: Callable[[], Iterable[tuple[str, str, bool]]] = tuple
 
-    def attach(self, read: Callable[[], Iterable[tuple[str, str, bool]]]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        yield from super().collect()
-        family = GaugeMetricFamily(
-            "zonerelay_smarthost_login",
-            "1 if a credential can log in, otherwise 0.",
-            labels=("zone", "credential"),
-        )
-        for zone, credential, works in self._read():
-            family.add_metric((zone, credential), float(works))
-        yield family
+    def _shown(self, figures: Iterable[tuple[str, str, bool]]) -> Iterator[Metric]:
+        readings = [((zone, credential), float(works)) for zone, credential, works in figures]
+        text = "1 if a credential can log in, otherwise 0."
+        yield gauge_of("zonerelay_smarthost_login", text, readings, "zone", "credential")
 
 
-TOLD = ("delivered", "failed", "lost")
-
-
-class WebhookMetrics(Instruments):
-    """The metrics of webhooks, exposed only if there is a webhook. `attach` sets a function that reads how
-    many events wait for each webhook.
-    """
+class WebhookMetrics(Subsystem[Mapping[str, int]]):
+    """The metrics of webhooks. The figures are the numbers of events that wait, by webhook."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,21 +206,10 @@ class WebhookMetrics(Instruments):
             "webhook",
             "result",
         )
-        self._read: Callable[[], Mapping[str, int]] | None = None
 
-    def attach(self, read: Callable[[], Mapping[str, int]]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        if self._read is None:
-            return
-        yield from super().collect()
-        queued = GaugeMetricFamily(
-            "zonerelay_webhook_queued", "Events that wait for a webhook.", labels=("webhook",)
-        )
-        for webhook, count in self._read().items():
-            queued.add_metric((webhook,), count)
-        yield queued
+    def _shown(self, figures: Mapping[str, int]) -> Iterator[Metric]:
+        waiting = [((webhook,), count) for webhook, count in figures.items()]
+        yield gauge_of("zonerelay_webhook_queued", "Events that wait for a webhook.", waiting, "webhook")
 
 
 SITES = {
@@ -523,14 +471,8 @@ class Metrics:
         """Attach the reader: `read` yields the users with quotas, and the usage of the quota that is used
         most.
         """
-        self.attach(
-            ReadGauge(
-                "zonerelay_user_quota_used_ratio",
-                "Of the quotas of a user who has sent lately, the part of the most used one that is used.",
-                read,
-                "user",
-            )
-        )
+        text = "Of the quotas of a user who has sent lately, the part of the most used one that is used."
+        self._gauge("zonerelay_user_quota_used_ratio", text, read, "user")
 
     def attach_certificates(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
         """Attach the reader: `read` yields the first name and the expiry of each certificate of every
