@@ -13,19 +13,8 @@ from tests.upgrades import fixtures, outbox
 from tests.upgrades.engines import Records, read_schema
 from tests.upgrades.test_guard import compare
 from zonerelay.outbox.database.passwords import unseal
-from zonerelay.outbox.database.tables import MIGRATIONS
 
 FILES = sorted(fixtures.DIRECTORY.glob(f"*/{outbox.FILE}"))
-
-
-def _version(bed: OutboxBed) -> int:
-    """0 while the first revision's tables have none."""
-    there = bed.psql("SELECT to_regclass('outbound_messages_schema') IS NOT NULL")
-    return int(bed.psql("SELECT max(version) FROM outbound_messages_schema")) if there == "t" else 0
-
-
-def shape(records: Records) -> Records:
-    return {name: text for name, text in records.items() if not name.startswith("row ")}
 
 
 @pytest.fixture(params=FILES, ids=lambda path: path.parent.name)
@@ -53,22 +42,6 @@ async def test_rows_are_sent_to_those_who_have_not_got_them(restored: OutboxBed,
     assert b"<p>hello</p>" in whole
     sealed = restored.psql("SELECT smtp_password_encrypted FROM mailboxes")
     assert unseal(sealed, (KEY,), host=LOOPBACK, port=outbox.PORT, user="relay") == "right"
-
-
-async def test_their_tables_become_those_of_a_new_outbox(restored: OutboxBed, bed: OutboxBed) -> None:
-    async with restored.relay() as running:
-        await running.until(lambda: _version(restored) == len(MIGRATIONS), what="the newest version")
-    fresh = OutboxBed(bed.directory)
-    try:
-        async with fresh.relay(name="fresh"):
-            pass
-        made, now = [
-            shape(await asyncio.to_thread(read_schema, each.server.url, each.schema))
-            for each in (fresh, restored)
-        ]
-    finally:
-        fresh.drop()
-    assert now == made
 
 
 def test_rows_are_stored_as_in_the_newest_fixture(bed: OutboxBed) -> None:

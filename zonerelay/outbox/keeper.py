@@ -195,7 +195,7 @@ class OutboxKeeper:
     async def _enter(self, control: Link) -> bool:
         """Prepare the tables, listen, and renew or begin the session. Return whether the session is new."""
         if self._around.settings.create_tables:
-            await tables.migrate(control, self._statements.names)
+            await tables.create(control, self._statements.names)
         await tables.check(control, self._statements.names)
         self._statements.use(has_priority=await has_priority(control.fetch, self._statements.names))
         await control.listen(self._statements.names.channel, lambda _text: self.heard())

@@ -8,7 +8,6 @@ StoreErrors:
   executed.
 - `SickError`: the statement itself is refused (a duplicate, an impossible value) and always will be.
 - `ClashError`: another transaction conflicted; the same statement may succeed at once.
-- `BusyError`: another transaction has held a lock for longer than the statement may wait.
 - StoreFullError, and StoreError for all other errors of the server.
 
 A commit whose wait for a standby was interrupted (`pg_cancel_backend`, a shutdown) ends with a warning and no
@@ -64,7 +63,6 @@ _SICK_CLASSES = ("22", "23", "54", "53200")
 for an index), memory. The jobs of the batch are then written one by one.
 """
 _CLASH = ("40001", "40P01")
-_BUSY = ("55P03",)
 _FULL = ("53100",)
 _STANDBY_SOURCE = "syncrep.c"
 """The source file of the server's warnings about synchronous standbys. Their texts are localized."""
@@ -95,10 +93,6 @@ class ClashError(StoreError):
 
 class DamagedFilesError(StoreCorruptError):
     """The database reported damaged files or an internal error (class XX)."""
-
-
-class BusyError(StoreError):
-    """A lock could not be acquired in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,8 +405,6 @@ def _refused(state: str, message: str, password: str) -> StoreError:
         return ConnectionLostError(text)
     if state in _CLASH:
         return ClashError(text)
-    if state in _BUSY:
-        return BusyError(text)
     if state.startswith(_SICK_CLASSES):
         return SickError(text)
     if state in _FULL:

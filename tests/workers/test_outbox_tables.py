@@ -1,4 +1,4 @@
-"""The tables have a version: they are brought to this one, and relays of two versions share them."""
+"""A relay creates the tables where there are none, and says what is wrong with tables that it finds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import pytest
 
 from tests.support.outbox import OutboxBed
 from zonerelay.outbox.database import tables
-from zonerelay.outbox.database.tables import MIGRATIONS, Names, check, has_priority, migrate
+from zonerelay.outbox.database.tables import Names, check, create, has_priority
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.postgres.driver import Access, Link
-from zonerelay.store.postgres.schema import Migration
-
-NEXT = "ALTER TABLE {messages} ADD COLUMN extra text DEFAULT 'x'"
 
 
 @pytest.fixture
@@ -28,21 +25,12 @@ async def link(bed: OutboxBed) -> AsyncIterator[Link]:
     await link.close()
 
 
-def versions(bed: OutboxBed) -> str:
-    return bed.psql("SELECT version, oldest FROM outbound_messages_schema ORDER BY version")
-
-
-async def test_tables_without_a_version_are_taken_as_they_are_if_they_fit(
-    bed: OutboxBed, names: Names, link: Link
-) -> None:
-    await migrate(link, names)
-    assert versions(bed) == "1|1\n2|1"
-    bed.psql("DROP TABLE outbound_messages_schema; ALTER TABLE outbound_messages ADD COLUMN of_the_shop int")
+async def test_tables_that_fit_are_taken_as_they_are(bed: OutboxBed, names: Names, link: Link) -> None:
+    await create(link, names)
+    bed.psql("ALTER TABLE outbound_messages ADD COLUMN of_the_shop int")
+    await create(link, names)
     await check(link, names)
-    await migrate(link, names)
-    await migrate(link, names)
-    assert versions(bed) == "1|1\n2|1"
-    await check(link, names)
+    assert await has_priority(link.fetch, names)
 
 
 async def test_tables_of_an_application_that_do_not_fit_are_not_touched(
@@ -50,55 +38,15 @@ async def test_tables_of_an_application_that_do_not_fit_are_not_touched(
 ) -> None:
     bed.server.psql(f"CREATE SCHEMA {bed.schema}")
     bed.psql("CREATE TABLE outbound_messages (id bigint, subject text)")
-    await migrate(link, names)
+    await create(link, names)
     with pytest.raises(StoreOpenError, match=r"no column zone \(text\).*there is no table .*mailboxes"):
         await check(link, names)
     assert bed.psql("SELECT count(*) FROM pg_trigger WHERE tgrelid = 'outbound_messages'::regclass") == "0"
 
 
-async def test_a_relay_of_the_version_before_goes_on_with_newer_tables_that_allow_for_it(
-    bed: OutboxBed, names: Names, link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await migrate(link, names)
+async def test_a_priority_is_one_of_three(bed: OutboxBed, names: Names, link: Link) -> None:
+    await create(link, names)
     row = bed.insert()
-    bed.psql("INSERT INTO outbound_messages_relays VALUES (gen_random_uuid(), 'old', now() + interval '1 h')")
-    with monkeypatch.context() as newer:
-        newer.setattr(tables, "MIGRATIONS", (*MIGRATIONS, Migration(NEXT, oldest=1)))
-        await migrate(link, names)
-    assert versions(bed) == "1|1\n2|1\n3|1"
-    assert bed.row(row)["extra"] == "x"
-    await check(link, names)
-    await migrate(link, names)
-
-
-async def test_a_relay_refuses_tables_that_are_too_new_and_no_step_takes_them_from_a_running_one(
-    bed: OutboxBed, names: Names, link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await migrate(link, names)
-    bed.psql("INSERT INTO outbound_messages_relays VALUES (gen_random_uuid(), 'old', now() + interval '1 h')")
-    with monkeypatch.context() as newer:
-        newer.setattr(tables, "MIGRATIONS", (*MIGRATIONS, Migration(NEXT, oldest=len(MIGRATIONS) + 1)))
-        with pytest.raises(StoreOpenError, match="Stop all of them first"):
-            await migrate(link, names)
-        assert versions(bed) == "1|1\n2|1"
-        bed.psql("DELETE FROM outbound_messages_relays")
-        await migrate(link, names)
-    for attempt in (check, migrate):
-        with pytest.raises(StoreOpenError, match="a newer zonerelay has been here"):
-            await attempt(link, names)
-
-
-async def test_tables_of_the_first_version_get_a_priority(
-    bed: OutboxBed, names: Names, link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(tables, "MIGRATIONS", MIGRATIONS[:1])
-        await migrate(link, names)
-    row = bed.insert()
-    await check(link, names)
-    assert not await has_priority(link.fetch, names)
-    await migrate(link, names)
-    assert await has_priority(link.fetch, names)
     assert bed.row(row)["priority"] is None
     bed.psql("UPDATE outbound_messages SET priority = 'bulk'")
     refused = bed.server.psql(
@@ -108,16 +56,25 @@ async def test_tables_of_the_first_version_get_a_priority(
     assert refused == ""
 
 
+async def test_tables_without_a_priority_are_used_as_they_are(
+    bed: OutboxBed, names: Names, link: Link
+) -> None:
+    await create(link, names)
+    bed.psql("ALTER TABLE outbound_messages DROP COLUMN priority")
+    await create(link, names)
+    await check(link, names)
+    assert not await has_priority(link.fetch, names)
+
+
 async def test_a_priority_of_the_applications_own_is_left_as_it_is(
     bed: OutboxBed, names: Names, link: Link
 ) -> None:
-    await migrate(link, names)
+    await create(link, names)
     bed.psql(
-        "ALTER TABLE outbound_messages DROP COLUMN priority; DELETE FROM outbound_messages_schema;"
-        " INSERT INTO outbound_messages_schema VALUES (1, now(), 1);"
+        "ALTER TABLE outbound_messages DROP COLUMN priority;"
         " ALTER TABLE outbound_messages ADD COLUMN priority int"
     )
-    await migrate(link, names)
+    await create(link, names)
     await check(link, names)
     assert not await has_priority(link.fetch, names)
     bed.insert(priority=7)
@@ -142,7 +99,7 @@ async def test_a_priority_of_the_applications_own_is_left_as_it_is(
 async def test_a_right_that_is_missing_is_named(
     bed: OutboxBed, names: Names, link: Link, statement: str, named: str
 ) -> None:
-    await migrate(link, names)
+    await create(link, names)
     role = f"lacking_{bed.schema}"
     bed.server.psql(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {bed.schema} TO {role}")
     printed = tables.script(names).partition("The relay's role")[2]
