@@ -233,6 +233,24 @@ async def test_a_node_that_stood_still_loses_its_claims_and_goes_on(crew: list[M
     assert await one.claim() == ["c@example.net"]
 
 
+async def test_a_body_that_is_read_while_its_partition_is_lost_is_a_lost_claim(crew: list[Machine]) -> None:
+    one, two = crew[:2]
+    await one.start()
+    await put(one, 1, "a@example.net", body=b"0123456789abcde\n" * 1024 * 1024)
+    await one.claim()
+    body = one.nodes.read_body(message_id(1))
+    assert await anext(body)
+    await one.nodes._own.partition._tasks.cancel()  # its lease is not renewed
+    await two.start()
+    assert await two.claim() == ["a@example.net"]
+    with pytest.raises(StoreError):
+        await put(one, 2, "b@example.net")
+    await until(lambda: bool(one.lost))
+    with pytest.raises(ClaimLostError):
+        async for _ in body:
+            pass
+
+
 async def test_a_node_that_starts_again_is_itself_at_once(crew: list[Machine]) -> None:
     """It does not wait for the lease of its former process."""
     [one] = crew[:1]

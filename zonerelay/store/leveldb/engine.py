@@ -38,10 +38,13 @@ Row = tuple[bytes, bytes]
 Jump = Callable[[bytes], bytes]
 
 _BLOCK_CACHE = 4 * 1024 * 1024
-_FILE_SIZE = 3 * 1024 * 1024
+_MB = 1024 * 1024
+_FILE_SIZE = 3 * _MB
 """With LevelDB's own 2 MB every byte is written 3.0 times, with 3 to 8 MB 2.6, with 32 MB 4.4 times."""
-_TIGHT_FILE_SIZE = 1024 * 1024
+_TIGHT_FILE_SIZE = _MB
 """LevelDB's minimum. A compaction below level 0 needs up to 25 times the file size."""
+_MOST_OVERLAP = 12 * _FILE_SIZE
+"""The tables of the next level that usually overlap with one table: the tenfold size, and both edges."""
 _OPEN_FILES = 74
 """LevelDB's minimum. All but ten are for tables, which are mapped. So this limit and the file size bound the
 spool's part of the relay's memory: 192 MB, however large the queue is.
@@ -244,12 +247,17 @@ class Database:
         """Return the bytes that a compaction may write before it removes any table. Raises StoreError.
 
         Every table of level 0 has keys from the whole spool, so a compaction reads all of them and all of
-        level 1. Half of that is added for data that arrives during the compaction.
+        level 1. Half of that is added for data that arrives during the compaction. Below, a compaction
+        rewrites one table and those that overlap with it in the next level, which is ten times as large.
+        LevelDB begins the same compaction again after each reopening. Without space for it the spool would
+        fail for ever.
         """
         with self._translated():
-            lines = (self._handle().get_property(b"leveldb.stats") or b"").splitlines()[3:5]
-        megabytes = {int(level): int(size) for level, _, size, *_ in map(bytes.split, lines)}
-        return (megabytes.get(0, 0) + megabytes.get(1, 0)) * 3 * 1024 * 1024 // 2
+            lines = (self._handle().get_property(b"leveldb.stats") or b"").splitlines()[3:]
+        levels = {int(level): int(size) * _MB for level, _, size, *_ in map(bytes.split, lines)}
+        upper = (levels.pop(0, 0) + levels.get(1, 0)) * 3 // 2
+        overlap = max((levels.get(level + 1, 0) for level in levels), default=0)
+        return max(upper, min(overlap, _MOST_OVERLAP) + _FILE_SIZE if overlap else 0)
 
     def rows(
         self, start: bytes, stop: bytes | None = None, *, limit: int, view: View | None = None

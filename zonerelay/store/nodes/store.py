@@ -21,7 +21,16 @@ import asyncio
 import contextlib
 import heapq
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, Unpack
@@ -486,7 +495,7 @@ class NodeStore:
     async def read_message(self, message_id: MessageId) -> Message:
         held = await self._holder_of(message_id)
         held.partition.check()
-        with contextlib.suppress(MessageNotFoundError):
+        with contextlib.suppress(MessageNotFoundError), self._reading(held):
             return await held.queue.read_message(message_id)
         return (await self._elsewhere(message_id))[1]
 
@@ -495,7 +504,8 @@ class NodeStore:
         held.partition.check()
         found = held.queue.read_body(message_id)
         try:
-            first = await anext(found, None)
+            with self._reading(held):
+                first = await anext(found, None)
         except MessageNotFoundError:
             reads, message = await self._elsewhere(message_id)
             for number in range(1, message.chunks + 1, READ_CHUNKS):
@@ -505,10 +515,25 @@ class NodeStore:
         async with (
             contextlib.aclosing(found) if isinstance(found, AsyncGenerator) else contextlib.nullcontext()
         ):
-            if first is not None:
-                yield first
-            async for chunk in found:
-                yield chunk
+            piece = first
+            while piece is not None:
+                yield piece
+                with self._reading(held):
+                    piece = await anext(found, None)
+
+    @contextlib.contextmanager
+    def _reading(self, held: HeldPartition) -> Iterator[None]:
+        """Raise ClaimLostError if a read failed because another writer has taken over the partition. The
+        caller would report a deferral of mail that another node is sending.
+        """
+        try:
+            yield
+        except (ClaimLostError, MessageNotFoundError):
+            raise
+        except StoreError as error:
+            if held not in self._held() or held.node in self._fenced or not held.partition.is_held():
+                raise ClaimLostError("another node may have this message now") from error
+            raise
 
     async def _elsewhere(self, message_id: MessageId) -> tuple[QueueReads, Message]:
         """Find a message in another node's partition. Raises MessageNotFoundError."""
