@@ -16,6 +16,9 @@ If it was plyvel that could not be built: it comes ready-made for x86-64, with P
 endef
 export PLYVEL_HINT
 
+# Each process of the tests would compile the whole tree again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help run sandbox deb test quick proof check fmt fuzz bench reference lock pin clean
 
 help:  ## this list

@@ -114,6 +114,8 @@ _LIBRARY = {
     "make_header", "get_content", "post", "text", "json",
 }  # fmt: skip
 """Functions of the standard library and of aiohttp that decode by a name in what they were given."""
+_LOOK_UPS = {"lookup", "getincrementaldecoder", "getdecoder", "getreader"}
+_DECODERS = {*_LOOK_UPS, "str", "decode", "encode"}
 
 
 @pytest.fixture
@@ -151,16 +153,18 @@ def _choices(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def _parses(attribute: ast.Attribute) -> bool:
     """aiohttp reads the parameters of Content-Type by `email`."""
-    receiver = ast.unparse(attribute.value)
-    return receiver.endswith("request") and attribute.attr in ("content_type", "charset")
+    return attribute.attr in ("content_type", "charset") and ast.unparse(attribute.value).endswith("request")
 
 
 def _chooses(call: ast.Call) -> bool:
-    name, receiver = _name(call.func), ast.unparse(call.func).rpartition(".")[0]
+    name = _name(call.func)
     given = [each.value for each in call.keywords if each.arg in ("encoding", "charset")]
+    if name not in _LIBRARY | _DECODERS:
+        return not all(map(_is_plain, given))
+    receiver = ast.unparse(call.func).rpartition(".")[0]
     if name in _LIBRARY:
         return receiver.endswith(("request", "part", "message")) or ("_" in name and not receiver)
-    if name in ("lookup", "getincrementaldecoder", "getdecoder", "getreader") and receiver in ("codecs", ""):
+    if name in _LOOK_UPS and receiver in ("codecs", ""):
         given += call.args[:1]
     elif name == "str":
         given += call.args[1:2]

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from zonerelay.cli import arguments
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
@@ -33,10 +31,6 @@ _CODE = "".join(path.read_text() for path in ROOT.glob("zonerelay/**/*.py"))
 _METRICS = {*re.findall(r'"(zonerelay_\w+)"', _CODE), "zonerelay_info"}
 
 
-def names(pages: list[Path]) -> list[str]:
-    return [page.name for page in pages]
-
-
 def spans(page: Path) -> Iterator[tuple[int, str]]:
     """What stands in back-ticks, with its line."""
     for number, line in enumerate(page.read_text().splitlines(), 1):
@@ -44,12 +38,12 @@ def spans(page: Path) -> Iterator[tuple[int, str]]:
             yield number, span
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
-def test_every_link_leads_somewhere(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
-        aim = page.parent / target if target else page
-        assert aim.exists(), target
-        assert not anchor or anchor in headings(aim), f"{target}#{anchor}"
+def test_every_link_leads_somewhere() -> None:
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+            aim = page.parent / target if target else page
+            assert aim.exists(), f"{page}: {target}"
+            assert not anchor or anchor in headings(aim), f"{page}: {target}#{anchor}"
 
 
 def test_the_index_leads_to_every_page() -> None:
@@ -66,30 +60,30 @@ def headings(page: Path) -> frozenset[str]:
     return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in found)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
-def test_every_file_that_is_named_exists(page: Path) -> None:
-    for number, span in spans(page):
-        folder, _, rest = span.partition("/")
-        if rest and folder in _FOLDERS and span not in _NO_FILES and re.fullmatch(r"[\w/.]+", rest):
-            places = (span, f"zonerelay/{span}", f"zonerelay/{span}.py", f"tests/{span}")
-            assert any((ROOT / place).exists() for place in places), f"line {number}: {span}"
-        elif test := re.fullmatch(r"(\w+/[\w/]+\.py)::(\w+)", span):
-            assert f"def {test[2]}(" in (ROOT / "tests" / test[1]).read_text(), f"line {number}: {span}"
-        elif re.fullmatch(r"\w+\.(py|md|lua)", span):
-            assert span in _FILES or (ROOT / span).exists(), f"line {number}: {span}"
+def test_every_file_that_is_named_exists() -> None:
+    for page in PAGES:
+        for number, span in spans(page):
+            folder, _, rest = span.partition("/")
+            if rest and folder in _FOLDERS and span not in _NO_FILES and re.fullmatch(r"[\w/.]+", rest):
+                places = (span, f"zonerelay/{span}", f"zonerelay/{span}.py", f"tests/{span}")
+                assert any((ROOT / place).exists() for place in places), f"{page}:{number}: {span}"
+            elif test := re.fullmatch(r"(\w+/[\w/]+\.py)::(\w+)", span):
+                assert f"def {test[2]}(" in (ROOT / "tests" / test[1]).read_text(), f"{page}:{number}: {span}"
+            elif re.fullmatch(r"\w+\.(py|md|lua)", span):
+                assert span in _FILES or (ROOT / span).exists(), f"{page}:{number}: {span}"
 
 
-@pytest.mark.parametrize("page", TEXTS, ids=names(TEXTS))
-def test_every_metric_that_is_named_exists(page: Path) -> None:
-    for name in re.findall(r"\bzonerelay_[a-z_]+\b", page.read_text()):
-        assert {name, re.sub("_(bucket|count|sum)$", "", name)} & _METRICS, name
+def test_every_metric_that_is_named_exists() -> None:
+    for page in TEXTS:
+        for name in re.findall(r"\bzonerelay_[a-z_]+\b", page.read_text()):
+            assert {name, re.sub("_(bucket|count|sum)$", "", name)} & _METRICS, f"{page}: {name}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
-def test_every_option_that_is_named_with_its_table_exists(page: Path) -> None:
-    for number, span in spans(page):
-        if match := re.fullmatch(r"\[+([a-z0-9]+)\]+(?: ([a-z_]+))?(?: = .*)?", span):
-            assert (match[1], match[2] or "") in known_options(), f"line {number}: {span}"
+def test_every_option_that_is_named_with_its_table_exists() -> None:
+    for page in PAGES:
+        for number, span in spans(page):
+            if match := re.fullmatch(r"\[+([a-z0-9]+)\]+(?: ([a-z_]+))?(?: = .*)?", span):
+                assert (match[1], match[2] or "") in known_options(), f"{page}:{number}: {span}"
 
 
 @cache
@@ -99,25 +93,27 @@ def known_options() -> frozenset[tuple[str, str]]:
     return frozenset((*found, *((table, "") for table, _ in found)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
-def test_every_example_of_a_configuration_loads(page: Path) -> None:
-    for example in re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-        if not example.startswith(_OTHERS_FILES):
-            settings = load_text(example)
-            assert page.parent.name == "send" or list(advice(settings, "relay.example.org")) == []
+def test_every_example_of_a_configuration_loads() -> None:
+    for page in PAGES:
+        for example in re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            if not example.startswith(_OTHERS_FILES):
+                settings = load_text(example)
+                assert page.parent.name == "send" or list(advice(settings, "relay.example.org")) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
-def test_every_command_that_is_named_is_understood(page: Path) -> None:
-    for number, words in commands(page):
-        parser = grammar()
-        for word in words:
-            verbs = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
-            if word.startswith("--"):
-                assert word.partition("=")[0] in parser._option_string_actions, f"line {number}: {words}"
-            elif verbs and re.fullmatch("[a-z-]+", word):
-                assert word in verbs[0].choices, f"line {number}: {words}"
-                parser = verbs[0].choices[word]
+def test_every_command_that_is_named_is_understood() -> None:
+    for page in PAGES:
+        for number, words in commands(page):
+            parser = grammar()
+            for word in words:
+                verbs = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+                if word.startswith("--"):
+                    assert word.partition("=")[0] in parser._option_string_actions, (
+                        f"{page}:{number}: {words}"
+                    )
+                elif verbs and re.fullmatch("[a-z-]+", word):
+                    assert word in verbs[0].choices, f"{page}:{number}: {words}"
+                    parser = verbs[0].choices[word]
 
 
 grammar = cache(arguments.build)

@@ -45,9 +45,10 @@ _SIGNS = re.compile(r"\[[^]]*\]|\\.")
 
 def decisions(tree: ast.Module) -> Iterator[str]:
     """Yield the places that compare or search a text with a sentence, as `line: sentence`."""
+    nodes = list(ast.walk(tree))
     constants = {
         alias.asname or alias.name: value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
         for value in [_exported(node.module or "").get(alias.name)]
@@ -56,11 +57,13 @@ def decisions(tree: ast.Module) -> Iterator[str]:
     constants |= dict(_assigned(tree.body))
     constants |= {
         name: value
-        for name, value in _assigned(ast.walk(tree))
+        for name, value in _assigned(nodes)
         if isinstance(value, ast.Tuple) and all(isinstance(each, ast.Constant) for each in value.elts)
     }
-    caught = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)}
-    for node in ast.walk(tree):
+    caught = {node.name for node in nodes if isinstance(node, ast.ExceptHandler)}
+    for node in nodes:
+        if not isinstance(node, ast.Compare | ast.MatchValue | ast.Call):
+            continue
         operands = _operands(node, constants)
         is_of_error = any(_is_text_of(each, caught) for each in operands)
         for operand in operands:
@@ -70,13 +73,14 @@ def decisions(tree: ast.Module) -> Iterator[str]:
 
 
 @cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes())
+
+
+@cache
 def _exported(module: str) -> Mapping[str, ast.expr]:
     path = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
-    return (
-        dict(_assigned(ast.parse(path.read_bytes()).body))
-        if path.is_relative_to(PACKAGE) and path.exists()
-        else {}
-    )
+    return dict(_assigned(_tree(path).body)) if path.is_relative_to(PACKAGE) and path.exists() else {}
 
 
 def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
@@ -142,7 +146,7 @@ def test_no_decision_hangs_on_a_sentence() -> None:
         name: places
         for name, path in names.items()
         if not any(f"{name}/".startswith(f"{each}/") for each in FOREIGN)
-        and (places := list(decisions(ast.parse(path.read_bytes()))))
+        and (places := list(decisions(_tree(path))))
     }
     assert found == {}
 

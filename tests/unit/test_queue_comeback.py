@@ -17,7 +17,7 @@ from zonerelay.model.outcome import Outcome
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST
 from zonerelay.routing.destinations.route import Batch
 
-MANY = 4_000
+MANY = 2_000
 PER_SECOND = 2000
 """What ten connections take when a message needs five milliseconds."""
 RETRY = RetrySettings(jitter=0.0, suspend_min=60.0, suspend_max=600.0, schedule=(3600.0,))

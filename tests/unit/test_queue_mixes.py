@@ -206,7 +206,9 @@ def _left_in(queue: ZonePlan) -> dict[str, object]:
     return {name: value for name, value in held.items() if value}
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=() if seed < 8 else pytest.mark.proof) for seed in range(24)]
+)
 def test_everything_leaves_once_whatever_has_happened(seed: int) -> None:
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)

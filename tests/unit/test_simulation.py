@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import sys
 from collections.abc import Coroutine
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
@@ -15,12 +12,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from rich.console import Console
 
-from tests.bench.simulate.figures import Spread
 from tests.bench.simulate.node import Node
-from tests.bench.simulate.plots import PlotError, plot
-from tests.bench.simulate.report import print_result
 from tests.bench.simulate.run import Result, Simulation, simulate
 from tests.bench.simulate.scenarios import SENDERS, Injection, Scenario, limits, scenario
 from tests.bench.simulate.store import IndexedStore
@@ -45,32 +38,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:  # Any: what a coroutine sends is no
         return runner.run(work)
 
 
-def test_five_days_of_sleep_take_no_time() -> None:
-    async def sleep() -> tuple[float, float]:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        clock = VirtualClock(loop)
-        before = clock.now()
-        await asyncio.sleep(5 * 86_400)
-        return clock.now() - before, clock.monotonic()
-
-    assert run(sleep()) == pytest.approx((5 * 86_400, 5 * 86_400))
-
-
-def test_timers_come_in_the_order_of_their_times() -> None:
-    async def sleepers() -> list[int]:
-        order: list[int] = []
-
-        async def sleep(seconds: int) -> None:
-            await asyncio.sleep(seconds)
-            order.append(seconds)
-
-        await asyncio.gather(*map(sleep, (30, 10, 20)))
-        return order
-
-    assert run(sleepers()) == [10, 20, 30]
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_wait_that_nobody_will_end_is_an_error_and_no_hang() -> None:
     async def wait() -> None:
@@ -84,15 +51,6 @@ def test_a_wait_that_nobody_will_end_is_an_error_and_no_hang() -> None:
     with pytest.raises(asyncio.CancelledError):
         loop.run_until_complete(task)
     loop.close()
-
-
-def test_a_percentile_is_right_within_six_percent() -> None:
-    spread = Spread()
-    for number in range(1, 1001):
-        spread.add(number / 10)
-    assert spread.percentile(0.5) == pytest.approx(50, rel=0.06)
-    assert spread.percentile(0.99) == pytest.approx(99, rel=0.06)
-    assert spread.percentile(1.0) == spread.longest == 100
 
 
 def domains() -> st.SearchStrategy[str]:
@@ -195,24 +153,16 @@ def facts(result: Result) -> list[object]:
     return [samples, figures.attempts, figures.events, figures.delivered, result.seconds]
 
 
-@pytest.fixture(scope="module")
-def mixed() -> Result:
-    """The whole world in small: two nodes share its limits."""
-    return simulate(scenario("mix", deliveries=2500, nodes=2))
-
-
-def test_in_a_mix_of_everything_nothing_is_lost_or_made_twice_and_no_limit_is_exceeded(mixed: Result) -> None:
+def test_in_a_mix_of_everything_nothing_is_lost_or_made_twice_no_limit_is_exceeded_and_nobody_waits() -> None:
+    mixed = simulate(scenario("mix", deliveries=2500, nodes=2))
     figures = mixed.figures
     assert mixed.faults == []
     assert figures.delivered.total() + figures.returned.total() == figures.accepted + figures.reports
     assert not figures.delivered["dead"] + figures.delivered["silent"] + figures.delivered["nodns"]
     assert figures.delivered["greylisting"]
-
-
-def test_mail_for_idle_destinations_does_not_wait_for_others(mixed: Result) -> None:
     for kind in ("bigone", "hosted", "fast"):
-        assert mixed.figures.wait[kind].percentile(0.99) < 2.0, kind
-        assert mixed.figures.queue[kind].percentile(0.9) < 4.0, kind
+        assert figures.wait[kind].percentile(0.99) < 2.0, kind
+        assert figures.queue[kind].percentile(0.9) < 4.0, kind
 
 
 def test_the_same_seed_takes_the_same_course_and_another_does_not() -> None:
@@ -281,25 +231,6 @@ def test_a_backlog_at_the_start_holds_up_no_new_message_and_is_not_held_up(name:
     waits = result.figures.wait
     assert waits["fast"].percentile(0.95) < 5.0
     assert waits[plan.stored[0].kind].longest < 60.0
-
-
-def test_a_picture_is_drawn_and_without_matplotlib_words_say_what_to_install(
-    mixed: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plot(mixed, tmp_path / "mix.png")
-    assert (tmp_path / "mix.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(PlotError, match="pip install matplotlib"):
-        plot(mixed, tmp_path / "other.png")
-
-
-def test_a_table_has_a_row_for_each_kind_and_says_that_nothing_was_lost(mixed: Result) -> None:
-    console = Console(file=io.StringIO(), width=200)
-    print_result(console, mixed)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
-    assert "nothing lost, nothing twice, no limit or rate exceeded" in text
-    assert all(f"\n{kind} " in text for kind in mixed.figures.attempts)
 
 
 def test_every_domain_has_a_kind_and_tiny_ones_share_their_providers_hosts() -> None:

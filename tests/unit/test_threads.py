@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import inspect
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,14 @@ ON_A_SOCKET = {"create_connection", "create_datagram_endpoint"}
 """Names of both a loop's methods and functions of `socket`: a loop's may take a host's name."""
 
 
+_ANY = re.compile(
+    "|".join((*THREAD_BEHIND, *ON_A_SOCKET, "run_in_executor", "TCPConnector", "create_server"))
+)
+
+
 def uses_of_the_default_executor(source: str) -> Iterator[tuple[int, str]]:
+    if not _ANY.search(source):  # quicker than a tree
+        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module in ("asyncio", "aiohttp", "aiohttp.resolver"):
             yield from ((node.lineno, each.name) for each in node.names if each.name in THREAD_BEHIND)
