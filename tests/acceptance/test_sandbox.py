@@ -37,9 +37,9 @@ def test_sandbox(tmp_path: Path) -> None:
         with smtplib.SMTP(LOOPBACK, int(found[1]), timeout=20) as client:
             for number in range(12):
                 client.sendmail("you@example.org", [f"n{number}@example.com"], b"Subject: x\r\n\r\nx\r\n")
-        assert wait_until(lambda: b"<n11@example.com>" in shown, timeout=20)
+        assert wait_until(lambda: b"n11@example.com" in shown, timeout=20)
         # What is written last is at the bottom, whatever has flowed by above it.
-        assert wait_until(lambda: shown.rfind(b"swaks") > shown.rfind(b"<n11@"), timeout=20)
+        assert wait_until(lambda: shown.rfind(b"swaks") > shown.rfind(b"n11@"), timeout=20)
         bottom = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown[shown.rfind(b"swaks") :]).decode()
         assert bottom.count("\n") < 5
         assert all(len(line) <= 80 for line in bottom.splitlines())

@@ -75,6 +75,7 @@ def worker(arguments: Namespace) -> int:
 
 
 def sandbox(arguments: Namespace) -> int:
+    from zonerelay.cli.operate.tail import EventLog
     from zonerelay.config.endpoints import parse_listen
     from zonerelay.sandbox.run import main as run_sandbox
 
@@ -85,7 +86,7 @@ def sandbox(arguments: Namespace) -> int:
                 "--open"
             )
             raise CliError(f"{option} {address} {what}", USAGE)
-    return run_sandbox(arguments)
+    return run_sandbox(arguments, EventLog)
 
 
 def version(_: Namespace) -> int:

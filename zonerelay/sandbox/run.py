@@ -20,6 +20,7 @@ import socket
 import sys
 import tempfile
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.message import EmailMessage
@@ -54,7 +55,7 @@ from zonerelay.process.threads import OPERATORS
 from zonerelay.sandbox import DIRECTORY
 from zonerelay.sandbox.behaviours import ADDRESSES
 from zonerelay.sandbox.captured import ANY_LOGIN, CHAOS, CapturingSink, build
-from zonerelay.sandbox.journey import Journey
+from zonerelay.telemetry.events.events import LogSink
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.worker.build import build as build_worker
 from zonerelay.worker.worker import Worker
@@ -68,16 +69,16 @@ ATTEMPTS = 3
 """Starts, where another process takes a port between the look for it and its use."""
 
 
-def main(arguments: Namespace) -> int:
-    """Run the sandbox. Of the `arguments`, `listen`, `page` and `release_to` are addresses or None; with
-    `open`, everyone who can connect may send and read.
+def main(arguments: Namespace, log_to: Callable[[Console], LogSink]) -> int:
+    """Run the sandbox. `log_to` returns the log that is shown on a console. Of the `arguments`, `listen`,
+    `page` and `release_to` are addresses or None; with `open`, everyone who can connect may send and read.
     """
     console = Console(highlight=False)
     for attempt in range(1, ATTEMPTS + 1):
         with tempfile.TemporaryDirectory(prefix=DIRECTORY) as directory:
             try:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    return runner.run(_play(console, Path(directory), arguments))
+                    return runner.run(_play(console, log_to(console), Path(directory), arguments))
             except StartError as error:
                 # Another sandbox that starts at the same moment may have found the same port free.
                 if attempt == ATTEMPTS or arguments.listen or arguments.page:
@@ -86,7 +87,7 @@ def main(arguments: Namespace) -> int:
     return 1
 
 
-async def _play(console: Console, directory: Path, arguments: Namespace) -> int:
+async def _play(console: Console, log: LogSink, directory: Path, arguments: Namespace) -> int:
     clock = SystemClock()
     settings = _settings(directory, arguments)
     token = _token(directory, clock.now())
@@ -97,7 +98,7 @@ async def _play(console: Console, directory: Path, arguments: Namespace) -> int:
         worker = await build_worker(
             settings,
             hostname="sandbox.zonerelay.test",
-            log=Journey(console, clock.now),
+            log=log,
             redactor=Redactor(b"", enabled=False),
             clock=clock,
             randomness=random.Random(),

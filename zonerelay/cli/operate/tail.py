@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TextIO
 
 from rich.console import Console
@@ -21,6 +21,7 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, CliError
 from zonerelay.operations.answers import MailEvent, Missed, TranscriptLine
 from zonerelay.operations.requests import Tail, Transcript
+from zonerelay.telemetry.events.events import Field
 
 SHORT = 16
 """Characters of an address where the terminal is narrow."""
@@ -39,6 +40,7 @@ _LEVELS = {"warning": "yellow", "error": "bold red"}
 _ADDRESSES = ("recipient", "sender", "to", "mailbox", "user", "client")
 _FIRST = ("id", "recipient", "host", "reply")
 """Fields without their names, which lead the line."""
+_LIFECYCLE = frozenset({"starting", "ready", "stopping", "stopped"})
 _ARROWS = {"received": "<", "sent": ">", "note": "*"}
 
 
@@ -53,10 +55,25 @@ def tail(arguments: Namespace) -> int:
             if arguments.json:
                 output.print_line(frame)
             else:
-                line = _missed(frame) if isinstance(frame, Missed) else event_line(frame, wide=wide)
-                console.print(line, no_wrap=True, overflow="ellipsis", crop=console.is_terminal)
+                _print(console, _missed(frame) if isinstance(frame, Missed) else event_line(frame, wide=wide))
             sys.stdout.flush()
     return OK
+
+
+class EventLog:
+    """Shows the events of a sandbox on its console, as `tail` does."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
+        if event not in _LIFECYCLE:
+            told = MailEvent(at=time.time(), level=level, event=event, fields=dict(fields))
+            _print(self._console, event_line(told, wide=self._console.width >= output.WIDE))
+
+
+def _print(console: Console, line: Text) -> None:
+    console.print(line, no_wrap=True, overflow="ellipsis", crop=console.is_terminal)
 
 
 def event_line(event: MailEvent, *, wide: bool) -> Text:
