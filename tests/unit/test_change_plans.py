@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.dkim import NOW, entry, keys_of
-from zonerelay.cli.setup.check_config import summary
 from zonerelay.config.credentials.secrets import SecretError, read_secret
-from zonerelay.config.load import load_text
 from zonerelay.config.settings import DkimMode, SrsSettings, ZoneSettings
 from zonerelay.control.explain import ChangePlans, too_large_for
 from zonerelay.message.dkim.keys import DkimKeys
@@ -104,21 +102,3 @@ def test_a_file_with_more_than_a_secret_is_refused_without_showing_it(tmp_path: 
     with pytest.raises(SecretError, match="more than one line") as refused:
         read_secret(str(file), {})
     assert text[:3] not in str(refused.value).replace(str(file), "")
-
-
-def test_check_config_shows_what_there_is() -> None:
-    settings = load_text(
-        '[[source]]\nname = "out1"\naddress = ["192.0.2.7"]\nehlo_name = "out1.example.org"\n'
-        '[[zone]]\nsources = ["out1"]\nsrs = true\n'
-        '[[destination]]\ndomain = ["a.example"]\nmax_connections = 1\n'
-        '[[rewrite]]\naddress = ["old.example"]\nto = "@example.com"\n'
-        '[srs]\ndomain = "srs.example.com"\nsecret = "env:SRS"\n'
-    )
-    lines = list(summary(settings, "relay.example.org"))
-    for line in (
-        "source out1 192.0.2.7 as out1.example.org",
-        "destinations 1 table",
-        "rewrite 1 rule",
-        "srs at srs.example.com, in zone default",
-    ):
-        assert line in lines

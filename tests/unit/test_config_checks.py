@@ -345,41 +345,11 @@ def test_sound_defaults_need_no_advice() -> None:
     assert advice(load_text(""), "relay.example.org") == ()
 
 
-def test_check_config_says_what_it_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "relay.toml"
-    path.write_text(
-        'hostname = "relay.example.org"\n'
-        '[[zone]]\n[[zone]]\nname = "bulk"\nnext_hop = "[smtp.example.net]:587"\n'
-        '[[route]]\nzone = "bulk"\nsender_domain = ["a.example", "b.example"]\nheader = ["X-Stream"]\n'
-        f'[[route]]\nrecipient = {[f"u{n}@a" for n in range(1200)]}\nclient = ["::1"]\nmin_size = "1 MB"\n'
-        '[retry]\npolicy = "exponential"\n'
-    )
-    assert check_config.run(path) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert out.splitlines() == [
-        f"{path}: ok",
-        "  hostname relay.example.org",
-        "  listener 127.0.0.1:2525 from 127.0.0.0/8, ::1/128, up to 50 MB",
-        "  spool leveldb /var/lib/zonerelay/spool",
-        "  route sender_domain a.example | b.example and header X-Stream to zone bulk",
-        "  route recipient u0@a | u1@a | u2@a | u3@a | u4@a | u5@a | u6@a | u7@a | u8@a | u9@a and 1,190 "
-        "more and client ::1/128 and min_size 1 MB to zone default",
-        "  zone default to the MX of each domain, tls opportunistic, 100 connections, 10 per destination",
-        "  zone bulk to [smtp.example.net]:587, tls opportunistic, 100 connections, 10 per destination",
-        "  retry by policy exponential, for 5d",
-        "  bounces to the sender",
-        "  admin 127.0.0.1:8025",
-    ]
-
-
-def test_check_config_says_who_may_relay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_config_notes_who_may_relay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "relay.toml"
     path.write_text(f'[[listener]]\naddress = "127.0.0.1:1"\n{WORDS}\n[[listener]]\naddress = "unix:/x"\n')
     assert check_config.run(path) == 0
     out = capsys.readouterr().out
-    assert "  listener 127.0.0.1:1 from every client, up to 50 MB\n" in out
-    assert "  listener unix:/x from every program that may open it, up to 50 MB\n" in out
     assert "  note: listener[0].unsafe: every client that reaches 127.0.0.1:1 may relay\n" in out
 
 

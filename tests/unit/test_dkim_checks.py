@@ -105,7 +105,6 @@ def test_a_zone_that_requires_signatures_has_reports_to_sign_too(domain: str, no
 def test_a_good_key_says_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(config) == 0
     out = capsys.readouterr().out
-    assert "  dkim 1 key\n" in out
     assert "note: dkim" not in out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.cli.setup.trial import try_out
+from zonerelay.cli.setup.check_config import try_out
 from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.problems import Report

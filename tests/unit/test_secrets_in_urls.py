@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.cli.setup.check_config import summary
 from zonerelay.config import toml_text
 from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text, read
@@ -64,7 +63,6 @@ def shown(file: Path, text: str) -> Iterator[str]:
     yield toml_text.effective(settings, report)
     yield toml_text.changed(settings, report)
     yield from advice(settings, "relay.example.org")
-    yield from summary(settings, "relay.example.org")
 
 
 def test_there_are_urls_to_look_at() -> None:

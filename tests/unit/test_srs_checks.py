@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.cli.setup.trial import try_out
+from zonerelay.cli.setup.check_config import try_out
 from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.problems import Report
 from zonerelay.config.settings import Settings, SrsSettings

@@ -1,43 +1,50 @@
-"""`zonerelay check-config`: prints every problem (exit status 2), or a summary of the relay (0).
+"""`zonerelay check-config`: prints every problem (exit status 2), or `ok` and notes (0).
 
-Problems go to standard error, the summary and the notes to standard output. The command checks the file
-first. If the file is valid, it also checks the files and the code that the file names (`trial`).
+Problems go to standard error, the notes to standard output. The command checks the file first. If the file is
+valid, it also opens the files and loads the code that the file names.
+
+A problem is added to the report with its key and its line, like the problems of the file itself; advice is
+returned as notes. The command imports an operator's code (a policy, a back-off function) and creates the
+policy, as a start does. It reads files with the permissions of the user who runs it.
+
+A heavy library is imported only if the configuration needs it: OpenSSL only for TLS.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import os
 import socket
 import sys
+import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zonerelay.cli.relay import config_path
-from zonerelay.cli.setup.trial import try_out
-from zonerelay.cli.terminal.text import plural
-from zonerelay.config.checks import advice
-from zonerelay.config.endpoints import split_next_hops
+from zonerelay.cli.terminal import text
+from zonerelay.config import rails
+from zonerelay.config.checks import advice, secrets_of, try_secrets
+from zonerelay.config.credentials import file as credentials
+from zonerelay.config.credentials.file import CredentialsError
+from zonerelay.config.credentials.identities import IdentitiesError, read_token_file
 from zonerelay.config.load import ConfigError, read
+from zonerelay.config.problems import KeyPath, Report, path_text
 from zonerelay.config.settings import (
+    AdminSettings,
     Backend,
     ListenerAuth,
-    ListenerProtocol,
     ListenerSettings,
     ListenerTls,
-    RetryPolicyName,
-    RouteSettings,
     Settings,
-    SpoolSettings,
-    UnsafeListener,
-    ZoneSettings,
     resolve_hostname,
 )
-from zonerelay.config.units import format_duration, format_size
-from zonerelay.store.spool_paths import disk_directories
 
-_TLS = {ListenerTls.NONE: "", ListenerTls.STARTTLS: " with STARTTLS", ListenerTls.IMPLICIT: " with TLS"}
-
-MAX_VALUES = 10  # maximum length of a route's condition in the summary
+if TYPE_CHECKING:
+    from zonerelay.inbound.tls.certificate_files import Pair
 
 
 def check_config(arguments: Namespace) -> int:
@@ -57,115 +64,297 @@ def run(path: Path) -> int:
         print(error, file=sys.stderr)
         return 2
     print(f"{path}: ok")
-    for line in summary(settings, hostname):
-        print(f"  {line}")
     for line in (*advice(settings, hostname), *notes):
         print(f"  note: {line}")
     return 0
 
 
-def summary(settings: Settings, hostname: str) -> Iterator[str]:
-    """Yield the parts of the relay in the order in which mail passes them."""
-    yield f"hostname {hostname}"
-    yield from (_listener(listener) for listener in settings.listener)
-    if any(listener.auth is not ListenerAuth.OFF for listener in settings.listener):
-        yield f"users in {settings.auth.credentials}"
-    if settings.access:
-        yield f"access {plural(len(settings.access), 'rule')}"
-    if settings.rewrite:
-        yield f"rewrite {plural(len(settings.rewrite), 'rule')}"
-    yield f"spool {settings.spool.backend} {_spool_places(settings.spool)}".rstrip()
-    if settings.outbox.url:
-        yield f"outbox {settings.outbox.schema}.{settings.outbox.table}, zone {settings.outbox.zone}"
-    yield from (_route(route) for route in settings.route)
-    for source in settings.source:
-        name = f" as {source.ehlo_name}" if source.ehlo_name else ""
-        yield f"source {source.name} {' and '.join(source.address)}{name}"
-    yield from (_zone(zone) for zone in settings.zone)
-    if settings.destination:
-        yield f"destinations {plural(len(settings.destination), 'table')}"
-    if settings.dkim:
-        yield f"dkim {plural(len(settings.dkim), 'key')}"
-    if settings.srs.domain:
-        yield f"srs at {settings.srs.domain}, in {_srs_zones(settings)}"
-    yield _retry(settings)
-    yield f"bounces {'to the sender' if settings.bounce.enabled else 'off'}"
-    yield f"admin {settings.admin.address or 'off'}"
+def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
+    """Check all files and objects that the configuration refers to. Add problems to the report and return the
+    notes.
+    """
+    notes = []
+    for at, listener in enumerate(settings.listener):
+        notes += _certificates(listener, ("listener", at), report)
+        notes += _policy(listener, hostname, ("listener", at), report)
+    notes += _admin(settings.admin, report)
+    _users(settings, report)
+    notes += _guard_rails(settings, report)
+    for at, rule in enumerate(settings.access):
+        _patterns(rule.sender, ("access", at, "sender"), report)
+        _patterns(rule.recipient, ("access", at, "recipient"), report)
+    for at, route in enumerate(settings.route):
+        _patterns(route.sender, ("route", at, "sender"), report)
+        _patterns(route.recipient, ("route", at, "recipient"), report)
+    for at, destination in enumerate(settings.destination):
+        _patterns(destination.domain, ("destination", at, "domain"), report)
+        _patterns(destination.mx, ("destination", at, "mx"), report)
+    for at, rewrite in enumerate(settings.rewrite):
+        _patterns(rewrite.address, ("rewrite", at, "address"), report)
+        _target(rewrite.to, ("rewrite", at, "to"), report)
+    _backoff(settings.retry.backoff, report)
+    notes += try_secrets(settings, os.environ, report)
+    _outbox(settings, report)
+    for at, credential in enumerate(settings.credential):
+        _patterns(credential.sender, ("credential", at, "sender"), report)
+    notes += _dkim(settings, report)
+    notes += _sources(settings)
+    return [*notes, *_open_secrets(settings), *_rights(settings)]
 
 
-def _listener(listener: ListenerSettings) -> str:
-    tls = _TLS[listener.tls]
-    if listener.tls is ListenerTls.STARTTLS and listener.require_tls:
-        tls += " only"
-    if listener.protocol is ListenerProtocol.HTTP:
-        tls = " over HTTPS" if tls else " over HTTP"
-    policy = f", asks {listener.policy}" if listener.policy else ""
-    size = format_size(listener.max_message_size)
-    return f"listener {listener.address}{tls} from {', '.join(_who(listener))}, up to {size}{policy}"
+def _admin(admin: AdminSettings, report: Report) -> list[str]:
+    if admin.token_file is not None:
+        try:
+            read_token_file(admin.token_file)
+        except IdentitiesError as error:
+            report.refuse(("admin", "token_file"), str(error))
+    if admin.certificate is None:
+        return []
+    from zonerelay.inbound.tls.certificate_files import CertificateError, read_pair
+
+    key = admin.key or admin.certificate
+    try:
+        pair = read_pair(admin.certificate, key)
+    except CertificateError as error:
+        report.refuse(("admin", "certificate"), str(error))
+        return []
+    return [f"admin.{note}" for note in _about(pair, admin.certificate, key, set())]
 
 
-def _who(listener: ListenerSettings) -> Iterator[str]:
-    """Yield the clients that may relay."""
-    if listener.auth is not ListenerAuth.REQUIRED:
-        if UnsafeListener.OPEN_RELAY in listener.unsafe:
-            yield "every client"
-            return
-        if listener.address.startswith("unix:"):
-            yield "every program that may open it"
+def _open_secrets(settings: Settings) -> Iterator[str]:
+    """Yield a note for each file with secrets that other users of this machine may read."""
+    from zonerelay.config.credentials.secrets import SecretError, is_public, secret_path
+
+    def note(where: str, file: Path | None) -> Iterator[str]:
+        with suppress(OSError):  # if the file has to be readable, another check reports it
+            if file is not None and is_public(file):
+                yield f"{where}: every user of this machine can use {file}: chmod o-rwx it"
+
+    if any(each.auth is not ListenerAuth.OFF and not each.authenticator for each in settings.listener):
+        yield from note("auth.credentials", settings.auth.credentials)
+    yield from note("admin.token_file", settings.admin.token_file)
+    # The files of [[credential]] are checked in try_credentials.
+    for path, reference in secrets_of(settings):
+        with suppress(SecretError):
+            yield from note(path_text(path), secret_path(reference, os.environ))
+
+
+def _certificates(listener: ListenerSettings, path: KeyPath, report: Report) -> list[str]:
+    if listener.tls is ListenerTls.NONE:
+        return []
+    from zonerelay.inbound.tls.certificate_files import CertificateError, KeyFileError, read_pair
+    from zonerelay.inbound.tls.certificates import build_context
+
+    notes: list[str] = []
+    names: set[str] = set()
+    keys = listener.key or listener.certificate
+    for at, (certificate, key) in enumerate(zip(listener.certificate, keys, strict=True)):
+        try:
+            pair = read_pair(certificate, key)
+            build_context([pair], ask_certificate=bool(listener.allow_certificates))
+        except CertificateError as error:
+            about_key = isinstance(error, KeyFileError) and listener.key
+            blamed = (*path, "key" if about_key else "certificate")
+            report.refuse((*blamed, at) if report.given(*blamed, at) else blamed, str(error))
         else:
-            yield from map(str, listener.allow_networks)
-    if listener.auth is not ListenerAuth.OFF:
-        yield "users"
-    if listener.allow_certificates:
-        yield plural(len(listener.allow_certificates), "client certificate")
+            where = f"{path[0]}[{path[1]}]"
+            notes += [f"{where}.{note}" for note in _about(pair, certificate, key, names)]
+            names.update(pair.names)
+    return notes
 
 
-def _route(route: RouteSettings) -> str:
-    given = [f"{name} {_values(name, values)}" for name, values in route.conditions.items()]
-    return f"route {' and '.join(given)} to zone {route.zone}"
+def _about(pair: Pair, certificate: Path, key: Path, taken: set[str]) -> Iterator[str]:
+    from zonerelay.inbound.tls.certificate_files import is_exposed
+    from zonerelay.inbound.tls.certificates import EXPIRES_SOON
+
+    now = time.time()
+    if pair.not_after <= now:
+        yield f"certificate: {certificate} has expired on {text.when(pair.not_after)}"
+    elif pair.not_before > now:
+        yield f"certificate: {certificate} is not valid before {text.when(pair.not_before)}"
+    elif pair.not_after < now + EXPIRES_SOON:
+        yield f"certificate: {certificate} expires on {text.when(pair.not_after)}"
+    if pair.names and taken.issuperset(pair.names):
+        yield f"certificate: {certificate} is never used: one before it has its names"
+    if is_exposed(key):
+        yield f"key: every user of this machine can read {key}: chmod o-r it"
 
 
-def _values(name: str, values: Sequence[object]) -> str:
-    if name in ("min_size", "max_size"):
-        (octets,) = values
-        return format_size(int(str(octets)))
-    more = f" and {len(values) - MAX_VALUES:,} more" if len(values) > MAX_VALUES else ""
-    return " | ".join(map(str, values[:MAX_VALUES])) + more
+def _guard_rails(settings: Settings, report: Report) -> Iterator[str]:
+    file = rails.file_beside(settings.auth.credentials)
+    try:
+        found = rails.read(file)
+    except CredentialsError as error:
+        report.refuse(("auth", "credentials"), str(error))
+        return
+    named: dict[str, rails.Rails] = {}
+    for user in found.users():
+        try:
+            named[f"the user {user}"] = found.own(user)
+        except CredentialsError as error:
+            report.refuse(("auth", "credentials"), str(error))
+    for name, each in {**named, "[default]": found.default}.items():
+        for problem in _unmatchable(each.recipients):
+            report.refuse(("auth", "credentials"), f"{file}: a recipient of {name}: {problem}")
+        zones = {zone.name for zone in settings.zone}
+        for zone in each.zones:
+            if zone not in zones:
+                yield f"auth.credentials: {file}: there is no zone {zone} for {name}"
+    shared = settings.spool.backend in (Backend.REDIS, Backend.POSTGRES)
+    if not shared and any(each.quotas for each in (found.default, *named.values())):
+        yield "auth.credentials: quotas of users are totals of this machine: another one counts its own"
 
 
-def _zone(zone: ZoneSettings) -> str:
-    to = f"to {_next_hops(zone)}" if zone.next_hop else "to the MX of each domain"
-    limits = f"{zone.max_connections} connections, {zone.max_connections_per_destination} per destination"
-    sources = f", from {', '.join(zone.sources)}" if zone.sources else ""
-    login = f", logs in as {' | '.join(zone.credentials)}" if zone.credentials else ""
-    return f"zone {zone.name} {to}{sources}, tls {zone.tls}{login}, {limits}"
+def _users(settings: Settings, report: Report) -> None:
+    if all(listener.auth is ListenerAuth.OFF or listener.authenticator for listener in settings.listener):
+        return
+    path: KeyPath = ("auth", "credentials")
+    try:
+        users = credentials.read(settings.auth.credentials)
+    except CredentialsError as error:
+        missing = isinstance(error.__cause__, FileNotFoundError)
+        hint = "; create it with zonerelay user add" if missing else ""
+        report.refuse(path, f"{error}{hint}")
+        return
+    for user in users.values():
+        for problem in _unmatchable(user.senders):
+            report.refuse(path, f"{settings.auth.credentials}: a sender of the user {user.name}: {problem}")
 
 
-def _srs_zones(settings: Settings) -> str:
-    named = [zone.name for zone in settings.zone if zone.srs]
-    return f"zone {' | '.join(named)}" if named else "no zone"
+def _patterns(patterns: Iterable[str], path: KeyPath, report: Report) -> None:
+    for at, pattern in enumerate(patterns):
+        for problem in _unmatchable([pattern]):
+            report.refuse((*path, at), problem)
 
 
-def _next_hops(zone: ZoneSettings) -> str:
-    hops = split_next_hops(zone.next_hop)
-    return " and ".join(hops) + " evenly" if zone.next_hop_share and len(hops) > 1 else ", else ".join(hops)
+def _target(to: str, path: KeyPath, report: Report) -> None:
+    from zonerelay.inbound.state.rewriting import target
+
+    try:
+        target(to)
+    except ValueError as error:
+        report.refuse(path, str(error))
 
 
-def _retry(settings: Settings) -> str:
-    retry = settings.retry
-    if retry.backoff:
-        how = f"by {retry.backoff}"
-    elif retry.policy is RetryPolicyName.SCHEDULE:
-        how = f"after {', '.join(map(format_duration, retry.schedule))}"
-    else:
-        how = f"by policy {retry.policy}"
-    return f"retry {how}, for {format_duration(retry.max_age)}"
+def _unmatchable(patterns: Iterable[str]) -> Iterator[str]:
+    from zonerelay.routing.zones.address_patterns import AddressPatterns
+
+    for pattern in patterns:
+        try:
+            AddressPatterns([pattern])
+        except ValueError as error:
+            yield f'{error}: write the domain as in "user@example.com" or "*.example.com"'
 
 
-def _spool_places(spool: SpoolSettings) -> str:
-    """Return the directories of the spool, or its one file. A disk queue may use three directories."""
-    if spool.backend is Backend.MEMORY:
-        return "" if spool.shelve is None else f"in a shelf {spool.shelve}"
-    if spool.backend is not Backend.DISK:
-        return str(spool.path)
-    return " ".join(map(str, dict.fromkeys(disk_directories(spool))))
+def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Report) -> list[str]:
+    if not listener.policy and not listener.authenticator:
+        return []
+    from zonerelay.inbound.policy import PolicyContext
+    from zonerelay.inbound.policy.api import WholeMessage
+    from zonerelay.inbound.policy.loading import load_authenticator, load_policy
+
+    context = PolicyContext(listener=listener.address, hostname=hostname, file=listener.policy_file)
+    if listener.authenticator:
+        try:
+            load_authenticator(listener.authenticator, context)
+        except ValueError as error:
+            report.refuse((*path, "authenticator"), str(error))
+    if not listener.policy:
+        return []
+    try:
+        policy = load_policy(listener.policy, context)
+    except ValueError as error:
+        report.refuse((*path, "policy"), str(error))
+        return []
+    try:
+        closing = policy.close()
+        if inspect.isawaitable(closing):
+            asyncio.run(asyncio.wait_for(closing, listener.policy_timeout))
+    except Exception as error:  # noqa: BLE001 - an operator's code may raise anything
+        problem = f"{listener.policy}: close() failed: {type(error).__name__}: {error}"
+        report.refuse((*path, "policy"), problem)
+    if listener.policy_max_size < listener.max_message_size and hasattr(policy, WholeMessage.step):
+        where = f"{path[0]}[{path[1]}].policy_max_size"
+        return [
+            f"{where}: the maximum message size is limited to this value because {listener.policy} holds "
+            "whole messages in memory (handle_DATA)"
+        ]
+    return []
+
+
+def _backoff(function: str, report: Report) -> None:
+    if not function:
+        return
+    from zonerelay.queue.settle.retry import load_backoff
+
+    try:
+        load_backoff(function)
+    except ValueError as error:
+        report.refuse(("retry", "backoff"), str(error))
+
+
+def _outbox(settings: Settings, report: Report) -> None:
+    """Check the keys of [outbox]. No connection is made."""
+    if not settings.outbox.keys:
+        return
+    from zonerelay.config.credentials.secrets import SecretError, read_secret
+    from zonerelay.outbox.database.passwords import PasswordError, read_key
+
+    for at, reference in enumerate(settings.outbox.keys):
+        try:
+            read_key(read_secret(reference, os.environ))
+        except (SecretError, PasswordError) as error:
+            report.refuse(("outbox", "keys", at), str(error))
+
+
+def _dkim(settings: Settings, report: Report) -> list[str]:
+    """Check each key file, and then the periods of the keys. Return the notes."""
+    if not settings.dkim:
+        return []
+    from zonerelay.config.credentials.secrets import is_public
+    from zonerelay.config.settings import read_key_file
+    from zonerelay.message.dkim.keys import read_key
+    from zonerelay.worker.tables import build_dkim_keys
+
+    notes: list[str] = []
+    sound = True
+    for at, entry in enumerate(settings.dkim):
+        option = f"dkim[{at}].key_file"
+        try:
+            read_key(entry.key_file, read_key_file)
+            if is_public(entry.key_file):
+                notes.append(f"{option}: every user of this machine can read {entry.key_file}: chmod o-r it")
+        except (ValueError, OSError) as error:
+            sound = False
+            report.refuse(("dkim", at, "key_file"), str(error))
+    if sound:
+        keys = build_dkim_keys(settings)
+        assert keys is not None
+        notes += keys.advice(time.time())
+    return notes
+
+
+def _sources(settings: Settings) -> Iterator[str]:
+    if not settings.source:
+        return
+    from ipaddress import ip_address
+
+    from zonerelay.routing.addresses import is_address_of_this_machine
+
+    for at, source in enumerate(settings.source):
+        for index, ip in enumerate(source.address):
+            if not is_address_of_this_machine(ip_address(ip)):
+                where = f"source[{at}].address[{index}]"
+                yield f"{where}: no interface of this machine has {ip} now: no mail is sent from it till then"
+
+
+def _rights(settings: Settings) -> Iterator[str]:
+    """Yield a note for each file that root can read but the relay cannot."""
+    reads = bool(settings.srs.domain or settings.dkim or settings.credential) or any(
+        listener.tls is not ListenerTls.NONE
+        or listener.auth is not ListenerAuth.OFF
+        or listener.policy_file is not None
+        for listener in settings.listener
+    )
+    if reads and os.geteuid() == 0:
+        yield "files were read as root: to try them as the relay's user, sudo -u zonerelay this command"
