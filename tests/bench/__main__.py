@@ -21,11 +21,11 @@ from rich.console import Console
 from tests.bench import engines
 from tests.bench.fsyncs import find_strace
 from tests.bench.relays import Starter, starters, tree_starter, zonerelay_starter
-from tests.bench.report import Found, describe_machine, print_profile, print_row, write_json
-from tests.bench.rows import POSTFIX, ZONERELAY, Row, Source, rows_named
+from tests.bench.report import describe_machine, print_profile, print_row, write_json
+from tests.bench.results import Result
+from tests.bench.rows import POSTFIX, ZONERELAY, Row, rows_named
 from tests.bench.runner import Plan, profile_path, run_row
 from tests.bench.spools import SPOOLS
-from tests.bench.trials import run_trial
 from tests.support.meters import busy_share, open_group
 from tests.support.postfix import PostfixError, PostfixTools
 
@@ -176,7 +176,7 @@ def bench(
     warn(machine, console)
     if options.profile:
         options.profile.mkdir(parents=True, exist_ok=True)
-    results: list[Found] = []
+    results: list[Result] = []
     with console.status("…") as status:
         plan = Plan(
             directory=directory,
@@ -188,7 +188,7 @@ def bench(
             say=status.update if console.is_terminal else console.print,
         )
         for row in rows:
-            measured = run_trial(plan, row) if row.source is Source.TRIAL else run_row(plan, row)
+            measured = run_row(plan, row)
             print_row(console, measured)
             results += measured
             if options.profile and (path := profile_path(options.profile, row)).exists():

@@ -37,18 +37,16 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     tls: Tls = Tls.NONE
     users: int = 0
     senders: int = 1
-    greet_only: bool = False  # sessions that send nothing, only begin and end
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """`began` and `ended` are readings of the system-wide monotonic clock. `latencies` run from the final
-    dot to its reply, `transactions` from MAIL to there; `cpu` is the driver's own.
+    dot to its reply; `cpu` is the driver's own.
     """
 
     began: float
     ended: float
     latencies: list[float]
-    transactions: list[float]
     cpu: float
 
     @property
@@ -87,7 +85,6 @@ class Work:
         self.content = message(load.size)
         self.context = client_context() if load.tls is not Tls.NONE else None
         self.latencies: list[float] = []
-        self.transactions: list[float] = []
         self._next = 0
 
     def take(self) -> int | None:
@@ -111,14 +108,11 @@ class DriverSession(ClientSession):
     def _dialog(self, first: int) -> Steps:
         load, work = self._work.load, self._work
         yield from opening(load, first)
-        number: int | None = None if load.greet_only else first
+        number: int | None = first
         left = load.session_messages if load.reuse else 1
         while number is not None:
-            began = time.monotonic()
             yield from self._transaction(number)
-            ended = time.monotonic()
-            work.latencies.append(ended - self._dot_at)
-            work.transactions.append(ended - began)
+            work.latencies.append(time.monotonic() - self._dot_at)
             left -= 1  # without a limit it is never 0
             number = work.take() if left else None
         yield b"QUIT\r\n", 1
@@ -179,7 +173,6 @@ async def run(load: Load) -> Report:
         began=began,
         ended=time.monotonic(),
         latencies=work.latencies,
-        transactions=work.transactions,
         cpu=time.process_time() - cpu,
     )
 

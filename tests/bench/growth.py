@@ -30,8 +30,6 @@ from pathlib import Path
 import msgspec
 
 from tests.bench.big_queue.loop_watch import Seen
-from tests.bench.idle import MIB, cpu_seconds
-from tests.bench.ways import ask
 from tests.support.debian import REPOSITORY
 from tests.support.meters import read_memory
 from tests.support.ports import LOOPBACK, free_port, greets, wait_until
@@ -45,6 +43,7 @@ from zonerelay.history.reader import Histories, Query
 from zonerelay.message.dkim.private_keys import new_private_key
 from zonerelay.telemetry.logs.redact import Form
 
+MIB = 1024 * 1024
 MANY, VERY_MANY = 10_000, 100_000
 WARM_UP = 100
 BODY = b"From: <a@example.org>\r\nTo: <b@example.net>\r\nSubject: growth\r\n\r\n" + b"x" * 70 + b"\r\n" * 2
@@ -332,6 +331,21 @@ def reloaded(relay: RelayProcess) -> tuple[float, float]:
     for stack, count in sorted(worst.stacks.items(), key=lambda each: -each[1])[:3]:
         print(f"    {count} × {stack}", file=sys.stderr)
     return worst.wall, max(each.cpu for each in pauses)
+
+
+def ask(connection: socket.socket, data: bytes, code: bytes) -> None:
+    """Says something in SMTP and reads the reply to its end."""
+    connection.sendall(data)
+    text = b""
+    while not text.endswith(b"\r\n") or text.splitlines()[-1][3:4] != b" ":
+        text += connection.recv(65536)
+    assert text.startswith(code), text
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all threads, to the nanosecond: the ticks of `stat` are too coarse for next to nothing."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 if __name__ == "__main__":

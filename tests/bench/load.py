@@ -16,7 +16,6 @@ import msgspec
 
 from tests.bench.driver import Load
 from tests.bench.driver import Report as DriverReport
-from tests.bench.holder import Hold
 from tests.bench.probe import Latencies, Probe
 from tests.bench.rows import SENDER_DOMAIN, Row, Source, sink_address
 from tests.bench.sink import BACKLOG, CounterFile, Counts
@@ -115,7 +114,7 @@ def send_with_smtp_source(tools: PostfixTools, row: Row, port: int) -> tuple[flo
     return began, time.monotonic()
 
 
-def send_with_driver(row: Row, port: int, *, greet_only: bool = False) -> DriverReport:
+def send_with_driver(row: Row, port: int) -> DriverReport:
     """Pipelines the envelope where a row has our own source, else waits for each reply as smtp-source."""
     load = Load(
         port=port,
@@ -129,7 +128,6 @@ def send_with_driver(row: Row, port: int, *, greet_only: bool = False) -> Driver
         pipelining=row.source is Source.OWN,
         tls=row.tls,
         users=row.users,
-        greet_only=greet_only,
     )
     output = _module("driver", msgspec.json.encode(load))
     return msgspec.json.decode(output, type=DriverReport)
@@ -155,33 +153,6 @@ def _run(command: Sequence[str], *, env: dict[str, str]) -> bytes:
     except subprocess.TimeoutExpired as error:
         raise BenchError(f"{Path(command[0]).name} took more than {TIME_LIMIT} s") from error
     return done.stdout
-
-
-@contextlib.contextmanager
-def held_sessions(row: Row, port: int, sessions: int, *, slow: bool = False) -> Iterator[None]:
-    """While inside, so many sessions are open; that the relay ended none is checked at the end."""
-    hold = Hold(port=port, sessions=sessions, tls=row.tls, users=row.users, slow=slow)
-    command = [sys.executable, "-m", "tests.bench.holder", msgspec.json.encode(hold).decode()]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            if process.stdout.readline() != b"held\n":
-                raise BenchError(f"sessions cannot be held: {_last_words(process)}")
-            yield
-            process.stdin.close()
-            if process.wait(TIME_LIMIT) != 0:
-                raise BenchError(f"not all sessions could be held: {_last_words(process)}")
-        finally:
-            process.kill()
-
-
-def _last_words(process: subprocess.Popen[bytes]) -> str:
-    assert process.stderr is not None
-    lines = process.stderr.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no reason given"
 
 
 def await_arrival(sink: Sink, row: Row, before: Counts) -> float:

@@ -41,8 +41,11 @@ from tests.support.toml import Table
 
 POLICIES = {POLICY: "Nothing", ASYNC_POLICY: "AsyncNothing"}
 KEYS = {RSA_KEY: ("rsa",), ED25519_KEY: ("ed25519",), BOTH_KEYS: ("rsa", "ed25519")}
-PER_CLIENT = 1000
-DEFAULT_PER_NETWORK = 200
+LIMITS: Mapping[str, str | int | list[str]] = {
+    "max_connections_per_client": 1000,
+    "max_message_size": "50 MB",
+    "max_connections": 1000,
+}
 
 
 class Relay(Protocol):
@@ -92,7 +95,7 @@ def zonerelay_starter(
     @contextlib.contextmanager
     def start(directory: Path, row: Row, sink_port: int, launcher: Sequence[str]) -> Iterator[Running]:
         papers = make_papers(directory, row)
-        listener = {**_limits(row), **_security(row, papers)}
+        listener = {**LIMITS, **_security(row, papers)}
         if policy:
             listener["policy"] = f"tests.bench.policies:{policy}"
         implicit = free_port() if row.tls is Tls.IMPLICIT else 0
@@ -103,7 +106,7 @@ def zonerelay_starter(
                 top={"workers": workers},
                 spool=server.tables["spool"],
                 # One in clear text is always there, to see when the relay is ready.
-                listener=_limits(row) if implicit else listener,
+                listener=LIMITS if implicit else listener,
                 more_listeners=[{"address": f"{LOOPBACK}:{implicit}", **listener}] if implicit else [],
                 tables={
                     **_tables(row, sink_port, papers),
@@ -133,17 +136,6 @@ def _signing(directory: Path, algorithms: Sequence[str]) -> dict[str, Table | Se
         )
         entries.append({"domain": SENDER_DOMAIN, "selector": algorithm, "key_file": str(file)})
     return {"dkim": entries} if entries else {}
-
-
-def _limits(row: Row) -> dict[str, str | int | list[str]]:
-    limits: dict[str, str | int | list[str]] = {
-        "max_connections_per_client": max(PER_CLIENT, row.max_connections),
-        "max_message_size": "50 MB",
-        "max_connections": row.max_connections,
-    }
-    if row.sessions > DEFAULT_PER_NETWORK:
-        limits["max_connections_per_network"] = row.max_connections
-    return limits
 
 
 def _security(row: Row, papers: Papers | None) -> dict[str, str | int | list[str]]:
@@ -198,7 +190,6 @@ def postfix_starter(tools: PostfixTools) -> Starter:
             transports=bracketed,
             connections_out=row.connections_out,
             message_size_limit=50 * MIB,
-            process_limit=max(PostfixSettings().process_limit, row.postfix_sessions),
             certificate=papers.certificate if papers else None,
             key=papers.key if papers else None,
             users=dict.fromkeys(papers.users, PASSWORD) if papers else {},

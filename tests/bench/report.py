@@ -14,9 +14,6 @@ from rich.table import Table
 from tests.bench.profiling import top_functions
 from tests.bench.results import METRICS, NOISY, Result, ratio
 from tests.bench.rows import Goal
-from tests.bench.trials import Finding
-
-Found = Result | Finding
 
 NOTE_LINES = 5
 SATURATED = 0.9
@@ -35,27 +32,11 @@ LABELS = {
     "accept_p99": "final dot to 250, p99 ms",
     "arrive_p50": "final dot to sink, p50 ms",
     "arrive_p99": "final dot to sink, p99 ms",
-    "sessions": "sessions held",
-    "session_kb": "memory of a session (PSS), KB",
-    "session_rss_kb": "memory of a session (RSS), KB",
-    "base_mb": "memory with 20 sessions (PSS), MiB",
-    "alone_p50": "MAIL to 250, alone, p50 ms",
-    "among_p50": "MAIL to 250, among slow ones, p50 ms",
-    "slowdown": "among slow ones / alone, p50",
-    "alone_p99": "MAIL to 250, alone, p99 ms",
-    "among_p99": "MAIL to 250, among slow ones, p99 ms",
-    "dripping_share": "CPU for the slow ones alone, % of a core",
-    "first_rate": "first log-ins/s",
-    "first_cpu_ms": "CPU, ms per first log-in",
-    "again_rate": "further log-ins/s",
-    "again_cpu_ms": "CPU, ms per further log-in",
 }
 
 
-def metrics_of(found: Found) -> list[str]:
+def metrics_of(found: Result) -> list[str]:
     """Rates mean nothing one at a time, recipients not with one each, MiB/s not for small messages."""
-    if isinstance(found, Finding):
-        return list(found.values)
     hidden = {"rss_mb"}
     if found.row.sessions == 1:
         hidden |= {"accepted_rate", "delivered_rate"}
@@ -68,7 +49,7 @@ def metrics_of(found: Found) -> list[str]:
     return [metric for metric in METRICS if metric not in hidden]
 
 
-def row_table(results: Sequence[Found]) -> Table:
+def row_table(results: Sequence[Result]) -> Table:
     """One row of the bench: its figures downwards, the relays and their ratio across."""
     row = results[0].row
     ours, theirs = compared(results)
@@ -90,18 +71,18 @@ def row_table(results: Sequence[Found]) -> Table:
     return table
 
 
-def compared(results: Sequence[Found]) -> tuple[Found | None, Found | None]:
+def compared(results: Sequence[Result]) -> tuple[Result | None, Result | None]:
     """The relays of the ratio, as far as they are there: the row's first and its last."""
     by_relay = {result.relay: result for result in results}
     relays = results[0].row.relays
     return by_relay.get(relays[0]), by_relay.get(relays[-1]) if len(relays) > 1 else None
 
 
-def _figure(found: Found | None, metric: str) -> float | None:
+def _figure(found: Result | None, metric: str) -> float | None:
     return found.figure(metric) if found else None
 
 
-def verdict(goal: Goal, ours: Found | None, theirs: Found | None) -> str:
+def verdict(goal: Goal, ours: Result | None, theirs: Result | None) -> str:
     """`≥ 3 reached (4.2)` or by how much it is missed; empty when it cannot be told."""
     value = _figure(ours, goal.metric)
     if not goal.absolute:
@@ -116,13 +97,11 @@ def verdict(goal: Goal, ours: Found | None, theirs: Found | None) -> str:
     return f"[red]{sign} {goal.limit:g}{unit} missed by {short:.0f} %[/red]"
 
 
-def remarks(results: Sequence[Found]) -> list[str]:
+def remarks(results: Sequence[Result]) -> list[str]:
     """What a reader has to know about the figures: failures, noise, and a source that was too slow."""
     found = []
     for result in results:
         found += [f"{result.row.key}: {result.relay} failed: {ending(note)}" for note in result.notes]
-        if isinstance(result, Finding):
-            continue
         if result.source_busy > SATURATED:
             found.append(f"{result.row.key}: {result.relay}: rates are those of our driver, which was busy")
         if result.spread > NOISY:
@@ -132,14 +111,14 @@ def remarks(results: Sequence[Found]) -> list[str]:
     return found
 
 
-def rounds(results: Sequence[Found]) -> list[str]:
+def rounds(results: Sequence[Result]) -> list[str]:
     """CPU of each relay against the last, round by round: what disturbs one round disturbs both of them."""
     *firsts, last = results
-    if not isinstance(last, Result) or len(last.samples) < MANY_REPETITIONS:
+    if len(last.samples) < MANY_REPETITIONS:
         return []
     found = []
     for first in firsts:
-        if isinstance(first, Result) and len(first.samples) == len(last.samples):
+        if len(first.samples) == len(last.samples):
             pairs = zip(first.samples, last.samples, strict=True)
             low, middle, high = statistics.quantiles([ours.cpu / theirs.cpu for ours, theirs in pairs], n=4)
             found.append(
@@ -164,7 +143,7 @@ def number(value: float | None) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def print_row(console: Console, results: Sequence[Found]) -> None:
+def print_row(console: Console, results: Sequence[Result]) -> None:
     console.print(row_table(results))
     for remark in remarks(results) + rounds(results):
         console.print(f"  ! {remark}", markup=False)
@@ -181,7 +160,7 @@ def print_profile(console: Console, path: Path) -> None:
     console.print(table)
 
 
-def write_json(path: Path, results: Sequence[Found], *, machine: dict[str, object]) -> None:
+def write_json(path: Path, results: Sequence[Result], *, machine: dict[str, object]) -> None:
     document = {"machine": machine, "results": [result.as_json() for result in results]}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
 

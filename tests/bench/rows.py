@@ -37,7 +37,6 @@ class Source(enum.StrEnum):
     DRIVER = "own driver to smtp-sink"
     SECURE = "own driver to own sink over TLS"
     PROBE = "own one-at-a-time probe"
-    TRIAL = "see trials"
 
 
 class Tls(enum.StrEnum):
@@ -50,7 +49,7 @@ class Tls(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """`metric` is a property of `results.Result` or the name of a trial's figure. A ratio, or with `absolute`
+    """`metric` is a property of `results.Result`. A ratio, or with `absolute`
     a plain figure.
     """
 
@@ -79,8 +78,6 @@ class Row:
     spread: bool = False  # every domain has a next hop of its own
     tls: Tls = Tls.NONE
     users: int = 0  # so many log in, in turn; with 0 nobody does
-    max_connections: int = 1000  # of clients to the relay
-    postfix_sessions: int = 0  # where Postfix, with a process for each, gets fewer
     relays: tuple[str, ...] = (ZONERELAY, POSTFIX)
     goals: tuple[Goal, ...] = ()
 
@@ -90,12 +87,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        if self.source is Source.TRIAL:
-            return self.shape
         return f"{self.messages:,} × {self.shape} ({self.source})"
-
-    def sessions_of(self, relay: str) -> int:
-        return self.postfix_sessions if relay == POSTFIX and self.postfix_sessions else self.sessions
 
     @property
     def connections_out(self) -> int:
@@ -267,52 +259,6 @@ ROWS: tuple[Row, ...] = (
         size=4 * KIB,
         reuse=True,
         relays=(BOTH_KEYS, RSA_KEY, ED25519_KEY, ZONERELAY),
-    ),
-    Row(
-        key="idle",
-        shape="1,000 sessions that say nothing after EHLO (Postfix: 200)",
-        source=Source.TRIAL,
-        messages=0,
-        size=0,
-        sessions=1000,
-        postfix_sessions=200,
-        max_connections=1100,
-        goals=(Goal(metric="session_kb", limit=30.0, at_least=False, absolute=True),),
-    ),
-    Row(
-        key="idle-tls",
-        shape="1,000 sessions that say nothing after STARTTLS and EHLO (Postfix: 200)",
-        source=Source.TRIAL,
-        messages=0,
-        size=0,
-        sessions=1000,
-        postfix_sessions=200,
-        max_connections=1100,
-        tls=Tls.STARTTLS,
-        goals=(Goal(metric="session_kb", limit=30.0, at_least=False, absolute=True),),
-    ),
-    Row(
-        key="slow",
-        shape="one client sends 4 KiB messages; 999 others (Postfix: 199), all that fit, send 1 octet/s",
-        source=Source.TRIAL,
-        messages=200,
-        size=4 * KIB,
-        sessions=1000,
-        postfix_sessions=200,
-        max_connections=1000,
-        reuse=True,
-        goals=(Goal(metric="slowdown", limit=1.2, at_least=False, absolute=True),),
-    ),
-    Row(
-        key="logins",
-        shape="50 users log in for the first time (argon2), then again, over implicit TLS",
-        source=Source.TRIAL,
-        messages=50,
-        size=0,
-        sessions=8,
-        tls=Tls.IMPLICIT,
-        users=50,
-        relays=(ZONERELAY,),
     ),
 )
 

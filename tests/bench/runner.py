@@ -186,7 +186,7 @@ def started(plan: Plan, row: Row, name: str, kind: str, launcher: Sequence[str] 
 
 
 def _start_sink(plan: Plan, row: Row, port: int, directory: Path, stack: contextlib.ExitStack) -> Sink | None:
-    if row.source in (Source.POSTFIX, Source.DRIVER, Source.TRIAL):
+    if row.source in (Source.POSTFIX, Source.DRIVER):
         return stack.enter_context(load.smtp_sink(plan.tools, port, directory))
     if row.source in (Source.OWN, Source.SECURE):
         return stack.enter_context(load.own_sink(port, directory, row))

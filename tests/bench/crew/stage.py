@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -54,17 +53,3 @@ async def stage(directory: Path, workers: int) -> AsyncIterator[Stage]:
     finally:
         relay.kill()
         await sink.close()
-
-
-async def longest_silence(sink: Sink, during: asyncio.Task[object]) -> float:
-    """Seconds between two messages that arrive until a moment after `during` is done."""
-    had, last, longest = len(sink.messages), time.monotonic(), 0.0
-    ends = float("inf")
-    while (now := time.monotonic()) < ends:
-        if len(sink.messages) > had:
-            had, last = len(sink.messages), now
-        longest = max(longest, now - last)
-        if during.done() and ends == float("inf"):
-            ends = now + 2.0
-        await asyncio.sleep(0.002)
-    return longest
