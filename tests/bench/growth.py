@@ -13,6 +13,7 @@ seconds of CPU of searches, and of what a change of one user costs a command and
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import random
 import signal
@@ -44,7 +45,7 @@ from zonerelay.message.dkim.private_keys import new_private_key
 from zonerelay.telemetry.logs.redact import Form
 
 MIB = 1024 * 1024
-MANY, VERY_MANY = 10_000, 100_000
+SEVERAL, MANY, VERY_MANY = 100, 10_000, 100_000
 WARM_UP = 100
 BODY = b"From: <a@example.org>\r\nTo: <b@example.net>\r\nSubject: growth\r\n\r\n" + b"x" * 70 + b"\r\n" * 2
 MESSAGE = BODY + (b"0123456789" * 7 + b"\r\n") * 56
@@ -142,6 +143,20 @@ def keys(entries: int, hop: str, directory: Path) -> Tables:
     return {"dkim": found}
 
 
+def webhooks(entries: int, hop: str, directory: Path) -> Tables:
+    """Nothing listens at their endpoints, and they want every event."""
+    secret = directory / "webhook.secret"
+    secret.write_text("whsec_" + base64.b64encode(bytes(32)).decode())
+    secret.chmod(0o600)
+    url = f"http://{LOOPBACK}:{free_port()}/hook"
+    return {
+        "webhook": [
+            {"name": f"hook{number}", "url": url, "secret": str(secret), "private": True}
+            for number in range(entries)
+        ]
+    }
+
+
 def networks(entries: int) -> Table:
     of = (f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}" for number in range(entries))
     return {"allow_networks": [*of, "127.0.0.0/8"]}
@@ -155,6 +170,7 @@ SET_UPS = (
     SetUp("zones", MANY, zones),
     SetUp("rewrites", VERY_MANY, rewrites),
     SetUp("networks", VERY_MANY, small, networks),
+    SetUp("webhooks", SEVERAL, webhooks),
     SetUp("dkim", MANY, keys),
 )
 

@@ -267,6 +267,9 @@ class MemoryStore:
             counts.move(delivery.key, None, delivery)
         return counts.current()
 
+    def waiting(self, queue: QueueName) -> int:
+        return sum(delivery.queue == queue for delivery in self._deliveries.values())
+
     def is_counted(self) -> bool:
         return True
 

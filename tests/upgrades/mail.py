@@ -21,7 +21,6 @@ from zonerelay.model.outcome import Attempt
 from zonerelay.model.queue_name import Priority, queue_of, webhook_queue
 from zonerelay.model.reply import Reply
 from zonerelay.store.contract import BodyFacts, Finish, Kept, Postpone, Store, Submit
-from zonerelay.webhook.courier import About
 
 NOW = 1_700_000_000.0
 Expected = dict[str, dict[str, Any]]
@@ -141,7 +140,7 @@ def queue() -> list[Mail]:
         _mail(
             16,
             "",
-            About(f"{int(NOW * 1000):011x}00100", 1, 1).recipient,
+            f"{int(NOW * 1000):011x}00100.1.1@webhook.invalid",
             body=b'{"type":"message.delivered"}',
             zone=webhook_queue("shop").text,
             origin=Origin(protocol="webhook"),

@@ -48,6 +48,7 @@ class JoinedStore:
         self.probe = spool.probe
         # A table that cannot be queried has its own metric, and does not affect the spool's.
         self.is_counted = spool.is_counted
+        self.waiting = spool.waiting
         self.last_message_id = spool.last_message_id
         self.queues = spool.queues
         self.begin = spool.begin

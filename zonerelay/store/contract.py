@@ -363,6 +363,9 @@ class QueueStore(Protocol):
         state.
         """
 
+    def waiting(self, queue: QueueName) -> int:
+        """Return the number of deliveries of a queue of any kind, as `counts` does."""
+
     def is_counted(self) -> bool:
         """Return whether the scan of the spool that began at the start has ended. Until then `counts` are too
         low.

@@ -52,7 +52,8 @@ CONNECTIONS = 4
 DOWN_AFTER = 5
 """Failures one after the other, whatever they are, after which the endpoint counts as down."""
 PAUSE_MOST = 300.0
-PAGE = 500
+PAGE = 250
+"""Bodies that are claimed at a time, when fewer are in memory that could be posted."""
 LOOK_AGAIN = 30.0
 """Seconds after which old events are looked for, and those of other machines that share the store."""
 KEPT = 0.9
@@ -79,9 +80,9 @@ class About(NamedTuple):
     step: int
     events: int
 
-    @property
-    def recipient(self) -> Mailbox:
-        return Mailbox(f"{self.source}.{self.step}.{self.events}@webhook.invalid")
+    def recipient(self, webhook: str) -> Mailbox:
+        """Return the recipient, which differs between webhooks because they may share the message."""
+        return Mailbox(f"{self.source}.{self.step}.{self.events}@{webhook}.webhook.invalid")
 
     @classmethod
     def read(cls, recipient: Mailbox) -> About:
@@ -115,7 +116,7 @@ class Item:
 class Line:
     """The bodies about one message, in order."""
 
-    items: deque[Item] = field(default_factory=deque)
+    items: list[Item] = field(default_factory=list)
     is_busy: bool = False
     attempts: int = 0
 
@@ -139,12 +140,15 @@ class WebhookCourier:
         self.settings = settings
         self.keys = keys
         self.endpoint = Endpoint(settings, clock, read_keys)
-        self.queued = 0
         self.problem = ""
         self.is_disabled = False
         self.delivered = 0
         self._store, self._write, self._make_gap = store, write, make_gap
         self._events, self._clock, self._random = events, clock, random
+        self._queue = webhook_queue(settings.name)
+        self._claimed = 0
+        self._leaving = 0
+        self._events_held = 0
         self._lines: dict[str, Line] = {}
         self._items: dict[Item, None] = {}
         self._ready: deque[Line] = deque()
@@ -172,6 +176,11 @@ class WebhookCourier:
         return "disabled" if self.is_disabled else "failing" if self.problem else "ok"
 
     @property
+    def queued(self) -> int:
+        """The number of events that wait. A body that is only in the spool counts as one event."""
+        return self._events_held + max(0, self._store.waiting(self._queue) - self._claimed - self._leaving)
+
+    @property
     def oldest(self) -> float | None:
         """The time at which the event that has waited longest was made (Unix time)."""
         return next((item.created for item in self._items), None)
@@ -192,7 +201,8 @@ class WebhookCourier:
     def notify(self) -> None:
         """Look for new events in the store."""
         self._has_news = True
-        self._wake.set()
+        if self._has_room() or self.queued > self.settings.max_queued:
+            self._wake.set()
 
     def put(self, event_id: str, body: bytes) -> None:
         """Post an event that is not stored; a crash loses it."""
@@ -233,17 +243,23 @@ class WebhookCourier:
                 self._has_news = self._has_news or not self._posts
 
     async def _take(self) -> None:
-        queue = webhook_queue(self.name)
         while self._has_news:
-            self._has_news = False
-            found = await self._store.claim(queue, PAGE, now=self._clock.now())
-            for delivery in found:
-                self._add(Item(About.read(delivery.recipient), delivery.created, delivery))
-            self._has_news = self._has_news or len(found) == PAGE
+            if self._has_room():
+                self._has_news = False
+                found = await self._store.claim(self._queue, PAGE, now=self._clock.now())
+                for delivery in found:
+                    self._add(Item(About.read(delivery.recipient), delivery.created, delivery))
+                self._has_news = self._has_news or len(found) == PAGE
             if self.queued > self.settings.max_queued:
                 self._lose(
                     lambda _, queued: queued > self.settings.max_queued * KEPT, "more waited than max_queued"
                 )
+            if not self._has_room():
+                return
+
+    def _has_room(self) -> bool:
+        """Return whether more events may be claimed. While the endpoint is down they stay in the spool."""
+        return len(self._items if self._is_down else self._ready) < PAGE
 
     def _add(self, item: Item) -> None:
         line = self._lines.get(item.about.source)
@@ -255,12 +271,14 @@ class WebhookCourier:
             line.items, item, lo=min(1 if line.is_busy else 0, len(line.items)), key=lambda each: each.place
         )
         self._items[item] = None
-        self.queued += item.about.events
+        self._events_held += item.about.events
+        self._claimed += item.delivery is not None
 
     def _remove(self, item: Item, line: Line) -> None:
         line.items.remove(item)
         del self._items[item]
-        self.queued -= item.about.events
+        self._events_held -= item.about.events
+        self._claimed -= item.delivery is not None
         if not line.items and self._lines.get(item.about.source) is line:
             del self._lines[item.about.source]
 
@@ -292,8 +310,23 @@ class WebhookCourier:
             first, last = min(each.created for each in lost), max(each.created for each in lost)
             total = count + sum(each.lost for each in lost)
             changes.append(self._make_gap(total, why, first, last))
-        changes += [Finish(item.delivery) for item in lost if item.delivery is not None]
-        self._write(changes, self.notify)
+        self._end(changes, [item.delivery for item in lost if item.delivery is not None], self.notify)
+
+    def _end(
+        self,
+        changes: Sequence[Change],
+        deliveries: Sequence[Delivery],
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Remove these events from the store, in one write with `changes`."""
+        self._leaving += len(deliveries)
+
+        def ended() -> None:
+            self._leaving -= len(deliveries)
+            if then is not None:
+                then()
+
+        self._write([*changes, *map(Finish, deliveries)], ended)
 
     def _earlier_gaps(self) -> list[Item]:
         """Return the gaps that were not reported yet and whose number is known; the new gap includes them."""
@@ -356,7 +389,7 @@ class WebhookCourier:
                 item = line.items[0]
                 self._remove(item, line)
                 if item.delivery is not None:
-                    self._write([Finish(item.delivery)], None)
+                    self._end([], [item.delivery])
         finally:
             line.is_busy = False
             if line.items:

@@ -12,12 +12,12 @@ log line.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import groupby
 from random import Random
 
 import msgspec
@@ -76,6 +76,7 @@ class Webhooks:
         self._hashed, self._records, self._environment = hashed, records, environment
         self._events, self._clock, self._random = events, clock, random
         self._couriers: dict[str, WebhookCourier] = {}
+        self._alike: Sequence[Sequence[WebhookCourier]] = ()
         self._redactors: dict[str, Redactor] = {}
         events.tell_webhooks = self.tell
 
@@ -107,6 +108,10 @@ class Webhooks:
             self._couriers[name] = old.pop(name) if same else self._courier(each, keys[name])
             if name in unread:
                 self._couriers[name].note(unread[name])
+        alike: dict[object, list[WebhookCourier]] = {}
+        for courier in self._couriers.values():
+            alike.setdefault((courier.settings.addresses, courier.settings.events), []).append(courier)
+        self._alike = tuple(alike.values())
         for courier in old.values():
             await courier.stop()
         for courier in self._couriers.values():
@@ -118,7 +123,7 @@ class Webhooks:
     def _courier(self, settings: WebhookSettings, keys: Sequence[str]) -> WebhookCourier:
         def make_gap(count: int, why: str, first: float, last: float) -> Submit:
             data: dict[str, Field] = {"lost": count, "why": why, "first": _iso(first), "last": _iso(last)}
-            return self._submit(settings.name, GAP, 1, [("webhook.gap", self._clock.now(), data)])
+            return self._submit([settings.name], GAP, 1, [("webhook.gap", self._clock.now(), data)])
 
         return WebhookCourier(
             settings,
@@ -171,21 +176,21 @@ class Webhooks:
         """Return the events of these outcomes, for the same write."""
         named = [(_type_of(each), each) for each in told]
         found: list[Submit] = []
-        for courier in self._asking({name for name, _ in named}):
-            wanted = [each for name, each in named if self._wants(courier, name)]
-            for _, group in groupby(wanted, key=lambda each: each[0].message_id):
-                found.append(self._outcomes(courier, message, list(group), destination, seconds))
+        for couriers in self._asking({name for name, _ in named}):
+            wanted = [each for name, each in named if self._wants(couriers[0], name)]
+            for _, group in itertools.groupby(wanted, key=lambda each: each[0].message_id):
+                found.append(self._outcomes(couriers, message, list(group), destination, seconds))
         return found
 
     def _outcomes(
         self,
-        courier: WebhookCourier,
+        couriers: Sequence[WebhookCourier],
         message: Message | None,
         told: Sequence[Told],
         destination: str,
         seconds: float | None,
     ) -> Submit:
-        redact, now = self._redactors[courier.name], self._clock.now()
+        redact, now = self._redactors[couriers[0].name], self._clock.now()
         about: dict[str, object] = {}
         if message is not None:
             about["sender"] = redact.mailbox(message.envelope.sender)
@@ -207,7 +212,8 @@ class Webhooks:
                 redact,
             )
             events.append((_type_of(each), now, fields | about))
-        submit = self._submit(courier.name, told[0][0].message_id, 1, events)
+        names = [each.name for each in couriers]
+        submit = self._submit(names, told[0][0].message_id, 1, events)
         return replace(submit, about=tuple(each[0].key for each in told))
 
     def accepted(self, message: Message) -> list[Submit]:
@@ -216,9 +222,12 @@ class Webhooks:
             at = message.envelope.created
             return [
                 self._submit(
-                    each.name, message.id, 0, [("message.accepted", at, self._accepted(each, message))]
+                    [each.name for each in couriers],
+                    message.id,
+                    0,
+                    [("message.accepted", at, self._accepted(couriers[0], message))],
                 )
-                for each in self._asking({"message.accepted"})
+                for couriers in self._asking({"message.accepted"})
             ]
         except Exception as error:  # noqa: BLE001 - see above
             self._events.trouble("webhook", error, message_id=message.id)
@@ -235,24 +244,32 @@ class Webhooks:
 
     def tell(self, name: str, fields: dict[str, Field]) -> None:
         """Post an event of the relay itself."""
-        for courier in self._asking({name}):
+        for courier in itertools.chain.from_iterable(self._asking({name})):
             redact = self._redactors[courier.name]
             data = {
                 key: redact.text(value) if isinstance(value, str) else value for key, value in fields.items()
             }
             courier.put(f"msg_{self._ids.next()}_0", self._body(name, self._clock.now(), data))
 
-    def _asking(self, names: set[str]) -> Iterator[WebhookCourier]:
-        for courier in self._couriers.values():
-            if not courier.is_disabled and any(self._wants(courier, name) for name in names):
-                yield courier
+    def _asking(self, names: set[str]) -> Iterator[list[WebhookCourier]]:
+        """Yield the couriers that want one of these events. Those that get the same text are together, and
+        share one stored message.
+        """
+        for alike in self._alike:
+            enabled = [courier for courier in alike if not courier.is_disabled]
+            if enabled and any(self._wants(enabled[0], name) for name in names):
+                yield enabled
 
     @staticmethod
     def _wants(courier: WebhookCourier, name: str) -> bool:
         return not courier.settings.events or name in courier.settings.events
 
     def _submit(
-        self, webhook: str, source: str, step: int, events: Sequence[tuple[str, float, Mapping[str, object]]]
+        self,
+        webhooks: Sequence[str],
+        source: str,
+        step: int,
+        events: Sequence[tuple[str, float, Mapping[str, object]]],
     ) -> Submit:
         event_id = self._ids.next()
         lines = [
@@ -261,19 +278,21 @@ class Webhooks:
         ]
         body = b"".join(lines)
         now = self._clock.now()
-        recipient = About(source, step, len(events)).recipient
+        about = About(source, step, len(events))
+        recipients = {each: about.recipient(each) for each in webhooks}
         envelope = Envelope(
             id=event_id,
             sender=NULL_SENDER,
-            recipients=(Recipient(address=recipient),),
+            recipients=tuple(Recipient(address=each) for each in recipients.values()),
             created=now,
             origin=Origin(protocol=PROTOCOL),
         )
-        delivery = Delivery(
-            queue=webhook_queue(webhook), message_id=event_id, recipient=recipient, created=now
+        deliveries = tuple(
+            Delivery(queue=webhook_queue(name), message_id=event_id, recipient=recipient, created=now)
+            for name, recipient in recipients.items()
         )
         message = Message(envelope=envelope, size=len(body), chunks=-(-len(body) // CHUNK_SIZE))
-        return Submit(message, body, (delivery,))
+        return Submit(message, body, deliveries)
 
     def _body(self, name: str, at: float, data: Mapping[str, object]) -> bytes:
         event = {"type": name, "timestamp": _iso(at), "data": {**data, "relay": self._hostname}}
@@ -323,7 +342,7 @@ class Webhooks:
             ]
             for start in range(0, len(events), AT_ONCE):
                 submits = [
-                    self._submit(courier.name, source, 1, [event])
+                    self._submit([courier.name], source, 1, [event])
                     for source, event in events[start : start + AT_ONCE]
                 ]
                 await self._store.settle(submits)

@@ -130,7 +130,7 @@ async def test_webhooks_ask_too() -> None:
     clock, store, written = SystemClock(), Shared(), asyncio.Event()
     body = b'msg_1\t{"type": "message.delivered"}\r\n'
     message = make_message(body)
-    recipient = About("source", 1, 1).recipient
+    recipient = About("source", 1, 1).recipient("hook")
     queue = webhook_queue("hook")
     event = Delivery(queue=queue, message_id=message.id, recipient=recipient, created=clock.now())
     await store.settle([Submit(message, body, (event,))])

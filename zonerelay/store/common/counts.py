@@ -51,6 +51,9 @@ class Counts:
     def total(self) -> int:
         return sum(max(0, counts.total) for counts in self._zones.values())
 
+    def waiting(self, queue: QueueName) -> int:
+        return max(0, self._zones[queue].total) if queue in self._zones else 0
+
     def current(self) -> dict[QueueName, QueueCounts]:
         return {
             zone: QueueCounts(max(0, counts.ready), max(0, counts.deferred), max(0, counts.held))

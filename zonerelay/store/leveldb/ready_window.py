@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.queue_name import QueueName
+from zonerelay.model.queue_name import Kind, QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.ready import ReadyMail
 
@@ -82,6 +82,8 @@ class DiskRange:
 
 WINDOW_LIMIT = 10_000
 """The number of a zone's deliveries in memory above which further ones stay on disk."""
+WEBHOOK_LIMIT = 250
+"""The same of a webhook, because there may be hundreds that are down."""
 NEW_LIMIT = 1000
 """An additional limit for new deliveries while the cursor is far behind."""
 SKIPPED_LIMIT = 5_000
@@ -107,6 +109,7 @@ class ZoneWindow:
         self.new_range: DiskRange | None = None
         self.domain_ranges: dict[str, DiskRange] = {}
         self._ready = ReadyMail()
+        self._limit = WEBHOOK_LIMIT if queue.kind is Kind.WEBHOOK else WINDOW_LIMIT
         self._touched: set[DeliveryKey] | None = None
         # The queue has no older key than this one, so the search for the oldest starts here.
         self.oldest = b""
@@ -256,9 +259,9 @@ class ZoneWindow:
     def _may_remember(self, key: DeliveryKey) -> bool:
         """Return whether there is room for a new fresh delivery and no older one must be read first."""
         known, cursor, new = len(self._ready), self.fresh_range.low, self.new_range
-        if known < WINDOW_LIMIT and (cursor is None or records.delivery_key(key) < cursor):
+        if known < self._limit and (cursor is None or records.delivery_key(key) < cursor):
             return True
-        if new is None or known >= WINDOW_LIMIT + NEW_LIMIT:
+        if new is None or known >= self._limit + NEW_LIMIT:
             return False
         row = records.delivery_key(key)
         return row >= new.start and (new.low is None or row < new.low)

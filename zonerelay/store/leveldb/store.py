@@ -343,6 +343,9 @@ class LevelDbStore:
     def counts(self) -> dict[QueueName, QueueCounts]:
         return self._keeper.counts.current()
 
+    def waiting(self, queue: QueueName) -> int:
+        return self._keeper.counts.waiting(queue)
+
     def is_counted(self) -> bool:
         return self._keeper.counts.is_whole
 

@@ -643,6 +643,9 @@ class NodeStore:
                 total.setdefault(queue, QueueCounts()).add(counts)
         return total
 
+    def waiting(self, queue: QueueName) -> int:
+        return sum(held.queue.waiting(queue) for held in self._held())
+
     def is_counted(self) -> bool:
         return all(held.queue.is_counted() for held in self._held())
 

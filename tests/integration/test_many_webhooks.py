@@ -1,0 +1,128 @@
+"""Webhooks that are down cost little: their events share stored messages, and most stay in the spool."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tests.support.mail import make_message
+from tests.support.memory_store import MemoryStore
+from tests.support.queueing import Sink, make_events
+from tests.support.webhooks import Answer, Receiver
+from zonerelay.config.settings import WebhookAddresses, WebhookSettings
+from zonerelay.model.clock import SystemClock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId, MessageIdSource
+from zonerelay.model.queue_name import webhook_queue
+from zonerelay.store.contract import Change, Submit
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.webhook import courier as couriers
+from zonerelay.webhook.courier import About, WebhookCourier
+from zonerelay.webhook.webhooks import Webhooks
+
+COUNT = 100
+
+
+class Counting(MemoryStore):
+    """Counts the claims that are held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: set[DeliveryKey] = set()
+        self.most = 0
+        self.writes: list[asyncio.Task[None]] = []
+
+    async def claim(self, *args: object, **only: object) -> list[Delivery]:
+        found = await super().claim(*args, **only)  # type: ignore[arg-type]  # passed on as they came
+        self.held |= {each.key for each in found}
+        self.most = max(self.most, len(self.held))
+        return found
+
+    def write(self, changes: Sequence[Change], then: Callable[[], None] | None) -> None:
+        async def settle() -> None:
+            await self.settle(changes)
+            if then is not None:
+                then()
+
+        self.held -= {each.delivery.key for each in changes if not isinstance(each, Submit)}
+        self.writes.append(asyncio.get_running_loop().create_task(settle()))
+
+
+async def test_events_for_an_endpoint_that_is_down_stay_in_the_spool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(couriers, "PAGE", 10)
+    clock, store, queue = SystemClock(), Counting(), webhook_queue("hook")
+    for number in range(COUNT):
+        body = b'msg_%d\t{"type": "message.delivered"}\r\n' % number
+        message = make_message(body)
+        message = replace(message, envelope=replace(message.envelope, id=MessageId(f"{number:016x}")))
+        recipient = About(f"source{number}", 1, 1).recipient("hook")
+        event = Delivery(queue=queue, message_id=message.id, recipient=recipient, created=clock.now())
+        await store.settle([Submit(message, body, (event,))])
+    with Receiver() as receiver:
+        receiver.answers["/hook"] = Answer(503)
+        courier = WebhookCourier(
+            WebhookSettings(name="hook", url=receiver.url(), private=True),
+            ["whsec_" + "A" * 32],
+            read_keys=tuple,
+            store=store,
+            write=store.write,
+            make_gap=lambda *_: pytest.fail("no event is lost"),
+            events=make_events(Sink(), clock),
+            clock=clock,
+            random=Random(1),
+        )
+        courier.start()
+        async with asyncio.timeout(20):
+            while courier.state == "ok":
+                await asyncio.sleep(0)
+            courier.notify()
+            assert courier.queued == COUNT
+            receiver.answers["/hook"] = Answer()
+            courier.retry()
+            while courier.queued or len(receiver.taken()) < COUNT:
+                await asyncio.sleep(0)
+        await courier.stop()
+        await asyncio.gather(*store.writes)
+    assert store.most < 2 * 10 + couriers.CONNECTIONS
+    assert await store.queues() == set()
+
+
+async def test_webhooks_that_get_the_same_text_share_a_stored_message() -> None:
+    clock, store = SystemClock(), MemoryStore()
+    names = itertools.count()
+    webhooks = Webhooks(
+        hostname="relay.test",
+        store=store,
+        write=lambda *_: None,
+        ids=MessageIdSource(clock),
+        hashed=lambda: Redactor(b"key", enabled=True),
+        records=lambda _: (),
+        environment={"SECRET": "whsec_" + "A" * 32},
+        events=make_events(Sink(), clock),
+        clock=clock,
+        random=Random(1),
+    )
+
+    def hook(*events: str, addresses: WebhookAddresses = WebhookAddresses.PSEUDONYM) -> WebhookSettings:
+        return WebhookSettings(
+            name=f"hook{next(names)}",
+            url="https://hooks.test/",
+            secret="SECRET",
+            events=events,
+            addresses=addresses,
+        )
+
+    settings = [hook(), hook(), hook(addresses=WebhookAddresses.CLEAR), hook("delivery.bounced"), hook()]
+    await webhooks.configure(settings)
+    submits = webhooks.accepted(make_message())
+    await store.settle(submits)
+    await webhooks.close()
+    assert [[each.zone for each in submit.deliveries] for submit in submits] == [
+        ["hook0", "hook1", "hook4"],
+        ["hook2"],
+    ]
