@@ -18,14 +18,14 @@ from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from zonerelay.config.settings import RedisSettings
 from zonerelay.limits.authority import LimitTable
-from zonerelay.limits.shared import BookVersion, SharedAuthority
+from zonerelay.limits.shared import SharedAuthority, VersionedRecord
 from zonerelay.limits.unix_socket import LimitServer, SocketAuthority
-from zonerelay.limits.values import Answer, AuthorityError, Claim, LimitAuthority, Request, TurnAsk
+from zonerelay.limits.values import Answer, AuthorityError, Claim, LimitAuthority, Request, TurnRequest
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.postgres.driver import Access
-from zonerelay.store.postgres.limits import PostgresShelf
+from zonerelay.store.postgres.limits import PostgresRecordStore
 from zonerelay.store.redis.connection import Server
-from zonerelay.store.redis.limits import RedisShelf
+from zonerelay.store.redis.limits import RedisRecordStore
 
 KINDS = ("memory", "socket", "redis", "postgres")
 SHARED = ("redis", "postgres")
@@ -40,19 +40,19 @@ async def place(kind: str, directory: Path, *, lease: float = 15.0) -> AsyncIter
     name = uuid.uuid4().hex[:16]
     if kind == "memory":
         table = LimitTable(SystemClock())
-        yield lambda holder: MemoryAuthority(table, holder)
+        yield lambda owner: MemoryAuthority(table, owner)
     elif kind == "socket":
         path = directory / "limits.sock"
         server = LimitServer(path, LimitTable(SystemClock()))
         await server.start()
-        yield lambda holder: SocketAuthority(path, holder)
+        yield lambda owner: SocketAuthority(path, owner)
         await server.close()
     elif kind == "redis":
         to = Server(RedisSettings(url=shared_server().url, prefix=f"{name}:"))
-        yield lambda holder: SharedAuthority(RedisShelf(to), holder, lease=lease)
+        yield lambda owner: SharedAuthority(RedisRecordStore(to), owner, lease=lease)
     else:
         access = Access(shared_postgres().url, str, f"limits_{name}", "limits", 60.0)
-        yield lambda holder: SharedAuthority(PostgresShelf(access), holder, lease=lease)
+        yield lambda owner: SharedAuthority(PostgresRecordStore(access), owner, lease=lease)
 
 
 class Told:
@@ -83,21 +83,21 @@ async def ask(authority: LimitAuthority, request: Request) -> Answer:
 
 
 class Worker:
-    """Takes and gives back at random; `units` is what it may use."""
+    """Takes and gives back at random; `slots` is what it may use."""
 
     def __init__(self, authority: LimitAuthority, seed: int) -> None:
         self._authority = authority
         self._random = random.Random(seed)
-        self.units: Counter[str] = Counter()
+        self.slots: Counter[str] = Counter()
 
     async def step(self) -> None:
         site = self._random.choice("ab")
-        back = self._random.randint(0, self.units[site])
-        self.units[site] -= back
-        want = self.units[site] + self._random.randint(0, 3)
-        claim = Claim(site, "", LIMITS[site], self.units[site], back, want)
+        back = self._random.randint(0, self.slots[site])
+        self.slots[site] -= back
+        want = self.slots[site] + self._random.randint(0, 3)
+        claim = Claim(site, "", LIMITS[site], self.slots[site], back, want)
         for held in (await ask(self._authority, Request(ZONE, (claim,)))).held:
-            self.units[held.site] = held.units
+            self.slots[held.site] = held.slots
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,10 +113,10 @@ async def test_holders_at_the_same_time_never_exceed_a_limit(kind: str, tmp_path
             for _ in range(60):
                 await worker.step()
                 for site, limit in LIMITS.items():
-                    used = sum(each.units[site] for each in workers)
+                    used = sum(each.slots[site] for each in workers)
                     assert used <= limit
                     most[site] = max(most[site], used)
-                assert sum(each.units.total() for each in workers) <= ZONE
+                assert sum(each.slots.total() for each in workers) <= ZONE
 
         await asyncio.gather(*(work(worker) for worker in workers))
         # How near they come depends on who is faster; that something was given proves that it was tried.
@@ -127,7 +127,7 @@ async def test_holders_at_the_same_time_never_exceed_a_limit(kind: str, tmp_path
         await asyncio.sleep(0.05)
         claims = (Claim("a", "", 5, want=5), Claim("b", "", 3, want=3))
         answer = await ask(authorities[0], Request(ZONE, claims, everything=True))
-        assert sum(held.units for held in answer.held) == ZONE
+        assert sum(held.slots for held in answer.held) == ZONE
         await authorities[0].close()
 
 
@@ -144,10 +144,10 @@ async def test_who_must_give_way_hears_of_it_and_who_waits_of_what_it_is_given(
         await ask(waits, Request(ZONE, (Claim("b", "", 3, want=1),)))
         await until(lambda: told.news == ["some zone"])
         (held,) = (await ask(has, Request(ZONE))).held
-        assert (held.units, held.surrender) == (3, 1)
+        assert (held.slots, held.revoked) == (3, 1)
         await ask(has, Request(ZONE, (Claim("b", "", 3, 2, 1, 2),)))
         await until(lambda: told_waiting.news == ["some zone"])
-        assert (await ask(waits, Request(ZONE))).held[0].units == 1
+        assert (await ask(waits, Request(ZONE))).held[0].slots == 1
         await has.close()
         await waits.close()
 
@@ -155,17 +155,17 @@ async def test_who_must_give_way_hears_of_it_and_who_waits_of_what_it_is_given(
 @pytest.mark.parametrize("kind", KINDS)
 async def test_turns_of_all_holders_are_on_one_grid(kind: str, tmp_path: Path) -> None:
     async with place(kind, tmp_path) as make:
-        holders = [make(f"holder{number}") for number in range(3)]
-        for holder in holders:
-            await Told().start(holder)
-        question = Request(ZONE, turns=(TurnAsk("a", "", 0.02, 0.03, 4),))
-        answers = await asyncio.gather(*(ask(holder, question) for holder in holders for _ in range(4)))
+        owners = [make(f"holder{number}") for number in range(3)]
+        for owner in owners:
+            await Told().start(owner)
+        question = Request(ZONE, turns=(TurnRequest("a", "", 0.02, 0.03, 4),))
+        answers = await asyncio.gather(*(ask(owner, question) for owner in owners for _ in range(4)))
         turns = sorted(at for answer in answers for at in answer.turns[0])
         assert len(turns) == 48
         assert all(later - earlier >= 0.03 - 1e-5 for earlier, later in itertools.pairwise(turns))
         assert turns[-1] - turns[0] <= 47 * 0.03 + 0.5
-        for holder in holders:
-            await holder.close()
+        for owner in owners:
+            await owner.close()
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -177,11 +177,11 @@ async def test_a_relay_that_is_silent_for_a_lease_has_nothing_any_longer(kind: s
             stack.push_async_callback(each.close)
         await ask(dead, Request(ZONE, (Claim("b", "", 3, want=3),)))
         claim = Request(ZONE, (Claim("b", "", 3, want=3),))
-        assert (await ask(alive, claim)).held[0].units == 0
+        assert (await ask(alive, claim)).held[0].slots == 0
         for _ in range(6):
             await asyncio.sleep(0.1)
             answer = await ask(alive, claim)
-        assert answer.held[0].units == 3
+        assert answer.held[0].slots == 3
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -200,7 +200,7 @@ async def test_a_lost_connection_is_told_of_and_made_again(kind: str, tmp_path: 
             )
         await until(lambda: bool(told.gone and told.back))
         answer = await ask(authority, Request(ZONE, (Claim("b", "", 3, 2, 0, 2),), everything=True))
-        assert answer.held[0].units == 2
+        assert answer.held[0].slots == 2
         await authority.close()
 
 
@@ -210,7 +210,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-class UselessShelf:
+class UselessStore:
     """A server that takes connections and ends them."""
 
     name = "a server in trouble"
@@ -221,11 +221,11 @@ class UselessShelf:
     async def open(self, hear: Callable[[str], None]) -> None:
         self.opened += 1
 
-    async def read(self, zone: str) -> BookVersion:
+    async def read(self, zone: str) -> VersionedRecord:
         raise AuthorityError("in trouble")
 
     async def replace(
-        self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
+        self, zone: str, record: VersionedRecord, data: bytes | None, *, ttl: float, notices: Sequence[str]
     ) -> bool:
         raise AuthorityError("in trouble")
 
@@ -237,10 +237,10 @@ class UselessShelf:
 
 
 async def test_connections_that_are_of_no_use_are_made_with_growing_pauses() -> None:
-    shelf, told = UselessShelf(), Told()
-    authority = SharedAuthority(shelf, "holder")
+    store, told = UselessStore(), Told()
+    authority = SharedAuthority(store, "holder")
     await told.start(authority)
     await asyncio.sleep(1.0)
-    assert 2 <= shelf.opened <= 5
-    assert told.gone <= shelf.opened
+    assert 2 <= store.opened <= 5
+    assert told.gone <= store.opened
     await authority.close()

@@ -1,4 +1,4 @@
-"""An authority over shared limits in the process of its holders."""
+"""An authority over shared limits in the process of its owners."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from zonerelay.limits.values import Answer, Request
 
 
 class MemoryAuthority:
-    """The authority for holders in the process of the table."""
+    """The authority for owners in the process of the table."""
 
     name = "this process"
     lease = None
 
-    def __init__(self, table: LimitTable, holder: str) -> None:
+    def __init__(self, table: LimitTable, owner: str) -> None:
         self._table = table
-        self._holder = holder
+        self._owner = owner
 
     async def start(
         self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
     ) -> None:
         del back, gone  # never out of reach
-        self._table.enter(self._holder, news)
+        self._table.register(self._owner, news)
 
     async def exchange(self, zone: str, request: Request) -> Answer:
-        return self._table.exchange(self._holder, zone, request)
+        return self._table.exchange(self._owner, zone, request)
 
     async def close(self) -> None:
-        self._table.leave(self._holder)
+        self._table.unregister(self._owner)

@@ -16,17 +16,17 @@ from tests.bench.simulate.world import Kind
 from tests.unit.test_rates import fullest
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
-from zonerelay.limits.authority import Book
-from zonerelay.limits.values import Request, TurnAsk, interval, leased_grace, margin
+from zonerelay.limits.authority import ZoneLimits
+from zonerelay.limits.values import Request, TurnRequest, interval, leased_grace, margin
 from zonerelay.limits.worker.allowance import ClockBounds, LeasedTurns
 from zonerelay.model.clock import ManualClock
 
 RATE = Rate(4, 1.0)
-HOLDERS = 3
-holders = st.integers(0, HOLDERS - 1)
+OWNERS = 3
+owners = st.integers(0, OWNERS - 1)
 
 
-class Holder:
+class Owner:
     """A worker with a clock of its own; what it asks is on its way until it is answered, or lost."""
 
     def __init__(self, number: int, now: float) -> None:
@@ -35,7 +35,7 @@ class Holder:
         self.clock = ManualClock()
         self.bounds = ClockBounds()
         self.wants = False
-        self.question: tuple[float, tuple[TurnAsk, tuple[tuple[str, float], ...]]] | None = None
+        self.question: tuple[float, tuple[TurnRequest, tuple[tuple[str, float], ...]]] | None = None
         self.set(now)
         self.turns = LeasedTurns(
             "a", "", RATE, None, clock=self.clock, bounds=self.bounds, wanted=lambda _: self.want()
@@ -49,90 +49,90 @@ class Holder:
 
 
 class Shared(RuleBasedStateMachine):
-    """Everything may happen at any time; answers and whole books get lost, holders die."""
+    """Everything may happen at any time; answers and whole books get lost, owners die."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 5000.0
-        self.book = Book()
-        self.holders = [Holder(number, self.now) for number in range(HOLDERS)]
+        self.limits = ZoneLimits()
+        self.owners = [Owner(number, self.now) for number in range(OWNERS)]
         self.taken: list[float] = []
 
     def set_clocks(self, seconds: float) -> None:
         self.now += seconds
-        for holder in self.holders:
-            holder.set(self.now)
+        for owner in self.owners:
+            owner.set(self.now)
 
-    @rule(which=holders, waiting=st.integers(0, 5))
+    @rule(which=owners, waiting=st.integers(0, 5))
     def mail(self, which: int, waiting: int) -> None:
-        turns = self.holders[which].turns
+        turns = self.owners[which].turns
         turns.expect("line", waiting)
-        if waiting and turns.due <= self.holders[which].clock.monotonic():
+        if waiting and turns.due <= self.owners[which].clock.monotonic():
             turns.start(0.0)
             turns.expect("line", waiting - 1)
 
-    @rule(which=holders, seconds=st.floats(0, 0.3))
+    @rule(which=owners, seconds=st.floats(0, 0.3))
     def connected(self, which: int, seconds: float) -> None:
-        self.holders[which].turns.arrived(seconds)
+        self.owners[which].turns.arrived(seconds)
 
-    @rule(which=holders)
+    @rule(which=owners)
     def take(self, which: int) -> None:
-        holder = self.holders[which]
-        if holder.turns.pending and holder.turns.next_turn <= holder.clock.monotonic():
-            holder.turns.take(0.0)
-            holder.turns.pending -= 1
+        owner = self.owners[which]
+        if owner.turns.pending and owner.turns.next_turn <= owner.clock.monotonic():
+            owner.turns.take(0.0)
+            owner.turns.pending -= 1
             self.taken.append(self.now)
 
-    @rule(which=holders)
+    @rule(which=owners)
     def a_batch_ends_without_its_turn(self, which: int) -> None:
-        if self.holders[which].turns.pending:
-            self.holders[which].turns.give_back()
+        if self.owners[which].turns.pending:
+            self.owners[which].turns.give_back()
 
-    @rule(which=holders)
+    @rule(which=owners)
     def ask(self, which: int) -> None:
-        holder = self.holders[which]
-        if holder.wants and holder.question is None:
-            holder.wants = False
-            asked = holder.turns.ask(), holder.turns.unused()
-            holder.question = holder.clock.monotonic(), asked
+        owner = self.owners[which]
+        if owner.wants and owner.question is None:
+            owner.wants = False
+            asked = owner.turns.ask(), owner.turns.unused()
+            owner.question = owner.clock.monotonic(), asked
 
-    @rule(which=holders, there=st.floats(0, 0.02), back=st.floats(0, 0.02), lost=st.booleans())
+    @rule(which=owners, there=st.floats(0, 0.02), back=st.floats(0, 0.02), lost=st.booleans())
     def answer(self, which: int, there: float, back: float, lost: bool) -> None:
-        holder = self.holders[which]
-        if holder.question is None:
+        owner = self.owners[which]
+        if owner.question is None:
             return
-        (asked, (ask, unused)), holder.question = holder.question, None
+        (asked, (ask, unused)), owner.question = owner.question, None
         self.set_clocks(there)
-        self.book = Book.decode(self.book.encode())
+        self.limits = ZoneLimits.decode(self.limits.encode())
         request = Request(9, turns=(ask,), unused=unused)
-        answer = self.book.exchange(holder.name, request, self.now)[0]
+        answer = self.limits.exchange(owner.name, request, self.now)[0]
         theirs = self.now
         self.set_clocks(back)
         if lost:
-            holder.want()
+            owner.want()
             return
-        holder.bounds.note(asked, theirs, holder.clock.monotonic())
-        holder.turns.given(answer.turns[0])
+        owner.bounds.note(asked, theirs, owner.clock.monotonic())
+        owner.turns.given(answer.turns[0])
 
     @rule(seconds=st.sampled_from((0.005, 0.05, 0.25, 1.0)))
     def wait(self, seconds: float) -> None:
         self.set_clocks(seconds)
 
-    @rule(which=holders)
+    @rule(which=owners)
     def die(self, which: int) -> None:
-        self.holders[which] = Holder(which, self.now)
+        self.owners[which] = Owner(which, self.now)
 
-    @precondition(lambda self: not any(holder.question for holder in self.holders))
+    @precondition(lambda self: not any(owner.question for owner in self.owners))
     @rule()
     def the_authority_starts_again(self) -> None:
         """With what those who are there say. What the dead had it would not hear of."""
         if self.taken and self.now - self.taken[-1] < 2 * RATE.seconds:
             return
-        self.book = Book()
-        for holder in self.holders:
-            known = () if holder.turns.known is None else (holder.turns.known,)
+        self.limits = ZoneLimits()
+        for owner in self.owners:
+            known = () if owner.turns.known is None else (owner.turns.known,)
             request = Request(9, everything=True, known_turns=known)
-            self.book.exchange(holder.name, request, self.now, give=False)
+            self.limits.exchange(owner.name, request, self.now, allocate=False)
 
     @invariant()
     def no_time_holds_more_than_the_rate_allows(self) -> None:
@@ -279,13 +279,13 @@ def test_a_rate_is_used_while_a_node_comes_and_goes() -> None:
 
 def test_a_question_brings_several_turns_where_much_mail_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = Counter[int]()
-    exchange = Book.exchange
+    exchange = ZoneLimits.exchange
 
-    def counting(book: Book, name: str, request: Request, now: float, **more: float) -> object:
+    def counting(limits: ZoneLimits, name: str, request: Request, now: float, **more: float) -> object:
         counts[sum(ask.count for ask in request.turns)] += 1
-        return exchange(book, name, request, now, **more)  # type: ignore[arg-type]  # as it was called
+        return exchange(limits, name, request, now, **more)  # type: ignore[arg-type]  # as it was called
 
-    monkeypatch.setattr(Book, "exchange", counting)
+    monkeypatch.setattr(ZoneLimits, "exchange", counting)
     shared("100/1s", 2, 600)
     assert sum(counts.values()) < 600 / 4
 

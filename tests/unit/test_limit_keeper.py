@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from zonerelay.config.units import Rate
-from zonerelay.limits.values import Answer, AuthorityError, Held, Request
+from zonerelay.limits.values import Answer, AuthorityError, Grant, Request
 from zonerelay.limits.worker.keeper import FORGET, SAFE, LimitKeeper
 from zonerelay.model.clock import ManualClock
 
@@ -25,7 +25,7 @@ class Authority:
 
     def __init__(self) -> None:
         self.asked: list[Request] = []
-        self.trouble: Exception | None = None
+        self.problem: Exception | None = None
 
     async def start(
         self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
@@ -36,10 +36,10 @@ class Authority:
         self.asked.append(request)
         if zone == self.failing:
             raise AuthorityError("read only")
-        trouble, self.trouble = self.trouble, None
+        trouble, self.problem = self.problem, None
         if trouble is not None:
             raise trouble
-        held = tuple(Held(each.site, each.line, max(each.want, each.keep)) for each in request.claims)
+        held = tuple(Grant(each.site, each.destination, max(each.want, each.keep)) for each in request.claims)
         return Answer(0.0, held, tuple(() for _ in request.turns))
 
     async def close(self) -> None:
@@ -60,10 +60,10 @@ class Told:
 
     def waited(self, zone: str, seconds: float) -> None: ...
 
-    def out_of_reach(self, reason: str) -> None:
+    def authority_lost(self, reason: str) -> None:
         self.lost.append(reason)
 
-    def back_in_reach(self) -> None: ...
+    def authority_restored(self) -> None: ...
 
 
 class Kept:
@@ -136,7 +136,7 @@ async def test_zones_that_want_nothing_are_not_asked_for(monkeypatch: pytest.Mon
 async def test_after_trouble_of_any_kind_everything_is_asked_for_again() -> None:
     for trouble in (AuthorityError("away"), ValueError("a broken row")):
         async with kept() as it:
-            it.authority.trouble = trouble
+            it.authority.problem = trouble
             assert not it.may_start()
             await it.settled()
             assert it.told.lost
@@ -146,7 +146,9 @@ async def test_after_trouble_of_any_kind_everything_is_asked_for_again() -> None
 
 
 async def test_an_outage_is_told_once_although_other_zones_are_answered() -> None:
-    """A store that took no writes answered zones without any: 100 lines a second said lost and restored."""
+    """A store that took no writes answered zones without any: 100 destinations a second said lost and
+    restored.
+    """
     async with kept() as it:
         other = it.keeper.zone("other")
         it.authority.failing = "z"
@@ -158,11 +160,11 @@ async def test_an_outage_is_told_once_although_other_zones_are_answered() -> Non
                 await it.settled()
             it.authority.back()
         assert it.told.lost == ["read only"]
-        assert "read only" in (it.keeper.trouble or "")
+        assert "read only" in (it.keeper.problem or "")
         it.authority.failing = ""
         it.authority.back()
         await it.settled()
-        assert it.keeper.trouble is None
+        assert it.keeper.problem is None
 
 
 async def test_turns_that_were_idle_are_declared_again_once_they_are_used() -> None:

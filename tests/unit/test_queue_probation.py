@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.limits.values import Held
+from zonerelay.limits.values import Grant
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import DeliveryKey
@@ -333,7 +333,7 @@ class Sharing(Plan):
     def give(self, name: str, count: int = 1) -> None:
         """So many connections in all."""
         site = route_to("default", f"mx.{name}.example", expires=1e12)
-        self.allowance.take_in((Held(site.site, site.destination, count),), 0, 0.0)
+        self.allowance.apply((Grant(site.site, site.destination, count),), 0, 0.0)
         self.queue.granted(self.now)
 
 
@@ -395,7 +395,7 @@ def test_a_queue_of_replaced_settings_that_ends_takes_no_wish_from_its_successor
 
 def test_each_of_two_workers_goes_by_half_of_the_connections() -> None:
     plan = Sharing()
-    plan.allowance.holders = 2
+    plan.allowance.owners = 2
     plan.queue.granted(plan.now)
     for n in range(20):
         plan.add(f"new{n}", 1)
@@ -408,7 +408,7 @@ def test_one_that_waits_for_room_is_not_kept_out_by_its_own_wish() -> None:
     ones, and its wish for a connection, made later, took the only place. Its mail stayed until it expired.
     """
     plan = Sharing(max_connections=6)
-    plan.allowance.holders = 2  # one connection for slow destinations
+    plan.allowance.owners = 2  # one connection for slow destinations
     plan.queue.granted(plan.now)
     plan.add("s", 2)
     plan.start()
@@ -449,7 +449,7 @@ def test_mail_that_is_withdrawn_takes_its_wish_with_it() -> None:
     destinations that fail. The mail of another one waited behind it until it expired.
     """
     plan = Sharing(max_connections=6)
-    plan.allowance.holders = 2  # one connection for destinations that fail
+    plan.allowance.owners = 2  # one connection for destinations that fail
     plan.queue.granted(plan.now)
     for name in ("a", "b"):
         plan.add(name, 1)

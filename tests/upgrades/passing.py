@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.upgrades import mail
-from zonerelay.limits.authority import Book
-from zonerelay.limits.values import Claim, Request, TurnAsk
+from zonerelay.limits.authority import ZoneLimits
+from zonerelay.limits.values import Claim, Request, TurnRequest
 
 FILE = "passing.json"
 BOOK = "limit book"
@@ -12,20 +12,20 @@ BOOK = "limit book"
 
 def written() -> dict[str, str]:
     """In hexadecimal digits."""
-    return {BOOK: _book().encode().hex()}
+    return {BOOK: _limits().encode().hex()}
 
 
 def read_again(passing: dict[str, str]) -> dict[str, str]:
     """As this release writes what it has read."""
     return {
-        BOOK: Book.decode(bytes.fromhex(passing[BOOK])).encode().hex(),
+        BOOK: ZoneLimits.decode(bytes.fromhex(passing[BOOK])).encode().hex(),
     }
 
 
-def _book() -> Book:
-    book = Book()
-    turns = (TurnAsk("example.net", "example.net", 1.0, 0.5, 2),)
+def _limits() -> ZoneLimits:
+    limits = ZoneLimits()
+    turns = (TurnRequest("example.net", "example.net", 1.0, 0.5, 2),)
     claims = (Claim("example.net", "example.com", 2, 3), Claim("example.org", "example.org", 1, 1))
-    book.exchange("one", Request(4, claims, turns, everything=True), mail.NOW, until=mail.NOW + 60)
-    book.exchange("two", Request(4, claims, everything=True), mail.NOW + 1, until=mail.NOW + 61)
-    return book
+    limits.exchange("one", Request(4, claims, turns, everything=True), mail.NOW, until=mail.NOW + 60)
+    limits.exchange("two", Request(4, claims, everything=True), mail.NOW + 1, until=mail.NOW + 61)
+    return limits

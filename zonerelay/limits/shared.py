@@ -1,10 +1,10 @@
 """Shares limits between machines through a store that holds one versioned record per zone.
 
-There is no server that decides. Each relay reads the book, applies the pure code of `authority.py`, and
-writes the book back. If another relay has written in between, the write is refused and the relay starts
+There is no server that decides. Each relay reads the record, applies the pure code of `authority.py`, and
+writes the record back. If another relay has written in between, the write is refused and the relay starts
 again. So a relay that is slow or stopped does not delay the others.
 
-Failure: a relay that is silent for `LEASE` seconds, by the store's clock, loses all its units. It stops using
+Failure: a relay that is silent for `LEASE` seconds, by the store's clock, loses all its slots. It stops using
 them before that (`worker/keeper`). While the store is unreachable, every exchange fails at once. When the
 store is reachable again, the relay declares everything it holds.
 """
@@ -17,52 +17,52 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from zonerelay.limits.authority import Book
+from zonerelay.limits.authority import ZoneLimits
 from zonerelay.limits.values import Answer, AuthorityError, Request
 from zonerelay.process.tasks import cancel_all
 
 LEASE = 15.0
-"""Seconds for which the units of a relay that has died stay unused."""
+"""Seconds for which the slots of a relay that has died stay unused."""
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
 """The longest pause in seconds between two attempts to connect."""
 
 MAX_TRIES = 100
-"""Attempts to replace a book. Each one fails if another relay has written first."""
+"""Attempts to replace a record. Each one fails if another relay has written first."""
 
 GOODBYE = 1.0
 """Seconds for giving everything back at the end."""
 
 
 @dataclass(frozen=True, slots=True)
-class BookVersion:
-    """A stored version of the limits of one zone. `stamp` identifies the version, and `now` is the store's
+class VersionedRecord:
+    """A stored version of the limits of one zone. `version` identifies the version, and `now` is the store's
     clock.
     """
 
     data: bytes | None
-    stamp: int
+    version: int
     now: float
 
 
-class BookStore(Protocol):
+class RecordStore(Protocol):
     """Interface: stores the limits of each zone with a version number. All methods raise AuthorityError.
     After an error `open` must be called first.
     """
 
     name: str
 
-    async def open(self, hear: Callable[[str], None]) -> None:
-        """Connect. `hear` is called with each word that another relay has sent."""
+    async def open(self, on_notice: Callable[[str], None]) -> None:
+        """Connect. `on_notice` is called with each notice that another relay has sent."""
 
-    async def read(self, zone: str) -> BookVersion: ...
+    async def read(self, zone: str) -> VersionedRecord: ...
 
     async def replace(
-        self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
+        self, zone: str, record: VersionedRecord, data: bytes | None, *, ttl: float, notices: Sequence[str]
     ) -> bool:
-        """Replace the stored limits of a zone, keep them for at least `keep` seconds, and send `words` to the
-        other relays. Return false, with nothing done, if the page has changed.
+        """Replace the stored limits of a zone, keep them for at least `ttl` seconds, and send `notices` to
+        the other relays. Return false, with nothing done, if the record has changed.
         """
 
     async def ended(self) -> None:
@@ -73,14 +73,14 @@ class BookStore(Protocol):
 
 
 class SharedAuthority:
-    """Shares limits through a store. `holder` is a name of this process that no other process has had."""
+    """Shares limits through a store. `owner` is a name of this process that no other process has had."""
 
-    def __init__(self, shelf: BookStore, holder: str, *, lease: float = LEASE) -> None:
-        self.name = shelf.name
+    def __init__(self, store: RecordStore, owner: str, *, lease: float = LEASE) -> None:
+        self.name = store.name
         self.lease: float | None = lease
         self._lease = lease
-        self._shelf = shelf
-        self._holder = holder
+        self._store = store
+        self._owner = owner
         self._zones: dict[str, int] = {}
         self._news: Callable[[str], None] | None = None
         self._open = False
@@ -99,14 +99,14 @@ class SharedAuthority:
             raise AuthorityError(f"{self.name} cannot be reached")
         self._zones[zone] = request.zone_limit
         for _ in range(MAX_TRIES):
-            page = await self._shelf.read(zone)
-            book = self._read(page)
-            answer, news = book.exchange(self._holder, request, page.now, until=page.now + self._lease)
-            words = [f"{holder} {zone}" for holder in sorted(news)]
-            keep = max(2 * self._lease, book.binds_until - page.now)
-            data = None if book.is_empty else book.encode()
-            if (data is None and page.data is None) or await self._shelf.replace(
-                zone, page, data, keep=keep, words=words
+            record = await self._store.read(zone)
+            limits = self._read(record)
+            answer, news = limits.exchange(self._owner, request, record.now, until=record.now + self._lease)
+            notices = [f"{owner} {zone}" for owner in sorted(news)]
+            ttl = max(2 * self._lease, limits.binds_until - record.now)
+            data = None if limits.is_empty else limits.encode()
+            if (data is None and record.data is None) or await self._store.replace(
+                zone, record, data, ttl=ttl, notices=notices
             ):
                 return answer
         raise AuthorityError(f"{self.name}: others were faster {MAX_TRIES} times")
@@ -118,21 +118,21 @@ class SharedAuthority:
                     await self.exchange(zone, Request(limit, everything=True))
         await cancel_all(self._task)
         self._open = False
-        await self._shelf.close()
+        await self._store.close()
 
-    def _read(self, page: BookVersion) -> Book:
+    def _read(self, record: VersionedRecord) -> ZoneLimits:
         try:
-            return Book.decode(page.data)
+            return ZoneLimits.decode(record.data)
         except ValueError as error:
             raise AuthorityError(f"{self.name}: what is written there makes no sense: {error}") from error
 
     async def _connect(self) -> None:
-        await self._shelf.open(self._hear)
+        await self._store.open(self._on_notice)
         self._open = True
 
-    def _hear(self, word: str) -> None:
-        holder, _, zone = word.partition(" ")
-        if holder == self._holder and self._news is not None:
+    def _on_notice(self, notice: str) -> None:
+        owner, _, zone = notice.partition(" ")
+        if owner == self._owner and self._news is not None:
             self._news(zone)
 
     async def _stay_connected(self, back: Callable[[], None], gone: Callable[[str], None]) -> None:
@@ -141,7 +141,7 @@ class SharedAuthority:
         while True:
             if self._open:
                 since = now()
-                await self._shelf.ended()
+                await self._store.ended()
                 self._open = False
                 gone("the connection has ended")
                 if now() - since > LONGEST_PAUSE:

@@ -5,8 +5,8 @@ The supervisor runs `LimitServer` with the table in memory. Each worker connects
 the order of the requests. The lease of a worker ends with its connection.
 
 Failure: the server disconnects a worker that sends a malformed frame or does not read, and the table frees
-its units as if the worker had died. While the supervisor is unreachable, every exchange of a worker fails at
-once, and the worker continues with the units it holds. After each reconnection `back` is called, and the
+its slots as if the worker had died. While the supervisor is unreachable, every exchange of a worker fails at
+once, and the worker continues with the slots it holds. After each reconnection `back` is called, and the
 worker declares what it holds.
 """
 
@@ -28,43 +28,43 @@ from zonerelay.limits.values import Answer, AuthorityError, Request
 from zonerelay.process.tasks import cancel_all
 
 MAX_FRAME = 16 * 1024 * 1024
-"""Bytes. The largest frames declare everything: a hundred bytes for each line that has units."""
+"""Bytes. The largest frames declare everything: a hundred bytes for each destination that has slots."""
 
 _LENGTH = struct.Struct(">I")
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+class HelloFrame(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """The first frame of a connection, which names the worker. `version` is that of the frame format."""
 
-    holder: str
+    owner: str
     version: int = 1
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+class RequestFrame(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """A request frame."""
 
     zone: str
     request: Request
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+class AnswerFrame(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """A response frame. Answers come in the order of the requests."""
 
     answer: Answer
 
 
-class News(msgspec.Struct, frozen=True, array_like=True, tag="news"):
+class ChangeFrame(msgspec.Struct, frozen=True, array_like=True, tag="news"):
     """A notice that a worker should send a request about this zone."""
 
     zone: str
 
 
-Said = Hello | Ask
-Heard = Told | News
+ClientFrame = HelloFrame | RequestFrame
+ServerFrame = AnswerFrame | ChangeFrame
 _Any = TypeVar("_Any")
 
 
-def _encode(frame: Said | Heard) -> bytes:
+def _encode(frame: ClientFrame | ServerFrame) -> bytes:
     data = msgspec.msgpack.encode(frame)
     return _LENGTH.pack(len(data)) + data
 
@@ -82,7 +82,7 @@ async def _read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Dec
         raise AuthorityError(str(error) or type(error).__name__) from error
 
 
-MOST_UNREAD = 32 * 1024 * 1024
+MAX_UNREAD = 32 * 1024 * 1024
 _SOCKET_MODE = 0o600
 
 
@@ -112,7 +112,7 @@ class LimitServer:
             raise
 
     async def close(self) -> None:
-        """Close all connections. The workers continue with the units they hold."""
+        """Close all connections. The workers continue with the slots they hold."""
         if self._server is not None:
             self._server.close()
         await cancel_all(*self._tasks)
@@ -130,27 +130,27 @@ class LimitServer:
             writer.transport.abort()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
+        decoder: msgspec.msgpack.Decoder[ClientFrame] = msgspec.msgpack.Decoder(ClientFrame)
         hello = await _read_frame(reader, decoder)
-        if not isinstance(hello, Hello):
-            raise AuthorityError("the first frame must name the holder")
-        holder = hello.holder
-        self._workers[holder] = writer
-        self._table.enter(holder, lambda zone: self._write(writer, News(zone)))
+        if not isinstance(hello, HelloFrame):
+            raise AuthorityError("the first frame must name the owner")
+        owner = hello.owner
+        self._workers[owner] = writer
+        self._table.register(owner, lambda zone: self._write(writer, ChangeFrame(zone)))
         try:
             while True:
                 ask = await _read_frame(reader, decoder)
-                if not isinstance(ask, Ask):
+                if not isinstance(ask, RequestFrame):
                     raise AuthorityError("a second greeting")
-                self._write(writer, Told(self._table.exchange(holder, ask.zone, ask.request)))
+                self._write(writer, AnswerFrame(self._table.exchange(owner, ask.zone, ask.request)))
         finally:
             # Not if it has reconnected over another socket by now.
-            if self._workers.get(holder) is writer:
-                del self._workers[holder]
-                self._table.leave(holder)
+            if self._workers.get(owner) is writer:
+                del self._workers[owner]
+                self._table.unregister(owner)
 
-    def _write(self, writer: asyncio.StreamWriter, frame: Heard) -> None:
-        if writer.transport.get_write_buffer_size() > MOST_UNREAD:
+    def _write(self, writer: asyncio.StreamWriter, frame: ServerFrame) -> None:
+        if writer.transport.get_write_buffer_size() > MAX_UNREAD:
             writer.transport.abort()
         elif not writer.is_closing():
             writer.write(_encode(frame))
@@ -178,16 +178,16 @@ TIMEOUT = 5.0
 
 
 class SocketAuthority:
-    """Requests limits from the supervisor over a Unix socket. `holder` is a name of this worker that no other
+    """Requests limits from the supervisor over a Unix socket. `owner` is a name of this worker that no other
     process has had.
     """
 
     lease = None
 
-    def __init__(self, path: Path, holder: str) -> None:
+    def __init__(self, path: Path, owner: str) -> None:
         self.name = f"the supervisor at {path}"
         self._path = path
-        self._holder = holder
+        self._owner = owner
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: deque[asyncio.Future[Answer]] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -203,11 +203,11 @@ class SocketAuthority:
             raise AuthorityError(f"{self.name} does not answer")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
-        writer.write(_encode(Ask(zone, request)))
+        writer.write(_encode(RequestFrame(zone, request)))
         try:
             return await asyncio.wait_for(answer, TIMEOUT)
         except TimeoutError as error:
-            # The connection is kept: closing it would free all units that we hold for others.
+            # The connection is kept: closing it would free all slots that we hold for others.
             raise AuthorityError(f"{self.name} does not answer in time") from error
 
     async def close(self) -> None:
@@ -224,7 +224,7 @@ class SocketAuthority:
                 await asyncio.sleep(RETRY_AFTER)
                 continue
             try:
-                writer.write(_encode(Hello(self._holder)))
+                writer.write(_encode(HelloFrame(self._owner)))
                 self._writer = writer
                 back()
                 await self._listen(reader, news)
@@ -232,20 +232,20 @@ class SocketAuthority:
                 gone(str(error))
                 await asyncio.sleep(RETRY_AFTER)
             finally:
-                self._cut(writer)
+                self._disconnect(writer)
 
     async def _listen(self, reader: asyncio.StreamReader, news: Callable[[str], None]) -> None:
-        decoder: msgspec.msgpack.Decoder[Heard] = msgspec.msgpack.Decoder(Heard)
+        decoder: msgspec.msgpack.Decoder[ServerFrame] = msgspec.msgpack.Decoder(ServerFrame)
         while True:
             frame = await _read_frame(reader, decoder)
-            if isinstance(frame, News):
+            if isinstance(frame, ChangeFrame):
                 news(frame.zone)
             elif self._waiting:
                 answer = self._waiting.popleft()
                 if not answer.done():
                     answer.set_result(frame.answer)
 
-    def _cut(self, writer: asyncio.StreamWriter) -> None:
+    def _disconnect(self, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
         if self._writer is writer:
             self._writer = None

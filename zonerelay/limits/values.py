@@ -1,12 +1,12 @@
 """Defines the messages between a worker and the limit authority. Values only.
 
-A *unit* is the right to one connection of a line at a site. It counts in the zone, at the site and for the
-line. A *turn* is a moment at which one MAIL may be written. The *authority* records which holder has which
-units and which turns are assigned. A *holder* is a worker that sends it requests.
+A *slot* is the right to one connection of a destination at a site. It counts in the zone, at the site and for
+the destination. A *turn* is a moment at which one MAIL may be written. The *authority* records which owner
+has which slots and which turns are assigned. A *owner* is a worker that sends it requests.
 
-A request declares a state, not a change: "of this line I keep 3 units and want 5". Repeating it changes
-nothing, and an authority that has lost its state believes it. So answers may get lost, and the authority may
-be restarted.
+A request declares a state, not a change: "of this destination I keep 3 slots and want 5". Repeating it
+changes nothing, and an authority that has lost its state believes it. So answers may get lost, and the
+authority may be restarted.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ def leased_grace(rate: Rate) -> float:
 
 
 class Claim(Struct, frozen=True, array_like=True):
-    """A worker's claim for connection slots to one destination. `keep` is the number of units that the holder
+    """A worker's claim for connection slots to one destination. `keep` is the number of slots that the owner
     goes on using, `back` those that it gives back with this request, and `want` how many it would like to
     have in all. `limit` comes from its configuration.
     """
 
     site: str
-    line: str
+    destination: str
     limit: int
     keep: int = 0
     back: int = 0
     want: int = 0
 
 
-class TurnAsk(Struct, frozen=True, array_like=True):
+class TurnRequest(Struct, frozen=True, array_like=True):
     """A request for `count` send times for a destination, `interval` seconds apart. They are also turns of
     the zone if `zone_interval` is set. An interval of 0 means that there is no such rate. No turn is to be
     within the next `after` seconds.
     """
 
     site: str
-    line: str
+    destination: str
     interval: float
     zone_interval: float
     count: int
@@ -81,46 +81,47 @@ class TurnAsk(Struct, frozen=True, array_like=True):
 
 class Request(Struct, frozen=True, array_like=True):
     """A worker's request to the limit authority about one zone. `everything` says that these are all claims
-    of the holder, and that the answer is to contain everything it has.
+    of the owner, and that the answer is to contain everything it has.
 
-    `unused` are turns that the holder will not take, each with its site. A request names them only once,
-    because they may belong to another holder afterwards. `known_turns` are turns that the holder was
+    `unused` are turns that the owner will not take, each with its site. A request names them only once,
+    because they may belong to another owner afterwards. `known_turns` are turns that the owner was
     assigned, for an authority that may have forgotten them.
     """
 
     zone_limit: int
     claims: tuple[Claim, ...] = ()
-    turns: tuple[TurnAsk, ...] = ()
+    turns: tuple[TurnRequest, ...] = ()
     unused: tuple[tuple[str, float], ...] = ()
     everything: bool = False
-    known_turns: tuple[tuple[TurnAsk, tuple[float, ...]], ...] = ()
+    known_turns: tuple[tuple[TurnRequest, tuple[float, ...]], ...] = ()
 
 
-class Held(Struct, frozen=True, array_like=True):
+class Grant(Struct, frozen=True, array_like=True):
     """The slots that a worker has for one destination, and how many of them it must return even if they are
-    in use. `pressed` is the number of lines that wait because of these units; idle ones should be given back.
+    in use. `waiters` is the number of destinations that wait because of these slots; idle ones should be
+    given back.
     """
 
     site: str
-    line: str
-    units: int
-    surrender: int = 0
-    pressed: int = 0
+    destination: str
+    slots: int
+    revoked: int = 0
+    waiters: int = 0
 
 
 class Answer(Struct, frozen=True, array_like=True):
     """The authority's response to a request. `now` is the authority's clock, by which `turns` are given, as
     one list for each request for turns.
 
-    `pressed` is the number of lines that wait because all units of the zone are assigned. `holders` is the
-    number of workers that have units of the zone or wait for some.
+    `waiters` is the number of destinations that wait because all slots of the zone are assigned. `owners` is
+    the number of workers that have slots of the zone or wait for some.
     """
 
     now: float
-    held: tuple[Held, ...] = ()
+    held: tuple[Grant, ...] = ()
     turns: tuple[tuple[float, ...], ...] = ()
-    pressed: int = 0
-    holders: int = 1
+    waiters: int = 0
+    owners: int = 1
 
 
 class AuthorityError(Exception):
@@ -136,7 +137,7 @@ class LimitAuthority(Protocol):
 
     @property
     def lease(self) -> float | None:
-        """The seconds after which a silent holder loses its slots, or None if it keeps them as long as its
+        """The seconds after which a silent owner loses its slots, or None if it keeps them as long as its
         process lives.
         """
 

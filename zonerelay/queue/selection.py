@@ -394,7 +394,7 @@ class RoundRobin:
     def granted(self, now: float) -> None:
         """Note that shared limits may allow this worker more slots or earlier send times."""
         if self._shared is not None and self._probation is not None:
-            self._probation.resize(-(-self._most // self._shared.holders))
+            self._probation.resize(-(-self._most // self._shared.owners))
         ungranted, self._ungranted = self._ungranted, {}
         for destination in ungranted:
             if not destination.waiting:

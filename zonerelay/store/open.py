@@ -137,26 +137,26 @@ async def acknowledge_loss(store: Store, loss: str) -> bool:
     return isinstance(store, LevelDbStore) and await store.acknowledge(loss)
 
 
-def open_limits(settings: Settings, holder: str, environment: Mapping[str, str]) -> LimitAuthority | None:
+def open_limits(settings: Settings, owner: str, environment: Mapping[str, str]) -> LimitAuthority | None:
     """Return the limits that all relays on a shared store have together. Raises StoreOpenError.
 
     Returns `None` for private stores, and for S3, which cannot store limits.
     """
-    shelf = open_books(settings, environment)
-    return None if shelf is None else shared_limits.SharedAuthority(shelf, holder)
+    store = open_record_store(settings, environment)
+    return None if store is None else shared_limits.SharedAuthority(store, owner)
 
 
-def open_books(settings: Settings, environment: Mapping[str, str]) -> shared_limits.BookStore | None:
+def open_record_store(settings: Settings, environment: Mapping[str, str]) -> shared_limits.RecordStore | None:
     """Return the store of the shared counts of all relays on a shared store, or `None`. Raises
     StoreOpenError.
     """
     if settings.spool.backend is Backend.REDIS:
         server = redis_server(settings.redis, environment)
-        from zonerelay.store.redis.limits import RedisShelf
+        from zonerelay.store.redis.limits import RedisRecordStore
 
-        return RedisShelf(server)
+        return RedisRecordStore(server)
     if settings.spool.backend is Backend.POSTGRES:
-        from zonerelay.store.postgres.limits import PostgresShelf
+        from zonerelay.store.postgres.limits import PostgresRecordStore
 
-        return PostgresShelf(postgres_access(settings.postgres, environment))
+        return PostgresRecordStore(postgres_access(settings.postgres, environment))
     return None

@@ -38,7 +38,7 @@ from zonerelay.inbound.drop_directory import DropDirectory, take_by
 from zonerelay.inbound.listen.http_connection import ServesHttp
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.inbound.listen.listening_socket import ListenError
-from zonerelay.limits.shared import BookStore
+from zonerelay.limits.shared import RecordStore
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
@@ -57,7 +57,7 @@ from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.routing.mta_sts import HTTPS_PORT
 from zonerelay.store.contract import StoreError
-from zonerelay.store.open import open_books
+from zonerelay.store.open import open_record_store
 from zonerelay.store.spool_paths import name_of
 from zonerelay.telemetry.events.events import Events, LogSink
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
@@ -295,7 +295,7 @@ async def _assemble(
         events=events,
         clock=clock,
         secret=secrets.token_bytes(32),
-        pages=partial(_usage_pages, settings, context),
+        records=partial(_usage_records, settings, context),
         open_http=open_http,
         srs=lambda: sending.srs,
         webhooks=lambda: telling.webhooks,
@@ -378,9 +378,9 @@ async def _assemble(
     return worker
 
 
-def _usage_pages(settings: Settings, context: WorkerContext) -> BookStore:
+def _usage_records(settings: Settings, context: WorkerContext) -> RecordStore:
     """Return the store in which the usage of users is counted. Raise StoreOpenError."""
-    shared = open_books(settings, context.environment)
+    shared = open_record_store(settings, context.environment)
     if shared is not None:
         return shared
     # SQLite is loaded only if users have quotas.

@@ -222,10 +222,10 @@ class Sending:
         share it. Otherwise a worker that a supervisor started queries the supervisor over a socket. Raise
         StoreOpenError.
         """
-        holder = secrets.token_hex(8)
-        authority = open_limits(settings, holder, context.environment)
+        owner = secrets.token_hex(8)
+        authority = open_limits(settings, owner, context.environment)
         if authority is None and context.identity.limits is not None:
-            authority = SocketAuthority(context.identity.limits, holder)
+            authority = SocketAuthority(context.identity.limits, owner)
         if authority is None:
             return None
         keeper = LimitKeeper(authority, context.clock, self)
@@ -245,17 +245,17 @@ class Sending:
         del zone  # a histogram for each zone would be many time series of little use
         self._events.limits.waited(seconds)
 
-    def out_of_reach(self, reason: str) -> None:
+    def authority_lost(self, reason: str) -> None:
         assert self.limits is not None
         self._events.limits.lost(self.limits.authority.name, reason)
 
-    def back_in_reach(self) -> None:
+    def authority_restored(self) -> None:
         assert self.limits is not None
         self._events.limits.restored(self.limits.authority.name)
 
     def problems(self) -> tuple[str, ...]:
         """Return the problems that prevent mail from being sent, as sentences for operators."""
-        limits = None if self.limits is None else self.limits.trouble
+        limits = None if self.limits is None else self.limits.problem
         found = (self.resolver.problem(), *self.sources.problems(), *self.logins.problems(), limits)
         return tuple(filter(None, found))
 

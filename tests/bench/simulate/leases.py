@@ -26,8 +26,8 @@ class DistantAuthority:
     name = "the table of the simulation"
     lease = None
 
-    def __init__(self, table: LimitTable, holder: str, random: Random) -> None:
-        self._near = MemoryAuthority(table, holder)
+    def __init__(self, table: LimitTable, owner: str, random: Random) -> None:
+        self._near = MemoryAuthority(table, owner)
         self._random = random
 
     async def start(
@@ -79,8 +79,8 @@ class Told:
         del zone
         self._figures.leases.add(seconds)
 
-    def out_of_reach(self, reason: str) -> None:
+    def authority_lost(self, reason: str) -> None:
         self._figures.fault(f"the limits are out of reach: {reason}")
 
-    def back_in_reach(self) -> None:
+    def authority_restored(self) -> None:
         """It never was away."""

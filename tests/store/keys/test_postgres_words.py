@@ -24,7 +24,7 @@ from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
 from zonerelay.store.keys.postgres import PostgresEngine, PostgresKeys
 from zonerelay.store.postgres.driver import Access
-from zonerelay.store.postgres.limits import PostgresShelf
+from zonerelay.store.postgres.limits import PostgresRecordStore
 from zonerelay.store.queue.queue import open_queue
 from zonerelay.store.surroundings import Surroundings
 
@@ -151,7 +151,7 @@ async def test_a_server_that_ends_idle_connections_disturbs_nobody(
     server.set("idle_session_timeout", "300ms")
     try:
         partition = await opened(access)
-        shelf = PostgresShelf(access)
+        shelf = PostgresRecordStore(access)
         await shelf.open(lambda _word: None)
         ended = asyncio.ensure_future(shelf.ended())
         for number in range(3):
@@ -246,10 +246,10 @@ async def test_nothing_is_left_behind_in_a_pool(mode: str, opened: Opening) -> N
     with PgBouncer(shared_postgres(), mode) as pool:
         access = access_to(pool.url)
         partition = await opened(access)
-        shelf = PostgresShelf(access)
+        shelf = PostgresRecordStore(access)
         await shelf.open(lambda _word: None)
         page = await shelf.read("default")
-        assert await shelf.replace("default", page, b"data", keep=1, words=["word"])
+        assert await shelf.replace("default", page, b"data", ttl=1, notices=["word"])
         await partition.write(Write({b"a": b"1"}))
         await partition.close()
         await shelf.close()

@@ -25,7 +25,7 @@ from zonerelay.store.keys.port import Write
 from zonerelay.store.keys.redis import RedisEngine
 from zonerelay.store.redis.connection import Server, open_wire
 from zonerelay.store.redis.foreign import tell_foreign_queue
-from zonerelay.store.redis.limits import RedisShelf
+from zonerelay.store.redis.limits import RedisRecordStore
 
 PASSWORD = "correct-horse"
 PREFIX = "{mail}:"
@@ -201,7 +201,7 @@ async def test_a_server_that_ends_idle_connections_disturbs_nobody(
     server: RedisServer, opened: Opening, caplog: pytest.LogCaptureFixture
 ) -> None:
     partition = await opened(server.url)
-    shelf = RedisShelf(Server(RedisSettings(url=server.url, prefix=PREFIX)))
+    shelf = RedisRecordStore(Server(RedisSettings(url=server.url, prefix=PREFIX)))
     await shelf.open(lambda _word: None)
     page = await shelf.read("default")
     server.configure("timeout", "1")
@@ -378,10 +378,10 @@ async def test_nothing_needs_more_rights_than_the_page_says(
     assert await engine.reserve(b"key", b"1", 4e9) is None
     await engine.unreserve(b"key", b"1")
     await engine.close()
-    shelf, heard = RedisShelf(server), asyncio.Queue[str]()
+    shelf, heard = RedisRecordStore(server), asyncio.Queue[str]()
     await shelf.open(heard.put_nowait)
     page = await shelf.read("default")
-    assert await shelf.replace("default", page, b"data", keep=60.0, words=["a word"])
+    assert await shelf.replace("default", page, b"data", ttl=60.0, notices=["a word"])
     assert await asyncio.wait_for(heard.get(), 5) == "a word"
     await shelf.close()
     await partition.close()

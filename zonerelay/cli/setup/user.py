@@ -315,16 +315,16 @@ def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
     from zonerelay.limits.values import AuthorityError
     from zonerelay.model.clock import SystemClock
     from zonerelay.store.contract import StoreOpenError
-    from zonerelay.store.open import open_books
+    from zonerelay.store.open import open_record_store
 
     try:
-        books = open_books(settings, os.environ)
-        if books is None:
+        records = open_record_store(settings, os.environ)
+        if records is None:
             home = settings.spool.path.parent
             if not (home / DIRECTORY / FILE).exists():
                 return {f"{what}_per_{window}": 0 for what, window in quotas.quotas}, ""
-            books = UsageFile(home, SystemClock(), read_only=True)
-        levels = asyncio.run(used_by(books, name, quotas))
+            records = UsageFile(home, SystemClock(), read_only=True)
+        levels = asyncio.run(used_by(records, name, quotas))
     except (AuthorityError, StoreOpenError, OSError) as error:
         return {}, str(error)
     return {level.limit: level.used for level in levels}, ""

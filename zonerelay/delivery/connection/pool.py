@@ -144,7 +144,7 @@ class Pool:
         for slot, session in list(idle.items()):
             since = session.idle_until - session.terms.zone.connection_idle_timeout
             if not self._slots.may_keep(slot) or (
-                since + IN_THE_WAY <= now and allowance.is_pressed(slot.site, slot.line)
+                since + IN_THE_WAY <= now and allowance.is_contended(slot.site, slot.line)
             ):
                 self._dismiss(session)
 

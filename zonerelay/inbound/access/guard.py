@@ -34,7 +34,7 @@ from zonerelay.config.rails import NONE, Mode, Rails, RailsFile, file_beside
 from zonerelay.config.units import format_size
 from zonerelay.inbound.limits.quotas import NEAR, Full, Quotas, Usage
 from zonerelay.inbound.refusal import Reason, Refusal
-from zonerelay.limits.shared import BookStore
+from zonerelay.limits.shared import RecordStore
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
@@ -214,14 +214,14 @@ class Allowance:
 
 
 class Guard:
-    """Enforces user limits in one worker, on its event loop. `pages` makes the store that counts usage."""
+    """Enforces user limits in one worker, on its event loop. `records` makes the store that counts usage."""
 
     def __init__(
-        self, credentials: Path, pages: Callable[[], BookStore], *, events: Events, clock: Clock
+        self, credentials: Path, records: Callable[[], RecordStore], *, events: Events, clock: Clock
     ) -> None:
         self._events = events
         self._clock = clock
-        self._quotas = Quotas(pages, clock, lambda user, level: events.quota_near(user, *level))
+        self._quotas = Quotas(records, clock, lambda user, level: events.quota_near(user, *level))
         self.configure(credentials)
         events.metrics.attach_quotas(self._ratios)
 

@@ -2,8 +2,8 @@
 
 `Usage` counts what one user has sent in windows that slide by one slot at a time and always cover their whole
 length. Therefore a window never exceeds its limit, and a message may leave it up to one slot late. `Quotas`
-stores the usage of every user as a page in a `BookStore` that all workers of the machine share, or all relays
-with a Redis or PostgreSQL spool. It reads a page, decides, and replaces the page unless another worker has
+stores the usage of every user as a record in a `RecordStore` that all workers of the machine share, or all
+relays with a Redis or PostgreSQL spool. It reads a record, decides, and replaces it unless another worker has
 changed it in between; then it tries again.
 
 On failure: AuthorityError, which becomes a temporary refusal for the client. After a crash between the count
@@ -23,7 +23,7 @@ import msgspec
 
 from zonerelay.config.rails import COUNTED, Rails
 from zonerelay.config.units import format_size
-from zonerelay.limits.shared import MAX_TRIES, BookStore
+from zonerelay.limits.shared import MAX_TRIES, RecordStore
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.reply import Reply
@@ -76,12 +76,12 @@ class Full:
 
 
 class Usage:
-    """The usage record of one user. `now` is Unix time by the clock of the store of pages."""
+    """The usage record of one user. `now` is Unix time by the clock of the record store."""
 
-    def __init__(self, page: bytes | None, now: float) -> None:
-        """Decode a page, or start with no usage. Raise ValueError if the page is invalid."""
+    def __init__(self, record: bytes | None, now: float) -> None:
+        """Decode a record, or start with no usage. Raise ValueError if it is invalid."""
         self.now = now
-        self._windows: dict[str, _Slots] = {} if page is None else _decode(page)
+        self._windows: dict[str, _Slots] = {} if record is None else _decode(record)
         self.slide(now)
 
     def slide(self, now: float) -> None:
@@ -139,19 +139,19 @@ class Usage:
 
 
 class Quotas:
-    """Enforces user quotas. `pages` is called when the first user with quotas sends. `near` is called with
+    """Enforces user quotas. `records` is called when the first user with quotas sends. `near` is called with
     the user and the level of each quota that is nearly exhausted, once until its usage falls again.
     """
 
     def __init__(
-        self, pages: Callable[[], BookStore], clock: Clock, near: Callable[[str, Level], None]
+        self, records: Callable[[], RecordStore], clock: Clock, near: Callable[[str, Level], None]
     ) -> None:
-        self._make_pages = pages
+        self._open_records = records
         self._clock = clock
         self._near = near
         self.problem = ""
         """The error message while usage cannot be counted."""
-        self._pages: BookStore | None = None
+        self._records: RecordStore | None = None
         self._open = False
         self._opening = asyncio.Lock()
         self._locks: dict[str, asyncio.Lock] = {}
@@ -159,29 +159,29 @@ class Quotas:
 
     async def usage(self, user: str) -> Usage:
         """Return the usage of a user. Raise AuthorityError if it cannot be read."""
-        pages = await self._opened()
-        page = await self._asked(pages.read(_name(user)))
-        return self._usage(page.data, page.now)
+        records = await self._opened()
+        record = await self._asked(records.read(_name(user)))
+        return self._usage(record.data, record.now)
 
     async def take(self, user: str, rails: Rails, sent: Sent, *, force: bool = False) -> Full | None:
         """Count a message that is about to be accepted, or return the exhausted quota. Raise AuthorityError
         if the usage cannot be counted.
         """
-        pages, name = await self._opened(), _name(user)
+        records, name = await self._opened(), _name(user)
         for _ in range(MAX_TRIES):
             async with self._locks.setdefault(user, asyncio.Lock()):
-                page = await self._asked(pages.read(name))
-                usage = self._usage(page.data, page.now)
+                record = await self._asked(records.read(name))
+                usage = self._usage(record.data, record.now)
                 full = None if force else usage.full(rails, sent)
                 before = {each.limit: each.used for each in usage.levels(rails)}
                 if full is None:
                     usage.add(sent)
-                    written = pages.replace(name, page, usage.encode(), keep=_KEEP, words=())
+                    written = records.replace(name, record, usage.encode(), ttl=_KEEP, notices=())
                     if not await self._asked(written):
                         continue
             self._saw(user, rails, usage, before)
             return full
-        raise AuthorityError(f"{pages.name}: others were faster {MAX_TRIES} times")
+        raise AuthorityError(f"{records.name}: others were faster {MAX_TRIES} times")
 
     async def give_back(self, user: str, rails: Rails, sent: Sent) -> None:
         """Remove a message from the counts, because it was not accepted. Raise AuthorityError on failure."""
@@ -196,9 +196,9 @@ class Quotas:
                 yield user, level
 
     async def close(self) -> None:
-        if self._pages is not None:
+        if self._records is not None:
             self._open = False
-            await self._pages.close()
+            await self._records.close()
 
     def _saw(self, user: str, rails: Rails, usage: Usage, before: dict[str, int]) -> None:
         self._seen.pop(user, None)
@@ -215,14 +215,14 @@ class Quotas:
         except ValueError as error:
             raise AuthorityError(f"the usage record of a user is invalid: {error}") from error
 
-    async def _opened(self) -> BookStore:
+    async def _opened(self) -> RecordStore:
         async with self._opening:
-            if self._pages is None:
-                self._pages = self._make_pages()
+            if self._records is None:
+                self._records = self._open_records()
             if not self._open:
-                await self._asked(self._pages.open(_hear_nothing))
+                await self._asked(self._records.open(_hear_nothing))
                 self._open = True
-            return self._pages
+            return self._records
 
     async def _asked(self, question: Awaitable[T]) -> T:
         try:
@@ -235,11 +235,11 @@ class Quotas:
         return found
 
 
-async def used_by(pages: BookStore, user: str, rails: Rails) -> list[Level]:
+async def used_by(records: RecordStore, user: str, rails: Rails) -> list[Level]:
     """Return the levels of a user, for a command that runs outside the relay. Raise AuthorityError on
     failure.
     """
-    quotas = Quotas(lambda: pages, SystemClock(), lambda _user, _level: None)
+    quotas = Quotas(lambda: records, SystemClock(), lambda _user, _level: None)
     try:
         return list((await quotas.usage(user)).levels(rails))
     finally:
@@ -247,7 +247,7 @@ async def used_by(pages: BookStore, user: str, rails: Rails) -> list[Level]:
 
 
 def _name(user: str) -> str:
-    """Return the key of a user's page. It differs from every zone's key, because a zone's name has
+    """Return the key of a user's record. It differs from every zone's key, because a zone's name has
     no space.
     """
     return f"user {user}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from zonerelay.history.database import open_for_reading
-from zonerelay.limits.shared import BookVersion
+from zonerelay.limits.shared import VersionedRecord
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.clock import Clock
 from zonerelay.process.files import SideDatabase, in_words, is_damage
@@ -49,25 +49,25 @@ class UsageFile:
         connect = self._for_reading if read_only else _for_writing
         self._database = SideDatabase(self._file, connect, lock=not read_only)
 
-    async def open(self, hear: Callable[[str], None]) -> None:
+    async def open(self, on_notice: Callable[[str], None]) -> None:
         await self._run(self._begin)
 
-    async def read(self, zone: str) -> BookVersion:
-        def read() -> BookVersion:
+    async def read(self, zone: str) -> VersionedRecord:
+        def read() -> VersionedRecord:
             found = (
                 self._database.opened()
                 .execute("SELECT page, stamp FROM usage WHERE name = ?", (zone,))
                 .fetchone()
             )
-            data, stamp = found or (None, 0)
-            return BookVersion(data, stamp, self._clock.now())
+            data, version = found or (None, 0)
+            return VersionedRecord(data, version, self._clock.now())
 
         return await self._run(read)
 
     async def replace(
-        self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
+        self, zone: str, record: VersionedRecord, data: bytes | None, *, ttl: float, notices: Sequence[str]
     ) -> bool:
-        row = (zone, page.stamp, data, page.now + keep)
+        row = (zone, record.version, data, record.now + ttl)
         return await self._run(lambda: self._database.opened().execute(_REPLACE, row).rowcount == 1)
 
     async def ended(self) -> None:

@@ -44,7 +44,7 @@ from zonerelay.inbound.state.context import (
 )
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.ports import TlsContexts
-from zonerelay.limits.shared import BookStore
+from zonerelay.limits.shared import RecordStore
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
@@ -90,8 +90,8 @@ class Listeners:
     """Manages all listeners of a worker. `secret` is the key of the cached passwords; `zones` returns the
     names of the zones that a policy may choose.
 
-    `srs` returns the object for the current [srs] table, or None. `pages` makes the store in which the usage
-    of users is counted. `open_http` loads the HTTP server of a listener.
+    `srs` returns the object for the current [srs] table, or None. `records` makes the store in which the
+    usage of users is counted. `open_http` loads the HTTP server of a listener.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Listeners:
         events: Events,
         clock: Clock,
         secret: bytes,
-        pages: Callable[[], BookStore],
+        records: Callable[[], RecordStore],
         open_http: OpenHttp,
         srs: Callable[[], Srs | None] = lambda: None,
         webhooks: Callable[[], TellsAcceptance | None] = lambda: None,
@@ -126,7 +126,7 @@ class Listeners:
         self._webhooks = webhooks
         self._users: Authenticator | None = None
         self._credentials = settings.auth.credentials
-        self._guard = Guard(self._credentials, pages, events=events, clock=clock)
+        self._guard = Guard(self._credentials, records, events=events, clock=clock)
         self._shared = SharedContext(
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),

@@ -2,11 +2,11 @@
 Synchronous.
 
 The scheduler checks it before it starts a batch, and the pool before it opens a connection. The result is
-known at once. A refusal also records a request, which `keeper` sends to the authority. Spare units are given
-back when other holders wait for them, or else after `KEEP` seconds, so that the next connection needs no
+known at once. A refusal also records a request, which `keeper` sends to the authority. Spare slots are given
+back when other owners wait for them, or else after `KEEP` seconds, so that the next connection needs no
 request.
 
-Promise: the worker never has more connections than units. If the authority asks for units back, those in use
+Promise: the worker never has more connections than slots. If the authority asks for slots back, those in use
 are given back as soon as they are free.
 
 `LeasedTurns` are the turns that a worker has leased. If several workers share a rate, they replace the
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 from zonerelay.config.units import Rate
 from zonerelay.limits.authority import MAX_WAITING
-from zonerelay.limits.values import Claim, Held, TurnAsk, interval, leased_grace
+from zonerelay.limits.values import Claim, Grant, TurnRequest, interval, leased_grace
 from zonerelay.model.clock import Clock
 
 CLOCK_MEMORY = 60.0
@@ -99,12 +99,14 @@ _NEVER = float("-inf")
 
 
 class LeasedTurns:
-    """The reserved send times of one destination. `site` and `line` are empty if only the zone has a rate."""
+    """The reserved send times of one destination. `site` and `destination` are empty if only the zone has a
+    rate.
+    """
 
     def __init__(
         self,
         site: str,
-        line: str,
+        destination: str,
         rate: Rate | None,
         zone_rate: Rate | None,
         *,
@@ -113,7 +115,7 @@ class LeasedTurns:
         wanted: Callable[[LeasedTurns], None],
     ) -> None:
         rates = [each for each in (rate, zone_rate) if each is not None]
-        self.site, self.line = site, line
+        self.site, self.destination = site, destination
         self._site_interval = interval(rate) if rate is not None else 0.0
         self._zone_interval = interval(zone_rate) if zone_rate is not None else 0.0
         self.interval = max(self._site_interval, self._zone_interval)
@@ -140,12 +142,12 @@ class LeasedTurns:
 
     # As a Pacer
 
-    def expect(self, line: Hashable, waiting: int) -> None:
+    def expect(self, destination: Hashable, waiting: int) -> None:
         """Note that `waiting` deliveries are waiting for a send time."""
         if waiting:
-            self._waiting[line] = waiting
+            self._waiting[destination] = waiting
         else:
-            self._waiting.pop(line, None)
+            self._waiting.pop(destination, None)
             self._give_back_surplus()
 
     @property
@@ -206,9 +208,9 @@ class LeasedTurns:
     def unwatch(self, call: Callable[[], None]) -> None:
         self._watching.pop(call, None)
 
-    # As a holder
+    # As an owner
 
-    def ask(self) -> TurnAsk:
+    def ask(self) -> TurnRequest:
         self.asked = True
         missing = self._started + self._demand - len(self._turns)
         if self._useless:
@@ -219,7 +221,9 @@ class LeasedTurns:
         # A batch that has lost its turn needs one at once.
         after = 0.0 if len(self._turns) < self._started else self._ahead
         count = max(0, min(missing, self._block))
-        return TurnAsk(self.site, self.line, self._site_interval, self._zone_interval, count, after)
+        return TurnRequest(
+            self.site, self.destination, self._site_interval, self._zone_interval, count, after
+        )
 
     def given(self, turns: tuple[float, ...]) -> None:
         self.asked = False
@@ -230,12 +234,12 @@ class LeasedTurns:
             call()
 
     @property
-    def known(self) -> tuple[TurnAsk, tuple[float, ...]] | None:
+    def known(self) -> tuple[TurnRequest, tuple[float, ...]] | None:
         """Return the last used send time and the remaining ones, for an authority that has lost its state."""
         turns = (*((self.last,) if self.last != _NEVER else ()), *self._turns)
         if not turns:
             return None
-        return TurnAsk(self.site, self.line, self._site_interval, self._zone_interval, 0), turns
+        return TurnRequest(self.site, self.destination, self._site_interval, self._zone_interval, 0), turns
 
     def idle_for(self, now: float) -> float:
         """Return the seconds since the last used send time."""
@@ -295,60 +299,62 @@ class LeasedTurns:
 
 
 KEEP = 2.0
-"""Seconds that units wait for their next use while no other holder wants them."""
+"""Seconds that slots wait for their next use while no other owner wants them."""
 
 LINGER = 0.1
-"""Seconds that units wait although another holder wants them, because the batch that requested them is about
+"""Seconds that slots wait although another owner wants them, because the batch that requested them is about
 to start.
 """
 
 
 @dataclass(slots=True, eq=False)
-class LineAllowance:
+class Share:
     """The slots of one destination that a worker may use, and how many of them it must return when they are
     free. `batches` and `connections` are the counts of the scheduler and the pool.
 
-    `wished` is the number of units wanted, since `wished_at`. `more` says that mail waited for the line when
-    its last batch started.
+    `requested` is the number of slots wanted, since `requested_at`. `more` says that mail waited for the
+    destination when its last batch started.
     """
 
     site: str
-    line: str
+    destination: str
     limit: int
-    units: int = 0
+    slots: int = 0
     batches: int = 0
     connections: int = 0
-    wished: int = 0
-    surrender: int = 0
+    requested: int = 0
+    revoked: int = 0
     back: int = 0
-    pressed: int = 0
-    said: bool = False
+    waiters: int = 0
+    declared: bool = False
     more: bool = True
-    wished_at: float = 0.0
+    requested_at: float = 0.0
     idle_since: float = 0.0
 
     @property
     def usable(self) -> int:
-        return self.units - self.surrender
+        return self.slots - self.revoked
 
     @property
     def spare(self) -> int:
-        return max(0, self.units - max(self.batches, self.connections))
+        return max(0, self.slots - max(self.batches, self.connections))
 
     @property
     def is_over(self) -> bool:
-        return not (self.units or self.wished or self.back or self.batches or self.connections)
+        return not (self.slots or self.requested or self.back or self.batches or self.connections)
 
     def give_back(self, count: int) -> None:
-        self.units -= count
+        self.slots -= count
         self.back += count
-        self.surrender = max(0, self.surrender - count)
+        self.revoked = max(0, self.revoked - count)
 
     def claim(self) -> Claim:
         """Return the claim for the next request, which also returns slots."""
         back, self.back = self.back, 0
-        self.said = True
-        return Claim(self.site, self.line, self.limit, self.units, back, max(self.wished, self.units))
+        self.declared = True
+        return Claim(
+            self.site, self.destination, self.limit, self.slots, back, max(self.requested, self.slots)
+        )
 
 
 class ZoneAllowance:
@@ -358,44 +364,44 @@ class ZoneAllowance:
         self.name = name
         self.changed = changed
         self.until: float | None = None
-        """The time at which the units must no longer be used unless the authority answers."""
+        """The time at which the slots must no longer be used unless the authority answers."""
         self._monotonic = monotonic
         self.zone_limit = 0
-        self._zone_limit_said = 0
-        self.pressed = 0
-        self.holders = 1
+        self._zone_limit_declared = 0
+        self.waiters = 0
+        self.owners = 1
         """The number of workers that share the zone's limits at present."""
         self.closed = False
         """Whether the lease may have ended, so that no connection may be opened."""
-        self._lines: dict[tuple[str, str], LineAllowance] = {}
-        self._dirty: dict[LineAllowance, None] = {}
-        self._wishes: dict[LineAllowance, None] = {}
+        self._shares: dict[tuple[str, str], Share] = {}
+        self._dirty: dict[Share, None] = {}
+        self._requests: dict[Share, None] = {}
 
     # Permissions
 
-    def may_start(self, site: str, line: str, limit: int, zone_limit: int, waiting: int) -> bool:
+    def may_start(self, site: str, destination: str, limit: int, zone_limit: int, waiting: int) -> bool:
         """Return whether a batch to a destination with `waiting` deliveries may start. A refusal records a
         request.
         """
-        found = self._line(site, line, limit, zone_limit)
+        found = self._share(site, destination, limit, zone_limit)
         if found.batches < found.usable and not self.is_closed:
             return True
-        self._wish(found, found.batches + max(1, min(waiting, found.batches)))
+        self._request(found, found.batches + max(1, min(waiting, found.batches)))
         return False
 
-    def may_connect(self, site: str, line: str, limit: int, zone_limit: int) -> bool:
-        found = self._line(site, line, limit, zone_limit)
-        # A batch that started before the units were to be given back is allowed.
-        if found.connections < found.units and not self.is_closed:
+    def may_connect(self, site: str, destination: str, limit: int, zone_limit: int) -> bool:
+        found = self._share(site, destination, limit, zone_limit)
+        # A batch that started before the slots were to be given back is allowed.
+        if found.connections < found.slots and not self.is_closed:
             return True
-        self._wish(found, found.connections + 1)
+        self._request(found, found.connections + 1)
         return False
 
-    def may_keep(self, site: str, line: str) -> bool:
+    def may_keep(self, site: str, destination: str) -> bool:
         """Return whether a connection may stay open after its transaction, because its slot is not needed
         elsewhere.
         """
-        found = self._lines.get((site, line))
+        found = self._shares.get((site, destination))
         if found is None:
             return True
         is_useless = self._is_wanted(found) and not found.more and found.batches <= 1
@@ -403,32 +409,32 @@ class ZoneAllowance:
 
     # Events
 
-    def started(self, site: str, line: str, *, more: bool = True) -> None:
-        """Note that a batch has started. `more` says that further deliveries wait for the line."""
-        found = self._known(site, line)
+    def started(self, site: str, destination: str, *, more: bool = True) -> None:
+        """Note that a batch has started. `more` says that further deliveries wait for the destination."""
+        found = self._known(site, destination)
         found.batches += 1
         found.more = more
 
-    def ended(self, site: str, line: str) -> None:
-        found = self._known(site, line)
+    def ended(self, site: str, destination: str) -> None:
+        found = self._known(site, destination)
         found.batches -= 1
         self._freed(found)
 
-    def cancel(self, site: str, line: str) -> None:
+    def cancel(self, site: str, destination: str) -> None:
         """Withdraw the request for a destination without waiting deliveries, except for a started batch whose
         slot may have been lost with a lease.
         """
-        found = self._lines.get((site, line))
-        if found is not None and found in self._wishes and found.batches <= found.units:
-            self._unwish(found)
+        found = self._shares.get((site, destination))
+        if found is not None and found in self._requests and found.batches <= found.slots:
+            self._remove_request(found)
             self._dirty[found] = None
             self.changed()
 
-    def connected(self, site: str, line: str) -> None:
-        self._known(site, line).connections += 1
+    def connected(self, site: str, destination: str) -> None:
+        self._known(site, destination).connections += 1
 
-    def disconnected(self, site: str, line: str) -> None:
-        found = self._known(site, line)
+    def disconnected(self, site: str, destination: str) -> None:
+        found = self._known(site, destination)
         found.connections -= 1
         self._freed(found)
 
@@ -436,99 +442,101 @@ class ZoneAllowance:
 
     @property
     def wants_exchange(self) -> bool:
-        other_limit = self.zone_limit != self._zone_limit_said and bool(self._lines)
-        return bool(self._dirty) or other_limit or any(not line.said for line in self._heads())
+        other_limit = self.zone_limit != self._zone_limit_declared and bool(self._shares)
+        return bool(self._dirty) or other_limit or any(not share.declared for share in self._first_requests())
 
     @property
     def waits(self) -> bool:
-        return bool(self._wishes)
+        return bool(self._requests)
 
     @property
     def is_empty(self) -> bool:
-        return not self._lines
+        return not self._shares
 
     @property
     def figures(self) -> tuple[int, int, int]:
         """Return the numbers of slots held, connections open and slots requested."""
-        lines = self._lines.values()
-        wished = sum(line.wished - line.units for line in self._wishes)
-        return sum(line.units for line in lines), sum(line.connections for line in lines), wished
+        shares = self._shares.values()
+        requested = sum(share.requested - share.slots for share in self._requests)
+        return sum(share.slots for share in shares), sum(share.connections for share in shares), requested
 
     def claims(self, *, everything: bool) -> tuple[Claim, ...]:
-        self._zone_limit_said = self.zone_limit
-        heads = list(self._heads())
+        self._zone_limit_declared = self.zone_limit
+        heads = list(self._first_requests())
         if everything:
-            lines = [line for line in self._lines.values() if line.units or line.connections or line in heads]
+            shares = [
+                share for share in self._shares.values() if share.slots or share.connections or share in heads
+            ]
         else:
-            lines = [*self._dirty, *(line for line in heads if line not in self._dirty)]
+            shares = [*self._dirty, *(share for share in heads if share not in self._dirty)]
         self._dirty.clear()
-        return tuple(self._claim(line, wanted=line in heads) for line in lines)
+        return tuple(self._claim(share, wanted=share in heads) for share in shares)
 
-    def _claim(self, line: LineAllowance, *, wanted: bool) -> Claim:
-        claim = line.claim()
-        if not wanted and line in self._wishes:
-            line.said = False
-            return Claim(line.site, line.line, line.limit, claim.keep, claim.back, claim.keep)
+    def _claim(self, share: Share, *, wanted: bool) -> Claim:
+        claim = share.claim()
+        if not wanted and share in self._requests:
+            share.declared = False
+            return Claim(share.site, share.destination, share.limit, claim.keep, claim.back, claim.keep)
         return claim
 
-    def take_in(self, held: tuple[Held, ...], pressed: int, now: float) -> list[float]:
+    def apply(self, held: tuple[Grant, ...], waiters: int, now: float) -> list[float]:
         """Apply an answer. Return the waiting time in seconds of each request that was granted at least in
         part.
         """
-        self.pressed = pressed
+        self.waiters = waiters
         waited = []
         for each in held:
-            line = self._known(each.site, each.line)
-            before = line.units
-            # Units that we have begun to give back are not ours, whatever the answer contains.
-            line.units = max(0, each.units - line.back)
-            line.surrender = min(each.surrender, line.units)
-            line.pressed = each.pressed
-            if line.units > before:
-                line.idle_since = now
-                if line in self._wishes:
-                    waited.append(now - line.wished_at)
-                    # A busy line requests one more unit, which starts another wait.
-                    line.wished_at = now
-            if line in self._wishes and line.units >= line.wished:
-                self._unwish(line)
+            share = self._known(each.site, each.destination)
+            before = share.slots
+            # Slots that we have begun to give back are not ours, whatever the answer contains.
+            share.slots = max(0, each.slots - share.back)
+            share.revoked = min(each.revoked, share.slots)
+            share.waiters = each.waiters
+            if share.slots > before:
+                share.idle_since = now
+                if share in self._requests:
+                    waited.append(now - share.requested_at)
+                    # A busy destination requests one more slot, which starts another wait.
+                    share.requested_at = now
+            if share in self._requests and share.slots >= share.requested:
+                self._remove_request(share)
         return waited
 
-    def tidy(self, now: float) -> None:
+    def return_idle(self, now: float) -> None:
         """Return slots that were reclaimed or have been idle for long."""
-        for key, line in list(self._lines.items()):
-            spare = line.spare
-            patience = LINGER if self._is_wanted(line) else KEEP
+        for key, share in list(self._shares.items()):
+            spare = share.spare
+            patience = LINGER if self._is_wanted(share) else KEEP
             if not spare:
-                line.idle_since = now
-            elif line.surrender:
-                self._give_back(line, min(spare, line.surrender))
-            elif line.idle_since + patience <= now:
-                self._give_back(line, spare)
-            if line.is_over and line not in self._dirty:
-                del self._lines[key]
+                share.idle_since = now
+            elif share.revoked:
+                self._give_back(share, min(spare, share.revoked))
+            elif share.idle_since + patience <= now:
+                self._give_back(share, spare)
+            if share.is_over and share not in self._dirty:
+                del self._shares[key]
 
     @property
     def is_crowded(self) -> bool:
         """Whether another worker waits for slots of this worker."""
-        return any(line.surrender or line.pressed for line in self._lines.values())
+        return any(share.revoked or share.waiters for share in self._shares.values())
 
-    def is_pressed(self, site: str, line: str) -> bool:
+    def is_contended(self, site: str, destination: str) -> bool:
         """Return whether another destination or worker waits for the slot of an idle connection."""
-        found = self._lines.get((site, line))
-        return bool(self.pressed or (found is not None and found.pressed))
+        found = self._shares.get((site, destination))
+        return bool(self.waiters or (found is not None and found.waiters))
 
-    def forget_units(self) -> None:
+    def forget_slots(self) -> None:
         """Forget all slots except those in use, because the lease has expired."""
-        for line in self._lines.values():
-            line.back = 0
-            line.units = line.connections
-            line.surrender = 0
+        for share in self._shares.values():
+            share.back = 0
+            share.slots = share.connections
+            share.revoked = 0
 
     def note_time(self, now: float) -> None:
         """Set the time of new requests, which are recorded without a clock."""
-        for line in self._wishes:
-            line.wished_at = line.wished_at or now
+        for share in self._requests:
+            share.requested_at = share.requested_at or now
 
     @property
     def is_closed(self) -> bool:
@@ -539,10 +547,10 @@ class ZoneAllowance:
 
     # Internals
 
-    def _line(self, site: str, line: str, limit: int, zone_limit: int) -> LineAllowance:
-        found = self._lines.get((site, line))
+    def _share(self, site: str, destination: str, limit: int, zone_limit: int) -> Share:
+        found = self._shares.get((site, destination))
         if found is None:
-            found = self._lines[site, line] = LineAllowance(site, line, limit)
+            found = self._shares[site, destination] = Share(site, destination, limit)
         elif found.limit != limit:
             found.limit = limit
             self._dirty[found] = None
@@ -552,45 +560,45 @@ class ZoneAllowance:
             self.changed()
         return found
 
-    def _known(self, site: str, line: str) -> LineAllowance:
-        return self._lines.get((site, line)) or self._line(site, line, 1, self.zone_limit)
+    def _known(self, site: str, destination: str) -> Share:
+        return self._shares.get((site, destination)) or self._share(site, destination, 1, self.zone_limit)
 
-    def _wish(self, line: LineAllowance, units: int) -> None:
-        units = min(units, line.limit)
-        if units <= max(line.wished, line.units):
+    def _request(self, share: Share, slots: int) -> None:
+        slots = min(slots, share.limit)
+        if slots <= max(share.requested, share.slots):
             return
-        line.wished = units
-        line.said = False
-        self._wishes[line] = None
+        share.requested = slots
+        share.declared = False
+        self._requests[share] = None
         self.changed()
 
-    def _unwish(self, line: LineAllowance) -> None:
-        del self._wishes[line]
-        line.wished = 0
-        line.said = False
-        line.wished_at = 0.0
+    def _remove_request(self, share: Share) -> None:
+        del self._requests[share]
+        share.requested = 0
+        share.declared = False
+        share.requested_at = 0.0
 
-    def _heads(self) -> Iterator[LineAllowance]:
+    def _first_requests(self) -> Iterator[Share]:
         """Yield the requests that the authority receives. The others follow when these are granted."""
-        for count, line in enumerate(self._wishes):
+        for count, share in enumerate(self._requests):
             if count >= MAX_WAITING:
                 return
-            yield line
+            yield share
 
-    def _freed(self, line: LineAllowance) -> None:
-        spare = line.spare
+    def _freed(self, share: Share) -> None:
+        spare = share.spare
         if self.closed:
-            line.units = line.connections
-        elif spare and line.surrender:
-            self._give_back(line, min(spare, line.surrender))
-        elif spare and not line.more and self._is_wanted(line):
-            self._give_back(line, spare)
+            share.slots = share.connections
+        elif spare and share.revoked:
+            self._give_back(share, min(spare, share.revoked))
+        elif spare and not share.more and self._is_wanted(share):
+            self._give_back(share, spare)
 
-    def _is_wanted(self, line: LineAllowance) -> bool:
+    def _is_wanted(self, share: Share) -> bool:
         """Return whether other workers or destinations wait for slots of this destination."""
-        return bool(self.pressed or line.pressed)
+        return bool(self.waiters or share.waiters)
 
-    def _give_back(self, line: LineAllowance, count: int) -> None:
-        line.give_back(count)
-        self._dirty[line] = None
+    def _give_back(self, share: Share, count: int) -> None:
+        share.give_back(count)
+        self._dirty[share] = None
         self.changed()

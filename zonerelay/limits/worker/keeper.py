@@ -1,10 +1,10 @@
 """Keeps the allowances of one worker in all zones up to date by exchanging them with the authority.
 
 No batch waits for an exchange. Exchanges run in the background, one at a time for each zone, with all
-requests that have accumulated. The observer is notified (`granted`) when an exchange has brought units or
+requests that have accumulated. The observer is notified (`granted`) when an exchange has brought slots or
 turns.
 
-Failure: while the authority is unreachable, the worker continues with the units it holds. If leases expire,
+Failure: while the authority is unreachable, the worker continues with the slots it holds. If leases expire,
 it stops in time: after the part `SAFE` of a lease without an answer it opens no connection and closes idle
 ones, until the authority answers again. Then, and when the authority may have lost its state, the worker
 declares everything it holds.
@@ -18,7 +18,7 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from zonerelay.config.units import Rate
-from zonerelay.limits.values import Answer, AuthorityError, LimitAuthority, Request, TurnAsk
+from zonerelay.limits.values import Answer, AuthorityError, LimitAuthority, Request, TurnRequest
 from zonerelay.limits.worker.allowance import ClockBounds, LeasedTurns, ZoneAllowance
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import cancel_all
@@ -37,10 +37,10 @@ RENEWALS = 3
 """Renewals within one lease."""
 
 SAFE = 2 / 3
-"""The part of a lease, since the last renewal was sent, during which its units are used."""
+"""The part of a lease, since the last renewal was sent, during which its slots are used."""
 
 FORGET = 60.0
-"""Seconds for which a line's turns are remembered after the last one."""
+"""Seconds for which a destination's turns are remembered after the last one."""
 
 
 class KeeperObserver(Protocol):
@@ -50,15 +50,15 @@ class KeeperObserver(Protocol):
         """Note that something may start that was refused before."""
 
     def relieve(self, zone: str) -> None:
-        """Note that idle connections may block others (`ZoneAllowance.is_pressed`, `may_keep`)."""
+        """Note that idle connections may block others (`ZoneAllowance.is_contended`, `may_keep`)."""
 
     def waited(self, zone: str, seconds: float) -> None:
         """Record that a slot was granted `seconds` after the request."""
 
-    def out_of_reach(self, reason: str) -> None:
+    def authority_lost(self, reason: str) -> None:
         """Note that the authority does not answer."""
 
-    def back_in_reach(self) -> None:
+    def authority_restored(self) -> None:
         """Note that the authority answers again."""
 
 
@@ -71,7 +71,7 @@ class _Zone:
 
     allowance: ZoneAllowance
     named: WeakValueDictionary[_TurnKey, LeasedTurns] = field(default_factory=WeakValueDictionary)
-    """The turns of each line, as long as its destination uses them."""
+    """The turns of each destination, as long as its destination uses them."""
     turns: dict[LeasedTurns, None] = field(default_factory=dict)
     """Recently used turns, which must be declared to a new authority."""
     wanted: dict[LeasedTurns, None] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class LimitKeeper:
         self._clock = clock
         self._zones: dict[str, _Zone] = {}
         self._busy: dict[_Zone, None] = {}
-        """The zones that have units or want some. There may be thousands of zones of mailboxes
+        """The zones that have slots or want some. There may be thousands of zones of mailboxes
         that do not.
         """
         self._bounds = ClockBounds()
@@ -132,7 +132,7 @@ class LimitKeeper:
         return f"leased from {self.authority.name}{which}"
 
     @property
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         reason = self._reason
         return f"limits: {self.authority.name} is out of reach: {reason}" if reason else None
 
@@ -148,20 +148,20 @@ class LimitKeeper:
         return self._zone(name).allowance
 
     def turns(
-        self, zone: str, site: str, line: str, rate: Rate | None, zone_rate: Rate | None
+        self, zone: str, site: str, destination: str, rate: Rate | None, zone_rate: Rate | None
     ) -> LeasedTurns:
         """Return the send times of a destination, or those of the zone if the destination has no rate of its
         own.
         """
         found = self._zone(zone)
         if rate is None:
-            site = line = ""
-        key = (site, line, rate, zone_rate)
+            site = destination = ""
+        key = (site, destination, rate, zone_rate)
         turns = found.named.get(key)
         if turns is None:
             turns = found.named[key] = LeasedTurns(
                 site,
-                line,
+                destination,
                 rate,
                 zone_rate,
                 clock=self._clock,
@@ -227,8 +227,8 @@ class LimitKeeper:
         allowance, lease = zone.allowance, self.authority.lease
         allowance.note_time(now)
         self._check_lease(zone, now)
-        allowance.tidy(now)
-        if allowance.pressed or allowance.is_crowded or allowance.closed:
+        allowance.return_idle(now)
+        if allowance.waiters or allowance.is_crowded or allowance.closed:
             self._observer.relieve(allowance.name)
         for turns in list(zone.turns):
             if turns.is_over(now) and not turns.asked and turns.idle_for(now) > FORGET:
@@ -245,7 +245,7 @@ class LimitKeeper:
         if allowance.until is None or allowance.closed or now < allowance.until or allowance.is_empty:
             return
         allowance.closed = zone.everything = True
-        allowance.forget_units()
+        allowance.forget_slots()
 
     # The exchange
 
@@ -270,20 +270,20 @@ class LimitKeeper:
         sent = zone.asked = self._clock.monotonic()
         try:
             answer = await self.authority.exchange(allowance.name, request)
-        except Exception as error:  # noqa: BLE001 - turns and units must be requested again after any error
+        except Exception as error:  # noqa: BLE001 - turns and slots must be requested again after any error
             zone.everything = True
             zone.wanted.update(dict.fromkeys(wanted))
             known = isinstance(error, AuthorityError)
             reason = str(error) if known else f"{type(error).__name__}: {error}"
             self._note_lost(reason, allowance.name)
             return False
-        self._take_in(zone, answer, wanted, sent)
+        self._apply(zone, answer, wanted, sent)
         return True
 
-    def _known(self, zone: _Zone) -> tuple[tuple[TurnAsk, tuple[float, ...]], ...]:
+    def _known(self, zone: _Zone) -> tuple[tuple[TurnRequest, tuple[float, ...]], ...]:
         return tuple(known for turns in zone.turns if (known := turns.known) is not None)
 
-    def _take_in(self, zone: _Zone, answer: Answer, wanted: list[LeasedTurns], sent: float) -> None:
+    def _apply(self, zone: _Zone, answer: Answer, wanted: list[LeasedTurns], sent: float) -> None:
         now = self._clock.monotonic()
         allowance = zone.allowance
         zone.heard = sent
@@ -294,8 +294,8 @@ class LimitKeeper:
             allowance.until = sent + self.authority.lease * SAFE
         self._bounds.note(sent, answer.now, now)
         allowance.note_time(now)
-        allowance.holders = answer.holders
-        waited = allowance.take_in(answer.held, answer.pressed, now)
+        allowance.owners = answer.owners
+        waited = allowance.apply(answer.held, answer.waiters, now)
         for turns, given in zip(wanted, answer.turns, strict=True):
             turns.given(given)
         self._note_back("", allowance.name)
@@ -308,11 +308,11 @@ class LimitKeeper:
         is_new = not self._lost
         self._lost[zone] = reason
         if is_new:
-            self._observer.out_of_reach(reason)
+            self._observer.authority_lost(reason)
 
     def _note_back(self, *zones: str) -> None:
         was = bool(self._lost)
         for zone in zones:
             self._lost.pop(zone, None)
         if was and not self._lost:
-            self._observer.back_in_reach()
+            self._observer.authority_restored()

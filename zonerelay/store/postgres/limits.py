@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from zonerelay.limits.shared import BookVersion
+from zonerelay.limits.shared import VersionedRecord
 from zonerelay.limits.values import AuthorityError
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
@@ -39,19 +39,19 @@ SELECT (SELECT count(*) FROM done),
 """
 
 
-class PostgresShelf:
-    """Stores shared limits in PostgreSQL (a `BookStore`)."""
+class PostgresRecordStore:
+    """Stores shared limits in PostgreSQL (a `RecordStore`)."""
 
     name = "the spool's database"
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self._schema = f'"{access.schema}"'
-        self._words = f"{access.schema}_limits"
+        self._notices = f"{access.schema}_limits"
         self._link: Link | None = None
         self._broken = asyncio.Event()
 
-    async def open(self, hear: Callable[[str], None]) -> None:
+    async def open(self, on_notice: Callable[[str], None]) -> None:
         await self.close()
         self._broken.clear()
         try:
@@ -59,7 +59,7 @@ class PostgresShelf:
             link.on_end(self._broken.set)
             if not link.is_pooled:
                 await link.fetch(KEEP_IDLE)
-                await link.listen(self._words, lambda said: hear(unword(said)))
+                await link.listen(self._notices, lambda said: on_notice(decode_name(said)))
             if not (await link.fetch("SELECT to_regclass($1) IS NOT NULL", f"{self._schema}.limit_book"))[0][
                 0
             ]:
@@ -69,17 +69,17 @@ class PostgresShelf:
             await self.close()
             raise AuthorityError(str(error)) from error
 
-    async def read(self, zone: str) -> BookVersion:
+    async def read(self, zone: str) -> VersionedRecord:
         ((data, version, now),) = await self._ask(_READ.format(s=self._schema), zone)
-        return BookVersion(data or None, version or 0, float(now))
+        return VersionedRecord(data or None, version or 0, float(now))
 
     async def replace(
-        self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
+        self, zone: str, record: VersionedRecord, data: bytes | None, *, ttl: float, notices: Sequence[str]
     ) -> bool:
-        del keep  # a row stays; zones are few
-        said = [word(each) for each in words]
+        del ttl  # a row stays; zones are few
+        said = [encode_name(each) for each in notices]
         statement = _REPLACE.format(s=self._schema)
-        ((done, _told),) = await self._ask(statement, zone, page.stamp, data or b"", self._words, said)
+        ((done, _told),) = await self._ask(statement, zone, record.version, data or b"", self._notices, said)
         return bool(done)
 
     async def ended(self) -> None:
@@ -103,10 +103,10 @@ class PostgresShelf:
             raise AuthorityError(str(error)) from error
 
 
-def word(text: str) -> str:
+def encode_name(text: str) -> str:
     """Encode a name as ASCII without spaces."""
     return records.field(text).decode("ascii")
 
 
-def unword(text: str) -> str:
+def decode_name(text: str) -> str:
     return records.unfield(text.encode("ascii"))

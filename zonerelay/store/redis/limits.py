@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from zonerelay.limits.shared import BookVersion
+from zonerelay.limits.shared import VersionedRecord
 from zonerelay.limits.values import AuthorityError
 from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common import records
@@ -39,44 +39,44 @@ return 1
 """)
 
 
-class RedisShelf:
-    """Stores shared limits in Redis (a `BookStore`)."""
+class RedisRecordStore:
+    """Stores shared limits in Redis (a `RecordStore`)."""
 
     name = "the spool's Redis server"
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._prefix = server.settings.prefix.encode()
-        self._words = self._prefix + b"limits"
-        self._books = Connection(server, _load)
+        self._notices = self._prefix + b"limits"
+        self._connection = Connection(server, _load)
         self._channel: Channel | None = None
         self._broken = asyncio.Event()
         self._listening: asyncio.Task[None] | None = None
 
-    async def open(self, hear: Callable[[str], None]) -> None:
+    async def open(self, on_notice: Callable[[str], None]) -> None:
         await self._hang_up()
         self._broken.clear()
         try:
-            await self._books.wire()
-            channel = self._channel = await open_channel(self._server, self._words)
+            await self._connection.wire()
+            channel = self._channel = await open_channel(self._server, self._notices)
         except StoreError as error:
             await self._hang_up()
             raise AuthorityError(str(error)) from error
-        self._listening = asyncio.get_running_loop().create_task(self._listen(channel, hear))
+        self._listening = asyncio.get_running_loop().create_task(self._listen(channel, on_notice))
 
-    async def read(self, zone: str) -> BookVersion:
+    async def read(self, zone: str) -> VersionedRecord:
         reply = as_list(await self._ask(_READ, zone))
         data, seconds, microseconds = reply
         assert data is None or isinstance(data, bytes)
         assert isinstance(seconds, bytes)
         assert isinstance(microseconds, bytes)
-        return BookVersion(data, 0, int(seconds) + int(microseconds) / 1e6)
+        return VersionedRecord(data, 0, int(seconds) + int(microseconds) / 1e6)
 
     async def replace(
-        self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
+        self, zone: str, record: VersionedRecord, data: bytes | None, *, ttl: float, notices: Sequence[str]
     ) -> bool:
-        old, new = page.data or b"", data or b""
-        reply = await self._ask(_REPLACE, zone, old, new, int(keep * 1000), self._words, *words)
+        old, new = record.data or b"", data or b""
+        reply = await self._ask(_REPLACE, zone, old, new, int(ttl * 1000), self._notices, *notices)
         return reply == 1
 
     async def ended(self) -> None:
@@ -84,12 +84,12 @@ class RedisShelf:
 
     async def close(self) -> None:
         await self._hang_up()
-        await self._books.close()
+        await self._connection.close()
 
     async def _hang_up(self) -> None:
         listening, self._listening = self._listening, None
         await cancel_all(listening)
-        await self._books.give_up()
+        await self._connection.give_up()
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -102,15 +102,15 @@ class RedisShelf:
             raise AuthorityError("not connected")
         try:
             key = self._prefix + b"limits:" + records.field(zone)
-            return await script.run(await self._books.wire(), [key], *values)
+            return await script.run(await self._connection.wire(), [key], *values)
         except StoreError as error:
             self._broken.set()
             raise AuthorityError(str(error)) from error
 
-    async def _listen(self, channel: Channel, hear: Callable[[str], None]) -> None:
+    async def _listen(self, channel: Channel, on_notice: Callable[[str], None]) -> None:
         try:
             while True:
-                hear((await channel.next()).decode())
+                on_notice((await channel.next()).decode())
         except StoreError:
             self._broken.set()
 

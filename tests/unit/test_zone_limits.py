@@ -9,81 +9,81 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from zonerelay.limits.authority import QUANTUM, Book, Calendar
-from zonerelay.limits.values import Answer, Claim, Held, Request, TurnAsk
+from zonerelay.limits.authority import QUANTUM, Calendar, ZoneLimits
+from zonerelay.limits.values import Answer, Claim, Grant, Request, TurnRequest
 
 ZONE = 6
-LINES = {("a", ""): 4, ("a", "few"): 2, ("b", ""): 3, ("c", ""): 1}
-HOLDERS = ("one", "two", "three")
+DESTINATIONS = {("a", ""): 4, ("a", "few"): 2, ("b", ""): 3, ("c", ""): 1}
+OWNERS = ("one", "two", "three")
 NEVER = float("inf")
 
-holders = st.sampled_from(HOLDERS)
-lines = st.sampled_from(sorted(LINES))
+owners = st.sampled_from(OWNERS)
+destinations = st.sampled_from(sorted(DESTINATIONS))
 
 
 class Worker:
-    """What a holder knows, and does: it believes the newest answer, and uses no more."""
+    """What an owner knows, and does: it believes the newest answer, and uses no more."""
 
     def __init__(self) -> None:
-        self.units: Counter[tuple[str, str]] = Counter()
+        self.slots: Counter[tuple[str, str]] = Counter()
         self.want: Counter[tuple[str, str]] = Counter()
-        self.surrender: Counter[tuple[str, str]] = Counter()
+        self.revoked: Counter[tuple[str, str]] = Counter()
 
     def hear(self, answer: Answer) -> None:
         for held in answer.held:
-            key = (held.site, held.line)
-            self.units[key], self.surrender[key] = held.units, held.surrender
+            key = (held.site, held.destination)
+            self.slots[key], self.revoked[key] = held.slots, held.revoked
 
 
 class Limits(RuleBasedStateMachine):
-    """Holders of one zone; an exchange may be lost on its way there or back."""
+    """Owners of one zone; an exchange may be lost on its way there or back."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = Book()
+        self.limits = ZoneLimits()
         self.now = 1000.0
         self.quiet_until = 0.0
-        self.workers = {name: Worker() for name in HOLDERS}
+        self.workers = {name: Worker() for name in OWNERS}
 
     def exchange(self, name: str, *claims: Claim, everything: bool = False, lost: bool = False) -> Answer:
         request = Request(ZONE, claims, everything=everything)
-        give = self.now >= self.quiet_until
+        allocate = self.now >= self.quiet_until
         # Through what is written down: so it is where machines share it.
-        self.book = Book.decode(self.book.encode())
-        answer, _ = self.book.exchange(name, request, self.now, give=give)
+        self.limits = ZoneLimits.decode(self.limits.encode())
+        answer, _ = self.limits.exchange(name, request, self.now, allocate=allocate)
         if not lost:
             self.workers[name].hear(answer)
         return answer
 
     def claim(self, name: str, key: tuple[str, str], *, back: int = 0) -> Claim:
         worker = self.workers[name]
-        worker.units[key] -= back
-        worker.want[key] = max(worker.want[key], worker.units[key]) if not back else worker.units[key]
-        return Claim(*key, LINES[key], worker.units[key], back, worker.want[key])
+        worker.slots[key] -= back
+        worker.want[key] = max(worker.want[key], worker.slots[key]) if not back else worker.slots[key]
+        return Claim(*key, DESTINATIONS[key], worker.slots[key], back, worker.want[key])
 
-    @rule(name=holders, key=lines, count=st.integers(1, 5), lost=st.booleans())
+    @rule(name=owners, key=destinations, count=st.integers(1, 5), lost=st.booleans())
     def wish(self, name: str, key: tuple[str, str], count: int, lost: bool) -> None:
         worker = self.workers[name]
-        worker.want[key] = min(LINES[key], worker.units[key] + count)
+        worker.want[key] = min(DESTINATIONS[key], worker.slots[key] + count)
         self.exchange(name, self.claim(name, key), lost=lost)
 
-    @rule(name=holders, key=lines, lost=st.booleans())
+    @rule(name=owners, key=destinations, lost=st.booleans())
     def give_back(self, name: str, key: tuple[str, str], lost: bool) -> None:
-        if self.workers[name].units[key]:
+        if self.workers[name].slots[key]:
             self.exchange(name, self.claim(name, key, back=1), lost=lost)
 
-    @rule(name=holders, lost=st.booleans())
+    @rule(name=owners, lost=st.booleans())
     def ask_again(self, name: str, lost: bool) -> None:
         self.exchange(name, lost=lost)
 
-    @rule(name=holders)
+    @rule(name=owners)
     def say_everything(self, name: str) -> None:
-        keys = [key for key in LINES if self.workers[name].units[key] or self.workers[name].want[key]]
+        keys = [key for key in DESTINATIONS if self.workers[name].slots[key] or self.workers[name].want[key]]
         self.exchange(name, *(self.claim(name, key) for key in keys), everything=True)
 
-    @rule(name=holders)
+    @rule(name=owners)
     def die(self, name: str) -> None:
-        self.book.end(name, self.now, give=self.now >= self.quiet_until)
+        self.limits.end(name, self.now, allocate=self.now >= self.quiet_until)
         self.workers[name] = Worker()
 
     @rule(seconds=st.floats(0.1, 3))
@@ -93,9 +93,9 @@ class Limits(RuleBasedStateMachine):
     @rule()
     def authority_restarts(self) -> None:
         """Who is alive comes back within the quiet time."""
-        self.book = Book()
+        self.limits = ZoneLimits()
         self.quiet_until = self.now + 2.0
-        for name in HOLDERS:
+        for name in OWNERS:
             self.say_everything(name)
         self.now = self.quiet_until
 
@@ -103,154 +103,158 @@ class Limits(RuleBasedStateMachine):
     def no_limit_is_exceeded(self) -> None:
         used: Counter[tuple[str, str]] = Counter()
         for worker in self.workers.values():
-            used.update(worker.units)
+            used.update(worker.slots)
         assert sum(used.values()) <= ZONE
-        for site in {site for site, _ in LINES}:
-            limits = {limit for (each, _), limit in LINES.items() if each == site}
+        for site in {site for site, _ in DESTINATIONS}:
+            limits = {limit for (each, _), limit in DESTINATIONS.items() if each == site}
             for limit in limits:
-                of = [key for key, most in LINES.items() if key[0] == site and most <= limit]
+                of = [key for key, most in DESTINATIONS.items() if key[0] == site and most <= limit]
                 assert sum(used[key] for key in of) <= limit
 
     @precondition(lambda self: self.now >= self.quiet_until)
-    @rule(name=holders, key=lines)
+    @rule(name=owners, key=destinations)
     def nobody_waits_for_ever(self, name: str, key: tuple[str, str]) -> None:
         """Others want all they can get, for ever, and use what they have until they are asked for it."""
-        for other in HOLDERS:
-            for each, limit in LINES.items():
+        for other in OWNERS:
+            for each, limit in DESTINATIONS.items():
                 self.workers[other].want[each] = limit
                 self.exchange(other, self.claim(other, each))
         for _ in range(60):
-            if self.workers[name].units[key]:
+            if self.workers[name].slots[key]:
                 return
             self.now += QUANTUM
             for other, worker in self.workers.items():
                 self.exchange(other)
-                for each in LINES:
-                    for _ in range(worker.surrender[each]):
-                        if worker.units[each]:
+                for each in DESTINATIONS:
+                    for _ in range(worker.revoked[each]):
+                        if worker.slots[each]:
                             want = worker.want[each]
                             claim = self.claim(other, each, back=1)
                             worker.want[each] = want
-                            back = Claim(claim.site, claim.line, claim.limit, claim.keep, 1, want)
+                            back = Claim(claim.site, claim.destination, claim.limit, claim.keep, 1, want)
                             self.exchange(other, back)
         raise AssertionError(f"{name} never got anything of {key}")
 
-    @rule(name=holders)
+    @rule(name=owners)
     def what_is_given_back_can_be_had(self, name: str) -> None:
         self.now = max(self.now, self.quiet_until)
-        for other in HOLDERS:
+        for other in OWNERS:
             self.exchange(other, everything=True)
             self.workers[other] = Worker()
-        assert self.book.is_empty
+        assert self.limits.is_empty
         for key in (("a", ""), ("b", "")):
-            self.workers[name].want[key] = LINES[key]
+            self.workers[name].want[key] = DESTINATIONS[key]
             self.exchange(name, self.claim(name, key))
-        assert sum(self.workers[name].units.values()) == ZONE
+        assert sum(self.workers[name].slots.values()) == ZONE
 
 
 TestLimits = Limits.TestCase
 TestLimits.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 
 
-def say(book: Book, name: str, *claims: Claim, now: float = 0.0, zone: int = 20) -> Answer:
-    return book.exchange(name, Request(zone, claims), now)[0]
+def say(limits: ZoneLimits, name: str, *claims: Claim, now: float = 0.0, zone: int = 20) -> Answer:
+    return limits.exchange(name, Request(zone, claims), now)[0]
 
 
 def test_two_who_want_everything_share_it_equally() -> None:
-    book = Book()
-    assert say(book, "one", Claim("a", "", 20, want=20)).held == (Held("a", "", 20),)
-    _, news = book.exchange("two", Request(20, (Claim("a", "", 20, want=20),)), 0.0)
+    limits = ZoneLimits()
+    assert say(limits, "one", Claim("a", "", 20, want=20)).held == (Grant("a", "", 20),)
+    _, news = limits.exchange("two", Request(20, (Claim("a", "", 20, want=20),)), 0.0)
     assert news == {"one"}
-    has = Held("a", "", 20)
-    for held in say(book, "one").held:
+    has = Grant("a", "", 20)
+    for held in say(limits, "one").held:
         has = held
-    while has.surrender:
-        keep = has.units - has.surrender
-        (has,) = say(book, "one", Claim("a", "", 20, keep, has.surrender, want=20)).held
-    assert has.units == 10
-    assert book.ledger.holders["two"].units == 10
+    while has.revoked:
+        keep = has.slots - has.revoked
+        (has,) = say(limits, "one", Claim("a", "", 20, keep, has.revoked, want=20)).held
+    assert has.slots == 10
+    assert limits.allocator.owners["two"].slots == 10
 
 
 def test_the_smaller_of_two_configurations_counts() -> None:
-    book = Book()
-    say(book, "old", Claim("a", "", 10, want=3))
-    assert say(book, "new", Claim("a", "", 4, want=4)).held[0].units == 1
-    assert say(book, "old", Claim("a", "", 10, keep=3, want=10)).held[0].units == 3
+    limits = ZoneLimits()
+    say(limits, "old", Claim("a", "", 10, want=3))
+    assert say(limits, "new", Claim("a", "", 4, want=4)).held[0].slots == 1
+    assert say(limits, "old", Claim("a", "", 10, keep=3, want=10)).held[0].slots == 3
 
 
 def test_what_is_too_much_for_a_lowered_limit_goes_back_although_nobody_waits() -> None:
-    book = Book()
-    say(book, "one", Claim("a", "", 10, want=10))
-    say(book, "two", Claim("b", "", 10, want=10))
-    (held,) = say(book, "one", Claim("a", "", 4, keep=10, want=10)).held
-    assert (held.units, held.surrender) == (10, 6)
-    (held,) = say(book, "one", Claim("a", "", 4, keep=4, back=6, want=4)).held
-    assert (held.units, held.surrender) == (4, 0)
-    _, news = book.exchange("one", Request(6), 0.0)
+    limits = ZoneLimits()
+    say(limits, "one", Claim("a", "", 10, want=10))
+    say(limits, "two", Claim("b", "", 10, want=10))
+    (held,) = say(limits, "one", Claim("a", "", 4, keep=10, want=10)).held
+    assert (held.slots, held.revoked) == (10, 6)
+    (held,) = say(limits, "one", Claim("a", "", 4, keep=4, back=6, want=4)).held
+    assert (held.slots, held.revoked) == (4, 0)
+    _, news = limits.exchange("one", Request(6), 0.0)
     assert news == {"two"}
-    assert say(book, "two").held == (Held("b", "", 10, 7),)
+    assert say(limits, "two").held == (Grant("b", "", 10, 7),)
 
 
 def test_who_is_not_heard_of_loses_what_it_had() -> None:
-    book = Book()
-    book.exchange("one", Request(20, (Claim("a", "", 4, want=4),)), 0.0, until=10.0)
-    assert say(book, "two", Claim("a", "", 4, want=4), now=9.9).held == (Held("a", "", 0, pressed=1),)
-    assert say(book, "two", now=10.0).held == (Held("a", "", 4),)
+    limits = ZoneLimits()
+    limits.exchange("one", Request(20, (Claim("a", "", 4, want=4),)), 0.0, until=10.0)
+    assert say(limits, "two", Claim("a", "", 4, want=4), now=9.9).held == (Grant("a", "", 0, waiters=1),)
+    assert say(limits, "two", now=10.0).held == (Grant("a", "", 4),)
 
 
 def test_one_whose_site_is_full_does_not_stop_the_others() -> None:
-    book = Book()
-    say(book, "one", Claim("a", "", 1, want=1))
-    say(book, "two", Claim("a", "", 1, want=1))
-    assert say(book, "two", Claim("b", "", 1, want=1)).held[0].units == 1
+    limits = ZoneLimits()
+    say(limits, "one", Claim("a", "", 1, want=1))
+    say(limits, "two", Claim("a", "", 1, want=1))
+    assert say(limits, "two", Claim("b", "", 1, want=1)).held[0].slots == 1
 
 
 # Turns
 
 
 class Rates(RuleBasedStateMachine):
-    """Two lines of one site with rates of their own, and a rate of the zone."""
+    """Two destinations of one site with rates of their own, and a rate of the zone."""
 
-    ASKS = (TurnAsk("a", "", 0.1, 0.0, 3), TurnAsk("a", "slow", 1.0, 0.25, 2), TurnAsk("b", "", 0.2, 0.25, 2))
+    ASKS = (
+        TurnRequest("a", "", 0.1, 0.0, 3),
+        TurnRequest("a", "slow", 1.0, 0.25, 2),
+        TurnRequest("b", "", 0.2, 0.25, 2),
+    )
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = Book()
+        self.limits = ZoneLimits()
         self.now = 0.0
-        self.given: list[tuple[TurnAsk, float]] = []
+        self.given: list[tuple[TurnRequest, float]] = []
 
-    @rule(name=holders, which=st.integers(0, 2), after=st.floats(0, 1.5))
+    @rule(name=owners, which=st.integers(0, 2), after=st.floats(0, 1.5))
     def ask(self, name: str, which: int, after: float) -> None:
         self.now += after
         ask = self.ASKS[which]
-        self.book = Book.decode(self.book.encode())
-        answer, _ = self.book.exchange(name, Request(ZONE, turns=(ask,)), self.now)
+        self.limits = ZoneLimits.decode(self.limits.encode())
+        answer, _ = self.limits.exchange(name, Request(ZONE, turns=(ask,)), self.now)
         (turns,) = answer.turns
         assert len(turns) == ask.count
         assert min(turns) >= self.now
         self.given += [(ask, at) for at in turns]
 
-    @rule(name=holders, part=st.floats(0, 1), count=st.integers(0, 3))
+    @rule(name=owners, part=st.floats(0, 1), count=st.integers(0, 3))
     def give_back(self, name: str, part: float, count: int) -> None:
         """Somewhere in the middle; and ask for as many in the same breath."""
         at = int(part * len(self.given))
         back, self.given = self.given[at : at + count], self.given[:at] + self.given[at + count :]
         ask = self.ASKS[0]
         request = Request(ZONE, turns=(ask,), unused=tuple((ask.site, at) for ask, at in back))
-        ((*turns,),) = self.book.exchange(name, request, self.now)[0].turns
+        ((*turns,),) = self.limits.exchange(name, request, self.now)[0].turns
         self.given += [(ask, at) for at in turns]
 
     @rule()
     def authority_restarts(self) -> None:
-        self.book = Book()
+        self.limits = ZoneLimits()
         known = tuple((ask, (at,)) for ask, at in self.given if at > self.now - 1.0)
-        self.book.exchange("one", Request(ZONE, everything=True, known_turns=known), self.now)
+        self.limits.exchange("one", Request(ZONE, everything=True, known_turns=known), self.now)
 
     @invariant()
     def turns_are_far_enough_apart(self) -> None:
         for group, interval in (
             ([at for ask, at in self.given if ask.site == "a"], 0.1),
-            ([at for ask, at in self.given if ask.line == "slow"], 1.0),
+            ([at for ask, at in self.given if ask.destination == "slow"], 1.0),
             ([at for ask, at in self.given if ask.site == "b"], 0.2),
             ([at for ask, at in self.given if ask.zone_interval], 0.25),
         ):
@@ -287,29 +291,29 @@ def test_turns_that_bind_nobody_are_forgotten() -> None:
 
 
 def test_a_turn_that_is_given_back_goes_to_whoever_asks_next() -> None:
-    book = Book()
-    ask = TurnAsk("a", "", 1.0, 0.5, 3)
-    (first,) = book.exchange("one", Request(ZONE, turns=(ask,)), 0.0)[0].turns
-    book.exchange("two", Request(ZONE, turns=(ask,)), 0.0)
-    book.exchange("one", Request(ZONE, unused=(("a", first[1]),)), 0.1)
-    (later,) = book.exchange("three", Request(ZONE, turns=(ask,)), 0.1)[0].turns
+    limits = ZoneLimits()
+    ask = TurnRequest("a", "", 1.0, 0.5, 3)
+    (first,) = limits.exchange("one", Request(ZONE, turns=(ask,)), 0.0)[0].turns
+    limits.exchange("two", Request(ZONE, turns=(ask,)), 0.0)
+    limits.exchange("one", Request(ZONE, unused=(("a", first[1]),)), 0.1)
+    (later,) = limits.exchange("three", Request(ZONE, turns=(ask,)), 0.1)[0].turns
     assert later[0] == first[1]
 
 
 def test_no_turn_is_earlier_than_it_is_wanted() -> None:
-    book = Book()
-    ask = TurnAsk("a", "", 1.0, 0.0, 2, after=7.0)
-    assert book.exchange("one", Request(ZONE, turns=(ask,)), 0.0)[0].turns == ((7.0, 8.0),)
+    limits = ZoneLimits()
+    ask = TurnRequest("a", "", 1.0, 0.0, 2, after=7.0)
+    assert limits.exchange("one", Request(ZONE, turns=(ask,)), 0.0)[0].turns == ((7.0, 8.0),)
 
 
 def test_one_that_died_while_it_waited_is_given_nothing_that_others_give_back() -> None:
-    book = Book()
+    limits = ZoneLimits()
     everything = Claim("a", "", 3, want=3)
 
     def ask(name: str, now: float, *claims: Claim, all_of_it: bool = False) -> int:
         request = Request(20, claims, everything=all_of_it)
-        answer, _ = book.exchange(name, request, now, until=now + 15.0)
-        return sum(held.units for held in answer.held)
+        answer, _ = limits.exchange(name, request, now, until=now + 15.0)
+        return sum(held.slots for held in answer.held)
 
     assert ask("dead", 0.0, Claim("a", "", 3, want=1)) == 1
     assert ask("other", 0.0, everything) == 2
