@@ -32,7 +32,6 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import Examination, Findings, Salvaged
 from zonerelay.store.common import records
-from zonerelay.store.common.keeper import health
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError
 from zonerelay.store.leveldb import keeper as keeper_module
 from zonerelay.store.leveldb.damage.directory import (
@@ -621,7 +620,7 @@ def prepared_in(directory: Path) -> Prepared:
 
 def main(name: str, directory: Path) -> None:
     keeper_module.MARK_INTERVAL = 0.0
-    health.FIRST_PAUSE = 0.01
+    keeper_module.FIRST_PAUSE = 0.01
     prepared = prepared_in(directory)
     for moment in MOMENTS:
         for fault in FAULTS:

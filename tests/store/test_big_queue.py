@@ -32,9 +32,15 @@ class Counted(LevelDb):
         return super().batch(batches)
 
     def rows(
-        self, start: bytes, stop: bytes | None = None, *, limit: int, view: View | None = None
+        self,
+        start: bytes,
+        stop: bytes | None = None,
+        *,
+        limit: int,
+        values: bool = True,
+        view: View | None = None,
     ) -> Iterator[Row]:
-        for row in super().rows(start, stop, limit=limit, view=view):
+        for row in super().rows(start, stop, limit=limit, values=values, view=view):
             Counted.rows_read += 1
             yield row
 

@@ -25,9 +25,9 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
-from zonerelay.store.common.keeper import health
 from zonerelay.store.common.write import group_commit
 from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, Store, StoreError, Submit
+from zonerelay.store.leveldb import keeper
 from zonerelay.store.leveldb.engine import AtomicBatch
 from zonerelay.store.leveldb.spool import LevelDb
 
@@ -203,7 +203,7 @@ async def healthy(store: Store) -> bool:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_counts_after_calls_that_failed(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(health, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(keeper, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(group_commit, "GATHER_LIMIT", 0.0)
     faults = Faults(seed)
     for name in ("rename", "link", "unlink", "fsync", "writev", "pread"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import resource
 import shutil
 import subprocess
@@ -30,7 +29,6 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.common.body import GROUP_CHUNKS
 from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueCounts, StoreError, StoreFullError, Submit
-from zonerelay.store.leveldb import scan
 
 
 @contextlib.contextmanager
@@ -158,10 +156,9 @@ async def test_chunks_of_an_upload_that_failed_with_the_spool_go(
             await upload()
         assert store.unhealthy() is not None
     await until(lambda: store.unhealthy() is None)
-    left = functools.partial(scan.keys_under, prefix=records.message_prefix(message_id(2)))
-    read = store._keeper.reader.read  # type: ignore[attr-defined]  # nobody else can see them
+    read = store._keeper.read  # type: ignore[attr-defined]  # nobody else can see them
     deadline = asyncio.get_running_loop().time() + 5.0
-    while await read(left):
+    while await read(lambda reads: reads.keys_under(records.message_prefix(message_id(2)))):
         assert asyncio.get_running_loop().time() < deadline, "they are still there"
     assert await body_of(store, message_id(1)) == body(1, 700_000)
 

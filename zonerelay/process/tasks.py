@@ -19,6 +19,9 @@ class Tasks:
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()  # Any: tasks may have any result
 
+    def __len__(self) -> int:
+        return len(self._running)
+
     # Any: the types that a coroutine sends do not matter here
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run the work to its end. A caller that may be cancelled shields the task."""

@@ -36,7 +36,6 @@ from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.keys.check import mend
 from zonerelay.store.keys.port import Write
 from zonerelay.store.keys.repair import RecordRepair
-from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
     READY_NAME,
@@ -56,7 +55,7 @@ from zonerelay.store.leveldb.damage.format import (
 )
 from zonerelay.store.leveldb.damage.table import as_batch, damaged_blocks, data_blocks, has_index
 from zonerelay.store.leveldb.engine import Op, damaged_tables, repair_database
-from zonerelay.store.leveldb.scan import SpoolKeys, run_through
+from zonerelay.store.leveldb.scan import SpoolKeys, SpoolReads, run_through
 from zonerelay.store.leveldb.spool import LevelDb
 
 _WRITE_BUFFER = 16 * 1024 * 1024
@@ -329,7 +328,7 @@ def _copy(source: LevelDb, target: LevelDb, tell: Tell, octets: int) -> None:
             done += size
             tell(min(done, octets), octets)
             ops, size = [], 0
-    last = scan.last_message_id(source)
+    last = run_through(SpoolReads(source).last_message_id())
     if last is not None:
         ops.append((records.META_LAST_ID, last.encode("ascii")))
     target.write([ops])

@@ -20,7 +20,7 @@ from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.in_flight import InFlight
-from zonerelay.store.leveldb.keeper import SpoolKeeper
+from zonerelay.store.leveldb.queue_keeper import QueueKeeper
 from zonerelay.store.leveldb.reads import Page
 from zonerelay.store.leveldb.ready_window import DiskRange, Taken, ZoneWindow
 
@@ -34,7 +34,7 @@ class Claims(dict[QueueName, ZoneWindow]):
     those of `QueueStore`.
     """
 
-    def __init__(self, keeper: SpoolKeeper, in_flight: InFlight, *, empty: bool) -> None:
+    def __init__(self, keeper: QueueKeeper, in_flight: InFlight, *, empty: bool) -> None:
         """Create the claims. With `empty` the spool has no deliveries, so nothing needs to be read."""
         self._is_empty = empty
         self._keeper = keeper
@@ -107,7 +107,7 @@ class Claims(dict[QueueName, ZoneWindow]):
                 self[key.queue].put_back(key, delivery)
 
     async def next_due(self, queue: QueueName) -> float | None:
-        self._keeper.check_usable()
+        self._keeper.health.check_usable()
         async with self._locks[queue]:
             while (window := self[queue]).due_range.low is not None and not window.due_range.exact:
                 await self._find_due(window)

@@ -260,17 +260,25 @@ class Database:
         return max(upper, min(overlap, _MOST_OVERLAP) + _FILE_SIZE if overlap else 0)
 
     def rows(
-        self, start: bytes, stop: bytes | None = None, *, limit: int, view: View | None = None
+        self,
+        start: bytes,
+        stop: bytes | None = None,
+        *,
+        limit: int,
+        values: bool = True,
+        view: View | None = None,
     ) -> Iterator[Row]:
-        """Yield at most `limit` rows from `start` to before `stop`, in key order, without damaged ones."""
+        """Yield at most `limit` rows from `start` to before `stop`, in key order, without damaged ones.
+        Without `values` the values are empty and not copied.
+        """
         with self._walk(view) as walk:
             cursor, move = walk.cursor, walk.move
             move(cursor.seek, start)
             while limit > 0 and cursor.valid():
-                row = cursor.item()
+                row = cursor.item() if values else (cursor.key(), b"")
                 if stop is not None and row[0] >= stop:
                     return
-                if walk.damage is None or (not walk.is_short and self._is_current(row, view)):
+                if walk.damage is None or (not walk.is_short and self._is_current(cursor.item(), view)):
                     yield row
                     limit -= 1
                 move(cursor.next)

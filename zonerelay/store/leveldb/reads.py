@@ -8,7 +8,7 @@ moment; the window detects changes between two reads.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -30,6 +30,9 @@ from zonerelay.store.leveldb.in_flight import Found, OpenMessage
 PAGE_ROWS = 1000
 """The number of rows in a page."""
 
+SEEKS = 100
+"""The number of seeks in one page. In LevelDB a seek takes as long as ten rows or more."""
+
 READ_CHUNKS = 4
 """The number of chunks that are read at once."""
 
@@ -48,6 +51,19 @@ class Page(NamedTuple):
     deliveries: list[Delivery]
     low: bytes | None
     keys: list[bytes]
+
+
+async def scanned(
+    page_at: Callable[[bytes, bytes], Awaitable[Page]], queue: QueueName | None, after: DeliveryKey | None
+) -> AsyncIterator[Delivery]:
+    """Yield the deliveries of the pages of a queue, or of all queues, behind a key."""
+    prefix = records.DELIVERY_PREFIX if queue is None else records.queue_prefix(queue)
+    start: bytes | None = prefix if after is None else records.delivery_key(after) + b"\0"
+    while start is not None:
+        page = await page_at(start, records.after(prefix))
+        for delivery in page.deliveries:
+            yield delivery
+        start = page.low
 
 
 class QueueReads:
@@ -143,13 +159,8 @@ class QueueReads:
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
         """Yield deliveries in the order of their keys, as `QueueOperations.scan` does."""
-        prefix = records.DELIVERY_PREFIX if queue is None else records.queue_prefix(queue)
-        start: bytes | None = prefix if after is None else records.delivery_key(after) + b"\0"
-        while start is not None:
-            page = await self.scan_page(start, records.after(prefix), wanted)
-            for delivery in page.deliveries:
-                yield delivery
-            start = page.low
+        async for delivery in scanned(lambda start, end: self.scan_page(start, end, wanted), queue, after):
+            yield delivery
 
     async def queues(self) -> set[QueueName]:
         """Return the queues that hold deliveries, with one seek each."""
@@ -289,25 +300,39 @@ class QueueReads:
 
     async def last_message_id(self) -> MessageId | None:
         """Return the highest message id of this queue, including aborted uploads."""
-        (noted,) = await self.keys.get([records.META_LAST_ID])
+        texts = [await self._noted_last_id()]
         last = await self.keys.last_key(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX))
-        texts = [(noted or b"").decode("ascii", "replace")]
         if last is not None:
             texts.append(last.split(b" ")[1].decode("ascii", "replace"))
         return max((MessageId(text) for text in texts if is_message_id(text)), default=None)
 
-    async def aborted_uploads(self, last: MessageId) -> list[bytes]:
-        """Return message prefixes up to `last` that have chunks but neither `#` nor `*`, with one seek per
-        message.
+    async def _noted_last_id(self) -> str:
+        (noted,) = await self.keys.get([records.META_LAST_ID])
+        return (noted or b"").decode("ascii", "replace")
+
+    async def aborted_uploads(self, start: bytes, last: MessageId) -> tuple[list[bytes], bytes | None]:
+        """Return message prefixes up to `last` that have chunks but neither `#` nor `*`, and where the next
+        page starts.
+
+        `#` and `*` sort before the chunks, so one seek per message suffices. A message that is removed during
+        the scan is removed as a whole.
         """
-        aborted: list[bytes] = []
-        start, end = records.MESSAGE_PREFIX, records.after(records.message_prefix(last))
-        while rows := (await self.keys.page(start, end, rows=1, values=False)).rows:
-            prefix, _, part = rows[0][0].rpartition(b" ")
-            if part.isdigit():
-                aborted.append(prefix + b" ")
-            start = prefix + b"!"
-        return aborted
+        keys = await self._first_keys(start, records.after(records.message_prefix(last)), SEEKS + 1)
+        low = keys.pop() if len(keys) > SEEKS else None
+        parts = (key.rpartition(b" ") for key in keys)
+        return [prefix + b" " for prefix, _, part in parts if part.isdigit()], low
+
+    async def _first_keys(self, start: bytes, end: bytes, most: int) -> list[bytes]:
+        """Return the first key of each message, with one seek each."""
+        found: list[bytes] = []
+        while len(found) < most and (rows := (await self.keys.page(start, end, rows=1, values=False)).rows):
+            found.append(rows[0][0])
+            start = found[-1].rpartition(b" ")[0] + b"!"
+        return found
+
+    async def keys_under(self, prefix: bytes) -> list[bytes]:
+        """Return a page of the keys under a prefix."""
+        return [key for key, _ in await self._rows(prefix, records.after(prefix), PAGE_ROWS, values=False)]
 
     async def left_over(self) -> str:
         """Return a record that is not internal bookkeeping, readable or not."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from zonerelay.model.message_id import MessageId, first_at, is_message_id
+from zonerelay.model.message_id import first_at, is_message_id
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.contract import EveryNth, Kept, StoreCorruptError, Wanted
@@ -21,9 +21,6 @@ T = TypeVar("T")
 
 SAMPLED_ROWS = 20_000
 """The number of rows that one page of a sample steps over."""
-
-SEEKS = 100
-"""The number of seeks in one page. A seek takes as long as ten rows or more."""
 
 
 def run_through(work: Coroutine[Any, Any, T]) -> T:  # Any: nothing is sent
@@ -51,8 +48,7 @@ class SpoolKeys:
     async def page(
         self, start: bytes, end: bytes, *, rows: int = port.PAGE_ROWS, values: bool = True
     ) -> KeyPage:
-        found = self._db.rows(start, end, limit=rows + 1, view=self._view)
-        return page_of(((key, value if values else b"") for key, value in found), rows)
+        return page_of(self._db.rows(start, end, limit=rows + 1, values=values, view=self._view), rows)
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
         return self._db.last_key(start, end)
@@ -85,7 +81,7 @@ class SpoolReads(QueueReads):
         return self._db.rows(start, end, limit=most, view=self._view), None
 
     async def _rows(self, start: bytes, end: bytes, limit: int, *, values: bool = True) -> Iterable[Row]:
-        return self._db.rows(start, end, limit=limit, view=self._view)
+        return self._db.rows(start, end, limit=limit, values=values, view=self._view)
 
     async def _chunks(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return await self.keys.get(keys)  # LevelDb has reported the damage
@@ -104,6 +100,34 @@ class SpoolReads(QueueReads):
         keys = self._db.first_keys(start, end, lambda key: b"%b %b!" % tuple(key.split(b" ", 2)[:2]))
         return {key.queue for _, key in self._parsed(keys)}
 
+    async def _noted_last_id(self) -> str:
+        """Return the stored id. If it is unreadable, derive one from the time of the last run, so that no id
+        is used twice.
+        """
+        db = self._db
+        try:
+            raw = db.get(records.META_LAST_ID)
+        except StoreCorruptError:
+            return first_at(db.last_used)
+        noted = (raw or b"").decode("ascii", "replace")
+        if raw is None or is_message_id(noted):
+            return noted
+        instead = first_at(db.last_used)
+        db.losses.tell(
+            Loss(
+                id=identity_of(b"last-id %b" % raw),
+                what=f"the record of the last message id was unreadable ({noted[:20]!r}), {instead} was"
+                " written in its place; no mail is in it, but what took it may have taken more",
+            )
+        )
+        db.write([[(records.META_LAST_ID, instead.encode("ascii"))]])
+        return instead
+
+    async def _first_keys(self, start: bytes, end: bytes, most: int) -> list[bytes]:
+        """Raise StoreCorruptError if a `#` may be in damaged data."""
+        keys = self._db.first_keys(start, end, lambda key: key.rpartition(b" ")[0] + b"!", strict=True)
+        return list(itertools.islice(keys, most))
+
     async def left_over(self) -> str:
         if found := await super().left_over():
             return found
@@ -113,68 +137,11 @@ class SpoolReads(QueueReads):
         return f"files in {self.name} that are not the database's: {', '.join(foreign[:3])}"
 
 
-def last_message_id(db: LevelDb) -> MessageId | None:
-    """Return the highest message id of this spool, including aborted uploads."""
-    ids = [_noted_last_id(db)]
-    last = db.last_key(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX))
-    if last is not None:
-        ids.append(last.split(b" ")[1].decode("ascii", "replace"))
-    return max((MessageId(text) for text in ids if is_message_id(text)), default=None)
-
-
-def _noted_last_id(db: LevelDb) -> str:
-    """Return the stored id. If it is unreadable, derive one from the time of the last run, so that no id is
-    used twice.
-    """
-    try:
-        raw = db.get(records.META_LAST_ID)
-    except StoreCorruptError:
-        return first_at(db.last_used)
-    noted = (raw or b"").decode("ascii", "replace")
-    if raw is None or is_message_id(noted):
-        return noted
-    instead = first_at(db.last_used)
-    db.losses.tell(
-        Loss(
-            id=identity_of(b"last-id %b" % raw),
-            what=f"the record of the last message id was unreadable ({noted[:20]!r}), {instead} was written"
-            " in its place; no mail is in it, but what took it may have taken more",
-        )
-    )
-    db.write([[(records.META_LAST_ID, instead.encode("ascii"))]])
-    return instead
-
-
-def aborted_uploads(db: LevelDb, start: bytes, last: MessageId) -> tuple[list[bytes], bytes | None]:
-    """Return message prefixes up to `last` that have chunks but neither `#` nor `*`, and where the next page
-    starts.
-
-    `#` and `*` sort before the chunks, so one seek per message suffices. A message that is removed during the
-    scan is removed as a whole. Raises StoreCorruptError if a `#` may be in damaged data.
-    """
-    aborted: list[bytes] = []
-    end = records.after(records.message_prefix(last))
-    keys = db.first_keys(start, end, lambda key: key.rpartition(b" ")[0] + b"!", strict=True)
-    for number, key in enumerate(keys):
-        if number == SEEKS:
-            return aborted, key
-        prefix, _, part = key.rpartition(b" ")
-        if part.isdigit():
-            aborted.append(prefix + b" ")
-    return aborted, None
-
-
 def drop_hints(db: LevelDb) -> None:
     """Empty the overflow index. After a start the cursor finds everything itself."""
     prefix = records.DOMAIN_PREFIX
     while keys := [key for key, _ in db.rows(prefix, records.after(prefix), limit=PAGE_ROWS)]:
         db.write([[(key, None) for key in keys]])
-
-
-def keys_under(db: LevelDb, prefix: bytes) -> list[bytes]:
-    """Return a page of the keys under a prefix without reading their values."""
-    keys = db.first_keys(prefix, records.after(prefix), lambda key: key + b"\0")
-    return list(itertools.islice(keys, PAGE_ROWS))
 
 
 def once_ops(identity: str, kept: Kept) -> list[Op]:

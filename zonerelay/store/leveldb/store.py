@@ -1,9 +1,12 @@
-"""Implements `Store` on one LevelDB directory for one process.
+"""Implements `Store` on one LevelDB directory, or on one partition of another engine, for one process.
 
 It defines the order of operations: plan a change, submit it to the group committer, and update claims, window
-and counts when it is durable. Data that is not in memory is read by `cold_reads`. After any failed write all
-unconfirmed state is discarded, callers receive StoreError, and `SpoolKeeper` reopens the database. The queue
-is then read from disk again. Only claims survive, so that no delivery is claimed twice.
+and counts when it is durable. After any failed write all unconfirmed state is discarded, callers receive
+StoreError, and the keeper repairs what it writes to. The queue is then read again. Only claims survive, so
+that no delivery is claimed twice.
+
+Memory is ahead of the disk, so data that changes during a read is read again or discarded. Bodies are read in
+groups of chunks, and the next group is read while one is consumed, so a reader holds at most two groups.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
+from typing import NamedTuple, Unpack
 
 from zonerelay.config.settings import SpoolSettings, space_guard
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -28,18 +31,24 @@ from zonerelay.store.common.write.batches import ChangeOne, changed, in_batches
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     Change,
+    ClaimFilter,
     Finish,
     KeptKeys,
+    Once,
     QueueCounts,
     StoreError,
     Submit,
+    Unhealthy,
+    Wanted,
+    everybody,
 )
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import Claims
-from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
 from zonerelay.store.leveldb.engine import Op
-from zonerelay.store.leveldb.in_flight import NOTHING, InFlight
+from zonerelay.store.leveldb.in_flight import NOTHING, Found, InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
+from zonerelay.store.leveldb.queue_keeper import QueueKeeper
+from zonerelay.store.leveldb.reads import READ_CHUNKS, Page, scanned
 from zonerelay.store.leveldb.scan import SpoolReads, run_through
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.write_plan import WritePlan
@@ -47,20 +56,15 @@ from zonerelay.store.surroundings import Surroundings
 
 
 class LevelDbStore:
-    """The store of one LevelDB spool. `open_store` creates it. It belongs to the event loop that was running
-    then.
-    """
+    """The store of one queue. `open_store` creates it. It belongs to the event loop that was running then."""
 
     node = 0
 
     def __init__(
-        self, keeper: SpoolKeeper, around: Surroundings, *, last_id: MessageId | None, empty: bool
+        self, keeper: QueueKeeper, around: Surroundings, *, last_id: MessageId | None, empty: bool
     ) -> None:
         self._keeper = keeper
-        self.check_writable = keeper.check_writable
-        self.unhealthy = keeper.unhealthy
-        self.usable = keeper.usable
-        self.probe = keeper.probe
+        self._health = keeper.health
         self.uploads = 0
         self._bodies = BodyCache()
         self._last_id = last_id
@@ -69,30 +73,39 @@ class LevelDbStore:
         self._doubtful: set[MessageId] = set()
         self._committer = keeper.committer
         self._read = keeper.read
-        self._in_flight = in_flight = InFlight()
-        self._cold = ColdReads(keeper, in_flight, self._bodies)
-        self._claims = Claims(keeper, in_flight, empty=empty)
-        self.claim = self._claims.claim
-        self.release = self._claims.release
-        self.next_due = self._claims.next_due
+        self._in_flight = InFlight()
+        self._claims = Claims(keeper, self._in_flight, empty=empty)
         self._stored_last_id: MessageId | None = None
         keeper.on_failure = self._reset
         self._reservations = Reservations(
             lambda identity: self._read(lambda reads: reads.kept(identity)),
             lambda after: self._read(lambda reads: reads.kept_page(after)),
             self._forget_keys,
-            keeper.usable,
+            self.usable,
             clock=around.clock,
             register=around.register or register_for(around.siblings),
         )
-        self.kept_keys = self._reservations.kept_keys
-        self.submit_once = self._reservations.store
-        self.acknowledge = keeper.acknowledge
-        self.left_over = keeper.left_over
-        self.scan = self._cold.scan
+
+    # --- health
+
+    def unhealthy(self) -> Unhealthy | None:
+        return self._health.reason
+
+    def check_writable(self) -> None:
+        self._health.check_writable()
 
     def problems(self) -> Sequence[str]:
-        return (*self._keeper.problems(), *self._reservations.problems())
+        return (*self._health.problems(), *self._reservations.problems())
+
+    async def usable(self) -> bool:
+        return await self._health.usable()
+
+    async def probe(self) -> None:
+        await self._keeper.probe()
+
+    async def acknowledge(self, identity: str) -> bool:
+        """Dismiss a loss of mail, and return false if it does not exist. Raises StoreError."""
+        return await self._keeper.acknowledge(identity)
 
     # --- accepting mail
 
@@ -154,6 +167,14 @@ class LevelDbStore:
 
     def begin_keys(self) -> None:
         self._reservations.start()
+
+    async def submit_once(
+        self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
+    ) -> asyncio.Future[None]:
+        return await self._reservations.store(once, message_id, submit)
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        return await self._reservations.kept_keys(cursor)
 
     async def keep_keys(self, keys: KeptKeys) -> None:
         ops: list[Op] = []
@@ -221,8 +242,24 @@ class LevelDbStore:
 
     async def _plan(self, keys: Sequence[DeliveryKey]) -> WritePlan:
         in_flight = self._in_flight
-        found = await self._cold.find(keys) if in_flight.unknown(keys, NOTHING) else NOTHING
+        found = await self._find(keys) if in_flight.unknown(keys, NOTHING) else NOTHING
         return WritePlan(in_flight, found)
+
+    async def _find(self, keys: Sequence[DeliveryKey]) -> Found:
+        """Read the states of these deliveries that are not in memory. The caller must plan its write before
+        it awaits anything else.
+        """
+        in_flight = self._in_flight
+        found = Found()
+        with in_flight.reading():
+            while unknown := in_flight.unknown(keys, found):
+                self._health.check_usable()
+                since = in_flight.moment()
+                read = await self._read(lambda reads: reads.states(unknown))
+                # Data that changed during the read is read again.
+                found.merge(read, unknown)
+                found.drop(functools.partial(in_flight.is_stale, since=since))
+        return found
 
     def _add_report(self, plan: WritePlan, report: Submit) -> None:
         self._add_message(plan, report.message, report.deliveries, split(report.body))
@@ -234,7 +271,7 @@ class LevelDbStore:
         claims = self._in_flight.claims
         # This check comes before memory is changed. After a refused write memory would stay ahead of the
         # disk.
-        self._keeper.check_usable()
+        self._health.check_usable()
         plan.seal()
         for key, (old, _) in plan.transitions.items():
             if old is not None and key not in claims:
@@ -271,6 +308,19 @@ class LevelDbStore:
         else:
             window.add(key, new)
 
+    # --- claims
+
+    async def claim(
+        self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
+    ) -> list[Delivery]:
+        return await self._claims.claim(queue, limit, now=now, **only)
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        self._claims.release(keys)
+
+    async def next_due(self, queue: QueueName) -> float | None:
+        return await self._claims.next_due(queue)
+
     def has_claim(self, key: DeliveryKey) -> bool:
         return key in self._in_flight.claims
 
@@ -298,8 +348,19 @@ class LevelDbStore:
     async def read_message(self, message_id: MessageId) -> Message:
         known = self._in_flight.message(message_id)
         if known is None or known.message is None:
-            return await self._cold.read_message(message_id)
+            return await self._read_message(message_id)
         return known.message
+
+    async def _read_message(self, message_id: MessageId) -> Message:
+        in_flight = self._in_flight
+        with in_flight.reading():
+            since = in_flight.moment()
+            message, count, body = await self._read(lambda reads: reads.message_and_body(message_id))
+            if not in_flight.is_stale(message_id, since):
+                in_flight.remember(message_id, count)
+                if body is not None:
+                    self._bodies.put(message_id, body)
+        return message
 
     def check_claim(self, message_id: MessageId) -> None:
         """Return without an error, because no other relay uses this spool."""
@@ -311,9 +372,48 @@ class LevelDbStore:
             for chunk in cached:
                 yield chunk
             return
-        async with contextlib.aclosing(read_chunks(self._keeper, message.id, message.chunks)) as chunks:
+        async with contextlib.aclosing(self._chunks(message.id, message.chunks)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    async def _chunks(self, message_id: MessageId, chunks: int) -> AsyncGenerator[bytes, None]:
+        """Yield the chunks 1 to `chunks` in order."""
+
+        def read(first: int) -> Coroutine[None, None, list[bytes]]:
+            return self._read(lambda reads: reads.chunks(message_id, first, chunks))
+
+        ahead: asyncio.Task[list[bytes]] | None = None
+        try:
+            for first in range(1, chunks + 1, READ_CHUNKS):
+                if ahead is None:
+                    group = await read(first)
+                else:
+                    group = await ahead
+                following = first + READ_CHUNKS
+                ahead = None
+                if following <= chunks:
+                    ahead = asyncio.create_task(read(following))
+                for chunk in group:
+                    yield chunk
+        finally:
+            if ahead is not None:
+                # Nobody needs its result or error, because the reader has stopped.
+                ahead.cancel()
+                await asyncio.wait([ahead])
+
+    async def scan(
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
+        view = await self._read(lambda reads: reads.view())
+
+        def page_at(start: bytes, end: bytes) -> Coroutine[None, None, Page]:
+            return self._read(lambda _: view.scan_page(start, end, wanted))
+
+        try:
+            async for delivery in scanned(page_at, queue, after):
+                yield delivery
+        finally:
+            view.close()
 
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:
         window = self._claims[queue]
@@ -349,7 +449,8 @@ class LevelDbStore:
     def is_counted(self) -> bool:
         return self._keeper.counts.is_whole
 
-    # --- health
+    async def left_over(self) -> str:
+        return await self._keeper.left_over()
 
     async def close(self) -> None:
         await self._reservations.close()
@@ -384,7 +485,7 @@ async def open_leveldb(settings: SpoolSettings, around: Surroundings) -> LevelDb
         raise
     keeper = SpoolKeeper(reader, ballast=ballast, min_free_space=guard, around=around)
     store = LevelDbStore(keeper, around, last_id=opened.last_id, empty=opened.is_empty)
-    keeper.sweep(opened.view, opened.last_id)
+    keeper.begin(opened.view, opened.last_id)
     store.begin_keys()
     return store
 
@@ -394,7 +495,8 @@ def _open(db: LevelDb) -> _Opened:
     try:
         scan.drop_hints(db)
         reads = SpoolReads(db)
-        return _Opened(scan.last_message_id(db), not run_through(reads.queues()), run_through(reads.view()))
+        last = run_through(reads.last_message_id())
+        return _Opened(last, not run_through(reads.queues()), run_through(reads.view()))
     except StoreError as error:
         db.close()
         raise db.open_error(error) from error

@@ -1,7 +1,7 @@
 """Implements the queue on one partition with the store of `store/leveldb`, whose keys any engine can store.
 
 Windows, claims, plans and in-flight states are those of `store/leveldb`. They ask their keeper for reads of
-`QueueReads`, and write lists of operations, which `QueueKeeper` converts to a write of the partition. The
+`QueueReads`, and write lists of operations, which `QueueCommitter` converts to a write of the partition. The
 store does not know whether the partition is in memory, in LevelDB or in a database. On failure: `Partition`
 reports when writing becomes impossible and possible again. In between, callers receive StoreError, and
 everything in memory except claims is discarded. Only new mail is refused if there is no space for it.
@@ -10,34 +10,25 @@ everything in memory except claims is discarded. Only new mail is refused if the
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import TypeVar, cast
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import TypeVar
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.process.tasks import Tasks
 from zonerelay.store.common import records
-from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.keeper.disk_watch import INTERVAL, SpaceWatch
-from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.partition import Hooks, Partition
 from zonerelay.store.keys.port import FencedError, KeyRange, Write
 from zonerelay.store.leveldb.engine import Op
-from zonerelay.store.leveldb.keeper import SpoolKeeper
+from zonerelay.store.leveldb.queue_keeper import QueueKeeper
 from zonerelay.store.leveldb.reads import QueueReads
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.surroundings import Surroundings
 
-MOST_UNREADABLE = 16
-"""The number of unreadable records that are logged."""
-
 T = TypeVar("T")
 Release = Callable[[], Awaitable[None]]
 Foreign = Callable[[], Awaitable[str]]
-
-_log = logging.getLogger("zonerelay.store")
 
 
 class QueueCommitter:
@@ -88,55 +79,34 @@ def _undo(write: Write) -> Write | None:
     return None
 
 
-class QueueKeeper:
-    """Maintains a queue: its health, its counts, and the removal of aborted uploads."""
+class PartitionKeeper(QueueKeeper):
+    """Maintains a queue in a partition, which enters the store again after a failure."""
+
+    committer: QueueCommitter
 
     def __init__(self, around: Surroundings, release: Release, foreign: Foreign, min_free_space: int) -> None:
-        self._release = release
+        super().__init__(around, min_free_space=min_free_space, counted_from=records.WEBHOOK_PREFIX)
+        self._let_go = release
         self._foreign = foreign
-        self.health = Health(around.on_health)
-        self.check_usable = self.check_claims = self.health.check_usable
-        self.check_writable = self.health.check_writable
-        self.unhealthy = self.health.unhealthy
-        self.problems = self.health.problems
-        self.usable = self.health.usable
-        self.counts = Counts(records.WEBHOOK_PREFIX)
-        self.on_failure: Callable[[], None] = lambda: None
-        self.hooks = Hooks(self._fail, self._back, lambda: self.on_failure(), around.observe_commit, _undo)
-        self.space = SpaceWatch(self._look_at_space, least=min_free_space, health=self.health)
         self._watches = min_free_space > 0
-        self._on_news = around.on_news
-        self._on_damage = around.on_damage
-        self._unreadable: set[str] = set()
-        self._tasks = Tasks()
-        self._cut_off: set[MessageId] = set()
-        self._is_closing = False
+        self.hooks = Hooks(self._fail, self._back, lambda: self.on_failure(), around.observe_commit, _undo)
 
-    def begin(self, partition: Partition) -> None:
+    def use(self, partition: Partition) -> None:
         """Start to use an open partition."""
         self.partition = partition
         self.reads = QueueReads(partition, self._note_unreadable)
         self.committer = QueueCommitter(partition, self.space, self._note_no_room)
 
-    async def read(self, ask: Callable[[QueueReads], Awaitable[T]]) -> T:
+    async def read(self, ask: Callable[[QueueReads], Coroutine[None, None, T]]) -> T:
         return await ask(self.reads)
 
-    def sweep(self, last: MessageId | None) -> None:
+    def begin(self, last: MessageId | None) -> None:
         """Start to count the deliveries and to remove unfinished uploads up to `last` in the background."""
         self._start(self._count, "count the queue")
         if last is not None:
-            self._start(partial(self._remove_aborted, last), "remove uploads that never ended")
+            self._start(functools.partial(self._sweep, last), "remove uploads that never ended")
         if self._watches:
-            self._tasks.start(self.space.run())
-
-    def _start(self, work: Callable[[], Awaitable[None]], what: str) -> None:
-        async def run() -> None:
-            try:
-                await work()
-            except StoreError as error:
-                _log.warning("could not %s: %s", what, error)
-
-        self._tasks.start(run())
+            self._watch_space()
 
     async def _count(self) -> None:
         counts = self.counts
@@ -146,13 +116,9 @@ class QueueKeeper:
                 counts.add(found)
         counts.is_whole = True
 
-    async def _remove_aborted(self, last: MessageId) -> None:
-        for prefix in await self.reads.aborted_uploads(last):
-            await self._clear(prefix)
-
-    async def _clear(self, prefix: bytes) -> None:
-        await self.partition.write(Write(makes_room=True))  # staged values are visible after this write
-        await self.partition.clear(KeyRange(prefix, records.after(prefix)))
+    async def _clear_cut_off(self) -> None:
+        await self.probe()  # staged values are visible after this write
+        await self._sweep_cut_off()
 
     async def left_over(self) -> str:
         return await self.reads.left_over() or await self._foreign()
@@ -174,73 +140,29 @@ class QueueKeeper:
         else:
             self.space.note(free)
 
-    def _note_unreadable(self, text: str) -> None:
-        """Report an unreadable record. Other records are not affected."""
-        if text in self._unreadable or len(self._unreadable) > MOST_UNREADABLE:
-            return
-        self._unreadable.add(text)
-        self._on_damage(text)
-        count = len(self._unreadable)
-        self.health.note(
-            "unreadable",
-            f"the spool holds {count if count <= MOST_UNREADABLE else 'many'} records that are without sense"
-            f" or incomplete, the first {text}: they stay where they are, and their mail is not sent. When"
-            " the relay is stopped, zonerelay spool repair saves what can be saved",
-        )
-
-    def note_cut_off(self, message_id: MessageId) -> None:
-        """Note that chunks of a message that will not exist may be stored. They are removed when that is
-        possible.
-        """
-        self._cut_off.add(message_id)
-
-    def note_removed(self, message_id: MessageId) -> None:
-        """Do nothing. This hook is for LevelDB, which must reclaim space."""
-
     async def acknowledge(self, identity: str) -> bool:
         """Return false, because there are no losses to dismiss."""
         return False
 
     async def probe(self) -> None:
-        self.check_usable()
+        self.health.check_usable()
         await self.partition.write(Write({records.META_PROBE: b""}, makes_room=True))
 
     def _fail(self, error: StoreError) -> None:
-        self.health.refusal = error
-        self.on_failure()
-        self.counts = Counts(records.WEBHOOK_PREFIX)  # writes in doubt may be stored
-        full = isinstance(error, StoreFullError)
-        reason = Unhealthy.NO_SPACE if full else Unhealthy.WRITE_FAILED
-        if isinstance(error, FencedError):
-            reason = Unhealthy.NO_LEASE
-        self.health.set("write", reason, str(error))
+        self._refuse(error, Unhealthy.NO_LEASE if isinstance(error, FencedError) else None, str(error))
 
     def _back(self) -> None:
         self.on_failure()
         self.health.refusal = None
         self.health.set("write", None)
-        for message_id in self._cut_off:
-            self._start(
-                partial(self._clear, records.message_prefix(message_id)), "remove an upload that failed"
-            )
-        self._cut_off.clear()
+        self._start(self._clear_cut_off, "remove an upload that failed")
         self._start(self._count, "count the queue")
         self._start(self._tell_news, "look for mail that was refused and is stored")
 
-    async def _tell_news(self) -> None:
-        """Announce all queues, because mail whose commit failed may be stored anyway."""
-        for queue in await self.reads.queues():
-            self._on_news(queue)
-
-    async def close(self) -> None:
-        if self._is_closing:
-            return
-        self._is_closing = True
-        self.health.close()
-        self.health.refusal = StoreError(Unhealthy.CLOSED)
-        await self._tasks.cancel()
+    async def _release(self) -> None:
+        await self._end_tasks()
         await self.partition.close()
-        await self._release()
+        await self._let_go()
 
 
 async def _nothing() -> None:
@@ -263,13 +185,13 @@ async def open_queue(
     closed, or if it cannot be opened. `foreign` describes foreign files in its directories. Raises
     StoreError.
     """
-    keeper = QueueKeeper(around, release, foreign, min_free_space)
+    keeper = PartitionKeeper(around, release, foreign, min_free_space)
     try:
         partition = await opened(keeper.hooks)
     except BaseException:
         await release()
         raise
-    keeper.begin(partition)
+    keeper.use(partition)
     try:
         await partition.clear(KeyRange(records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)))
         await partition.write(Write({records.META_FORMAT: records.FORMAT_VERSION}, makes_room=True))
@@ -279,7 +201,7 @@ async def open_queue(
         await partition.abandon()
         await release()
         raise
-    store = LevelDbStore(cast("SpoolKeeper", keeper), around, last_id=last, empty=is_empty)
-    keeper.sweep(last)
+    store = LevelDbStore(keeper, around, last_id=last, empty=is_empty)
+    keeper.begin(last)
     store.begin_keys()
     return store

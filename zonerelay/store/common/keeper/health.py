@@ -10,43 +10,9 @@ A refusal means that no operation is possible at present; every caller receives 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable
 
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, Unhealthy
-
-# `recover` repairs a failed store: it waits, tries, and waits longer after each failure. It only controls the
-# waiting. The engine that failed decides what an attempt does, which errors justify another attempt, and what
-# its memory still knows after a successful attempt.
-
-FIRST_PAUSE = 0.1
-"""Seconds from the failure to the first attempt."""
-LONGEST_PAUSE = 5.0
-"""The longest pause between two attempts, in seconds. Each pause is twice as long as the one before."""
-
-Recovered = TypeVar("Recovered")
-
-
-async def recover(
-    attempt: Callable[[], Awaitable[Recovered]],
-    failed: Callable[[StoreError], None],
-    *,
-    first: float,
-    longest: float,
-) -> Recovered:
-    """Repeat `attempt` until it raises no StoreError, and return its result.
-
-    `first` and `longest` are pauses in seconds. `failed` receives the error of each attempt before the pause.
-    Every other exception ends the loop.
-    """
-    pause = first
-    while True:
-        await asyncio.sleep(pause)
-        try:
-            return await attempt()
-        except StoreError as error:
-            failed(error)
-            pause = min(2 * pause, longest)
 
 
 class Health:

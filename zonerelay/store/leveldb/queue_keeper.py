@@ -1,0 +1,217 @@
+"""Defines the base of the keepers, which maintain a queue: its health, its counts, and its leftovers.
+
+After a failed write nothing more is written until the keeper has repaired what it writes to. Until then new
+mail is refused, nothing is claimed, and all acknowledged data is kept. The order is: refuse, repair, read the
+repaired state, and write again. Below `min_free_space` new mail is refused while outcomes are still stored,
+because they free space.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from zonerelay.model.message_id import MessageId
+from zonerelay.process.tasks import Tasks, cancel_all
+from zonerelay.store.common import records
+from zonerelay.store.common.counts import Counts
+from zonerelay.store.common.keeper.disk_watch import SpaceWatch
+from zonerelay.store.common.keeper.health import Health
+from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
+from zonerelay.store.leveldb.engine import Op
+from zonerelay.store.leveldb.reads import QueueReads
+from zonerelay.store.surroundings import Surroundings
+
+SWEEP_PAUSE = 20
+"""The pause after a page of the search for aborted uploads, as a multiple of the page's duration. No caller
+waits for the search. For a million messages it takes 100 s of CPU time, and without pauses it reduced the
+rate of new mail by a fifth.
+"""
+MOST_KINDS = 16
+"""The number of kinds of damage that are reported one by one, and of unreadable records."""
+
+T = TypeVar("T")
+Work = Callable[[], Coroutine[Any, Any, None]]  # Any: nothing is sent
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class Committer(Protocol):
+    """Interface: writes operations durably, in order."""
+
+    def submit(
+        self,
+        ops: Sequence[Op],
+        *,
+        size: int = 0,
+        lazy: bool = False,
+        applied: Callable[[], None] | None = None,
+    ) -> asyncio.Future[None]: ...
+
+
+class QueueKeeper(abc.ABC):
+    """Maintains a queue. An instance belongs to the event loop that opened the queue."""
+
+    name = "the spool"
+    committer: Committer
+
+    def __init__(
+        self, around: Surroundings, *, min_free_space: int, copies: int = 1, counted_from: bytes | None = None
+    ) -> None:
+        """Create a keeper. `copies` is how many copies of a written byte may be on the disk for some time,
+        and `counted_from` where a count of `Counts` begins.
+        """
+        self.health = Health(around.on_health)
+        self.space = SpaceWatch(self._look_at_space, least=min_free_space, health=self.health, copies=copies)
+        self.counts = Counts(counted_from)
+        self.on_failure: Callable[[], None] = lambda: None
+        self._counted_from = counted_from
+        self._clock = around.clock
+        self._on_news = around.on_news
+        self._on_damage = around.on_damage
+        self._unreadable: set[str] = set()
+        self._cut_off: set[MessageId] = set()
+        self._tasks = Tasks()
+        self._watcher: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    # --- defined by the engine
+
+    @abc.abstractmethod
+    async def read(self, ask: Callable[[QueueReads], Coroutine[None, None, T]]) -> T:
+        """Read from the queue."""
+
+    @abc.abstractmethod
+    async def probe(self) -> None:
+        """Write and sync a mark."""
+
+    @abc.abstractmethod
+    async def _look_at_space(self) -> None:
+        """Pass the free space to `space.note`."""
+
+    @abc.abstractmethod
+    async def _release(self) -> None:
+        """Write all submissions, then release everything."""
+
+    @abc.abstractmethod
+    async def left_over(self) -> str:
+        """Implement `QueueStore.left_over`."""
+
+    @abc.abstractmethod
+    async def acknowledge(self, identity: str) -> bool:
+        """Dismiss a loss, and return false if it does not exist. Raises StoreError."""
+
+    def check_claims(self) -> None:
+        """Raise StoreError if no delivery may be claimed."""
+        self.health.check_usable()
+
+    def note_removed(self, message_id: MessageId) -> None:  # noqa: B027 - most engines need nothing
+        """Note that a message was removed, for an engine that must reclaim the space."""
+
+    # --- background tasks
+
+    def _start(self, work: Work, what: str) -> None:
+        async def run() -> None:
+            try:
+                await work()
+            except StoreError as error:
+                _log.warning("could not %s: %s", what, error)
+
+        self._tasks.start(run())
+
+    def _watch_space(self) -> None:
+        self._watcher = asyncio.get_running_loop().create_task(self.space.run())
+
+    async def _sweep(self, last: MessageId) -> None:
+        """Remove the chunks of uploads that a crash has interrupted. New messages have higher ids than
+        `last`.
+        """
+        start: bytes | None = records.MESSAGE_PREFIX
+        while start is not None:
+            began = self._clock.monotonic()
+            aborted, start = await self._aborted(start, last)
+            pause = (self._clock.monotonic() - began) * SWEEP_PAUSE
+            await self._clear(aborted)
+            await asyncio.sleep(pause)
+
+    async def _sweep_cut_off(self) -> None:
+        """Remove the chunks of failed uploads, which may be the missing space on a full disk. Messages that
+        exist are kept.
+        """
+        while self._cut_off:
+            message_id = self._cut_off.pop()
+            try:
+                aborted, _ = await self._aborted(records.message_prefix(message_id), message_id)
+                await self._clear(aborted)
+                self.note_removed(message_id)
+            except StoreError:
+                self._cut_off.add(message_id)  # for the next repair
+                return
+
+    async def _aborted(self, start: bytes, last: MessageId) -> tuple[list[bytes], bytes | None]:
+        return await self.read(lambda reads: reads.aborted_uploads(start, last))
+
+    async def _clear(self, prefixes: Sequence[bytes]) -> None:
+        """Remove the chunks under these prefixes. Does not wait for other writes, because a spool on a full
+        disk may be usable for only some milliseconds.
+        """
+        for prefix in prefixes:
+            while keys := await self._keys_under(prefix):
+                _log.info("removing an aborted upload of %d chunks or more", len(keys))
+                await self.committer.submit([(key, None) for key in keys])
+
+    async def _keys_under(self, prefix: bytes) -> list[bytes]:
+        return await self.read(lambda reads: reads.keys_under(prefix))
+
+    async def _tell_news(self) -> None:
+        """Announce all queues, because refused mail may have been stored if only its sync failed."""
+        for queue in await self.read(lambda reads: reads.queues()):
+            self._on_news(queue)
+
+    # --- failures
+
+    def note_cut_off(self, message_id: MessageId) -> None:
+        """Note that an upload failed with the queue, which may have chunks of it. The next repair removes
+        them.
+        """
+        self._cut_off.add(message_id)
+
+    def _refuse(self, error: StoreError, reason: Unhealthy | None = None, text: str = "") -> None:
+        """Refuse everything after a failed write, which may be stored all the same."""
+        self.health.refusal = error
+        self.on_failure()
+        self.counts = Counts(self._counted_from)  # an active count adds to the old object
+        full = isinstance(error, StoreFullError)
+        self.health.set("write", reason or (Unhealthy.NO_SPACE if full else Unhealthy.WRITE_FAILED), text)
+
+    def _note_unreadable(self, text: str) -> None:
+        """Report an invalid record. Other records are not affected."""
+        if text in self._unreadable or len(self._unreadable) > MOST_KINDS:
+            return
+        self._unreadable.add(text)
+        self._on_damage(text)
+        count = len(self._unreadable)
+        self.health.note(
+            "unreadable",
+            f"{self.name} holds {count if count <= MOST_KINDS else 'many'} records that are without sense or"
+            f" incomplete, the first {text}: they stay where they are, and their mail is not sent. When the"
+            " relay is stopped, zonerelay spool repair saves what can be saved",
+        )
+
+    # --- closing
+
+    async def close(self) -> None:
+        """Write all submissions, then release everything. A second call does nothing."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self.health.close()
+        self.health.refusal = StoreError(Unhealthy.CLOSED)
+        await self._release()
+
+    async def _end_tasks(self) -> None:
+        await cancel_all(self._watcher)
+        await self._tasks.cancel()
