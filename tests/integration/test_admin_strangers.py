@@ -398,6 +398,14 @@ class FromHere(asyncio.Transport):
         return ("127.0.0.1", 1) if name == "peername" else default
 
 
+async def test_every_look_at_what_is_behind_a_pseudonym_is_logged(site: Site) -> None:
+    """One with `recent` was not, although it shows addresses too."""
+    bearer = f"Bearer {site.token()}"
+    for path in ("/v1/resolve?pseudonym=u-1", "/v1/resolve?pseudonym=u-1&recent=true"):
+        await site.ask(f"GET {path}", Authorization=bearer)
+    assert [each["request"] for each in site.audited] == ["GET /v1/resolve"] * 2
+
+
 CONTROLS = ("\x00", "\x01", "\x1b[31m", "\r\nX: y", "\x7f", "\x85")
 ASKED = {
     "/v1/queue/hold": '{"filter": {"domain": "aC"}, "reason": "x"}',

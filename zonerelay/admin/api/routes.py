@@ -86,7 +86,7 @@ class Api:
         lines = _accepts_lines(request, verb)
         parameters = _parameters(request, verb)
         body = None if verb.body is None else await _body(request, verb.body)
-        if verb.audited and not getattr(parameters, "recent", False):  # as a search of the history
+        if verb.audited:
             self._operators.audit({"by": caller, "request": f"{request.method} {request.path}"})
         call = Call(self._operators, token, caller, request, path, parameters, body, lines)
         return await self._answer(verb, call)
