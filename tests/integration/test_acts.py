@@ -299,6 +299,30 @@ async def test_reroute_does_not_weaken_tls_nor_guess(desk: Desk) -> None:
             await desk.change("reroute", **wrong)
 
 
+@pytest.mark.parametrize(("verb", "more"), [("bounce", {}), ("drop", {}), ("drop", {"purge": True})])
+async def test_an_act_that_is_killed_shows_how_much_it_may_have_changed(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: ChangeVerb, more: dict[str, Any]
+) -> None:
+    """A bounce and a drop with `--purge` that were killed showed "up to 0"."""
+    await deferred(desk, "a", "b", "c")
+    whole, begun = desk.relay.store.update, asyncio.Event()
+    settle = desk.relay.settler.settle
+
+    async def never(*given: Any, **_: Any) -> Any:
+        await (settle if verb == "bounce" else whole)(*given)
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(desk.relay.settler, "settle", never)
+    monkeypatch.setattr(desk.relay.store, "update", never)
+    running = asyncio.create_task(desk.change(verb, **more))
+    await asyncio.wait_for(begun.wait(), 10)
+    (act,) = await Journal(tmp_path / "acts", desk.relay.clock).acts()
+    assert (act.verb, act.finished, act.changed) == (verb, False, 3)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_two_operators_at_once_change_each_delivery_once(desk: Desk) -> None:
     await deferred(desk, *(f"u{number}" for number in range(10)))
     acts = await asyncio.gather(*(desk.change("hold") for _ in range(3)))

@@ -275,6 +275,8 @@ class Journal:
                 busy=act.busy + before.busy,
             )
             self._write(act)
+        if act.problem:
+            self._forget_entries(act.id)  # nothing will undo it
         return act
 
     def _write(self, act: Act) -> None:

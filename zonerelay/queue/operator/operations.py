@@ -518,6 +518,7 @@ class Operations:
             changed = await self._update(kept, binned, act)
             self._binned()
             gone = [each for each in deliveries if final or is_row(each.message_id)]
+            await self._note_final(gone, act)
             removed = await self._store.update(_keys(gone), lambda _: None)
             self._events.dropped([*changed, *removed])
             return len(changed) + len(removed)
@@ -537,6 +538,7 @@ class Operations:
         outcome = Outcome(Verdict.BOUNCED, reply, Scope.LOCAL, local=True, counts=False)
 
         async def bounce(deliveries: Sequence[Delivery]) -> int:
+            await self._note_final(deliveries, act)
             return await self._bounce(_keys(deliveries), outcome)
 
         return await self._over("bounce", wanted, bounce, progress, act)
@@ -659,6 +661,12 @@ class Operations:
             left = {key: each for key, each in met.items() if each != steps[key][0]}
             changed |= met.keys() - left.keys()
         return changed
+
+    async def _note_final(self, deliveries: Sequence[Delivery], act: Act | None) -> None:
+        """Record what is about to leave the queue, so that a change that is killed shows how much it was."""
+        if act is not None:
+            states = ((each.key, State.of(each)) for each in deliveries)
+            await self._journal.note(act.id, [Entry(key, state, state) for key, state in states])
 
     async def _restore(self, entries: Sequence[Entry], act: Act) -> Result:
         wanted = {entry.key._replace(queue=entry.after.queue): entry for entry in entries}
