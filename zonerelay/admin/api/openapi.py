@@ -1,7 +1,9 @@
 """The OpenAPI 3.1 description of `/v1/`, built from the table of verbs and from their structs.
 
 Clients are generated from it. Some generators would send a default as a value, and a list whose `items` are
-`false` breaks others, so neither is included. The description of a member states the default.
+`false` breaks others, so neither is included. The description of a member states the default. Alternatives
+are `oneOf`, from which openapi-generator makes TypeScript that compiles and takes strings. For that `to` is
+described as an address, a list of addresses or a list of objects; the relay accepts more.
 """
 
 from __future__ import annotations
@@ -106,13 +108,31 @@ def _for_clients(part: Any, *, members: bool = False) -> Any:
     }
     if members:
         return found
+    if "anyOf" in found:
+        found |= _one_of(found.pop("anyOf"))
     if found.get("items") is False:
-        found["items"] = {"anyOf": found.pop("prefixItems")}
+        found["items"] = _one_of(found.pop("prefixItems"))
     if found.pop("contentEncoding", None):
         found["format"] = "binary"
     if all(isinstance(each, str) for each in found.get("enum", (None,))):
         found["type"] = "string"
     return found
+
+
+def _one_of(kinds: Sequence[Any]) -> dict[str, Any]:
+    """Return a schema for one of some kinds, without two that one value may have, and without times. A list
+    of several kinds becomes a list of each.
+    """
+    lists = [{**kind, "items": item} for kind in kinds for item in kind.get("items", {}).get("oneOf", ())]
+    listed = [each["items"] for each in lists if "$ref" in each["items"]]
+    found: list[dict[str, Any]] = []
+    for kind in [each for each in kinds if "oneOf" not in each.get("items", {})] + lists:
+        plain = {key: value for key, value in kind.items() if key != "format"}
+        if plain not in [*found, *listed]:
+            found.append(plain)
+    if {"type": "number"} in found and {"type": "integer"} in found:
+        found.remove({"type": "integer"})
+    return found[0] if len(found) == 1 else {"oneOf": found}
 
 
 def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
@@ -142,9 +162,8 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
     operation: dict[str, Any] = {
         "summary": verb.summary,
         "description": f"Scope: {verb.scope}{f' or {verb.also}' if verb.also else ''}.",
-        "operationId": re.sub(r"\W+", "_", f"{verb.method.lower()}{verb.path.removeprefix('/v1')}").strip(
-            "_"
-        ),
+        "operationId": verb.name
+        or re.sub(r"\W+", "_", f"{verb.method.lower()}{verb.path.removeprefix('/v1')}").strip("_"),
         "parameters": parameters,
         "tags": [_tag(verb.path)],
     }

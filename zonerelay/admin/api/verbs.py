@@ -115,6 +115,8 @@ class Verb:
     audited: bool = False
     """Whether the access is logged here. Changes, suspensions and message bodies have their own events."""
     operation: Operation | None = None
+    name: str = ""
+    """Its name in the description, if that of method and path is one that generators make of another's."""
 
 
 # --- requests -------------------------------------------------------------------------------------------

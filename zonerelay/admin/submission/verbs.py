@@ -90,14 +90,14 @@ class RawQuery(
     require_tls: bool = False
 
 
-class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """A message submitted as multipart/form-data, with its files as binary parts. The HTML can show an inline
-    file by its name, as `cid:NAME`.
-    """
-
-    message: Submission
-    attachment: tuple[bytes, ...] = ()
-    inline: tuple[bytes, ...] = ()
+FORM = Annotated[
+    dict[str, Any],
+    msgspec.Meta(
+        description="The part `message` is the message as JSON; `attachment` and `inline` are files. "
+        "HTML shows an inline file by its name, as `cid:NAME`."
+    ),
+]
+"""The type of a form in the description. openapi-generator imports a named one and does not make it."""
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -626,7 +626,7 @@ SUBMISSION: tuple[Verb, ...] = (
         _submit,
         Accepted,
         parameters=RawQuery,
-        streams={_JSON: Submission, _MESSAGE: None, _FORM: Form},
+        streams={_JSON: Submission, _MESSAGE: None, _FORM: FORM},
         success=202,
     ),
     _mail(
@@ -669,5 +669,6 @@ SUBMISSION: tuple[Verb, ...] = (
         zonemta.Sent,
         parameters=RawQuery,
         streams={_MESSAGE: None},
+        name="post_raw",
     ),
 )
