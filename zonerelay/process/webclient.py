@@ -19,7 +19,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from zonerelay.process.files import FileState, file_state
@@ -99,32 +99,38 @@ async def request(
         raise WebError(f"{host} did not answer within {timeout:g} s") from error
 
 
+_Context = TypeVar("_Context", bound=ssl.SSLContext)
+
+
 def default_context() -> ssl.SSLContext:
-    """Return a context that verifies servers by the system's authorities, equally strictly with every Python
-    version.
+    return trusting(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+
+def trusting(context: _Context) -> _Context:
+    """Return the context of a client, made to trust the system's authorities, equally strictly with every
+    Python version.
 
     Reads files, so it blocks.
     """
-    context = ssl.create_default_context()
-    # Python 3.13 sets both flags. A private authority's certificates without a key identifier (RFC 5280,
-    # section 4.2.1.1) would then be refused with some Python versions and accepted with others, and by other
-    # relays.
-    context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
+    # ssl.create_default_context() is stricter with Python 3.13: a private authority's certificates without a
+    # key identifier (RFC 5280, section 4.2.1.1) would be refused with some Python versions and accepted with
+    # others, and by other relays.
+    context.load_default_certs()
     context.hostname_checks_common_name = False  # RFC 9525 2, RFC 8461 3.3
     return context
 
 
-class SystemTrust:
+class SystemTrust(Generic[_Context]):
     """A TLS context with the system's certificate authorities, which is reloaded after they were updated."""
 
-    def __init__(self, make: Callable[[], ssl.SSLContext] = default_context) -> None:
+    def __init__(self, make: Callable[[], _Context]) -> None:
         self._make = make
-        self._made: tuple[tuple[FileState, ...], ssl.SSLContext] | None = None
+        self._made: tuple[tuple[FileState, ...], _Context] | None = None
 
     def is_current(self) -> bool:
         return self._made is not None and self._made[0] == _authorities()
 
-    def context(self) -> ssl.SSLContext:
+    def context(self) -> _Context:
         """Return the context. If it is not current, files are read, which blocks."""
         if self._made is None or not self.is_current():
             state = _authorities()
@@ -132,7 +138,7 @@ class SystemTrust:
         return self._made[1]
 
 
-TRUST = SystemTrust()
+TRUST = SystemTrust(default_context)
 """Of all connections here: a context takes megabytes."""
 
 

@@ -104,6 +104,18 @@ PINNED = TlsDemand(TlsMode.VERIFY, certificates=(SELF_SIGNED.fingerprint,), beca
 # ---- who passes ----------------------------------------------------------------------------------
 
 
+async def test_pinned_certificates_are_shown_each_time(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    """A session from a connection that pins none is not resumed."""
+    manners = showing(SELF_SIGNED)
+    sink, courier = await start_sink(manners), start_courier(names=names())
+    for demand in (TlsDemand(TlsMode.REQUIRED), PINNED, TlsDemand()):
+        assert (await deliver(courier, sink, demand)).verdict is Verdict.DELIVERED
+    assert manners.tls is not None
+    assert (sink.connections, manners.tls.session_stats()["hits"]) == (3, 0)
+
+
 @pytest.mark.parametrize(
     ("demand", "shown", "words", "level"),
     [

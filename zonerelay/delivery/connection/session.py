@@ -35,6 +35,7 @@ from zonerelay.delivery.auth.logins import Login, Logins
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
 from zonerelay.delivery.peer import HostTrouble, PoolKey, Terms, display_address, open_socket
 from zonerelay.delivery.tls.plan import TlsPlan, TlsPolicy
+from zonerelay.delivery.tls.resumption import ResumingContext
 from zonerelay.delivery.tls.verify import ENCRYPTED, Proof, WrongPeerError, handshake_words, prove
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.queue_name import queue_of
@@ -423,7 +424,9 @@ class _Greeter:
         await self._connect()
         if self._plan.on_connect:
             self._prove()
-            return await self._introduce()
+            capabilities = await self._introduce()
+            self._keep_session()
+            return capabilities
         capabilities = await self._introduce()
         if not self._plan.encrypts:
             return capabilities
@@ -516,9 +519,17 @@ class _Greeter:
             raise self._trouble(Phase.EHLO, error) from error
         return Capabilities()
 
-    def _context(self) -> ssl.SSLContext:
+    def _context(self) -> ResumingContext:
         small = f"{self._host.name}:{self._host.port}" in self._tls.small
-        return self._tls.context(verify=self._plan.verify, small=small)
+        context = self._tls.context(verify=self._plan.verify, small=small)
+        if not self._plan.may_resume:
+            context.forget(self._plan.name)
+        return context
+
+    def _keep_session(self) -> None:
+        tls = self.open_transport().get_extra_info("ssl_object")
+        if self._plan.may_resume:
+            tls.context.keep(self._plan.name, tls)
 
     async def _start_tls(self) -> bool:
         """Start TLS. Return false if the server refuses it properly and the plan allows clear text."""
@@ -562,6 +573,7 @@ class _Greeter:
             raise self._trouble(Phase.EHLO, error) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._broken_handshake(error) from error
+        self._keep_session()
         return parse_ehlo(reply.message)
 
     async def _introduced(self, verb: bytes, timeout: float) -> aiosmtplib.SMTPResponse:
@@ -590,6 +602,7 @@ class _Greeter:
         self._transport = cast(asyncio.Transport, self._reader.transport)
 
     def _broken_handshake(self, error: Exception) -> TlsTrouble:
+        self._context().forget(self._plan.name)
         trouble = self._tls_trouble(f"TLS with {self.who} failed: {handshake_words(error)}")
         trouble.unanswered = not isinstance(error.__cause__ or error, ssl.SSLError)
         return trouble

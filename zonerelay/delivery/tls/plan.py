@@ -38,10 +38,11 @@ from msgspec import structs
 from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.delivery.peer import ExpiringSet, HostTrouble, Terms
 from zonerelay.delivery.tls import dane
+from zonerelay.delivery.tls.resumption import ResumingContext
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.reply import Reply
-from zonerelay.process.webclient import SystemTrust, default_context
+from zonerelay.process.webclient import SystemTrust, trusting
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, TlsaRecord
 from zonerelay.routing.idna import ascii_domain
@@ -61,40 +62,33 @@ class TlsPolicy:
         """Hosts (`name:port`) whose TLS failed. `opportunistic` sends to them in clear text."""
         self.small = ExpiringSet(clock, SMALL_FOR)
         """Hosts (`name:port`) that answer a handshake only with one group."""
-        self._encrypting: dict[bool, ssl.SSLContext] = {}
+        self._encrypting: dict[bool, ResumingContext] = {}
         self._verifying = {
-            small: SystemTrust(functools.partial(_verifying, small)) for small in (False, True)
+            small: SystemTrust(functools.partial(self._made, verify=True, small=small))
+            for small in (False, True)
         }
 
     def now(self) -> float:
         """Return Unix time, with which the dates in certificates are compared."""
         return self._clock.now()
 
-    def context(self, *, verify: bool, small: bool) -> ssl.SSLContext:
+    def context(self, *, verify: bool, small: bool) -> ResumingContext:
         if verify:
             return self._verifying[small].context()
         if small not in self._encrypting:
-            self._encrypting[small] = _encrypting(small)
+            self._encrypting[small] = self._made(verify=False, small=small)
         return self._encrypting[small]
 
-
-def _encrypting(small: bool) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if small:
-        context.set_ecdh_curve(_SMALL_GROUP)
-    return context
-
-
-def _verifying(small: bool) -> ssl.SSLContext:
-    context = default_context()
-    context.check_hostname = False  # `verify.py` checks several names, and reports those of the certificate
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if small:
-        context.set_ecdh_curve(_SMALL_GROUP)
-    return context
+    def _made(self, *, verify: bool, small: bool) -> ResumingContext:
+        context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT, self._clock)
+        if verify:
+            trusting(context)
+        context.check_hostname = False  # `verify.py` checks several names, and reports the certificate's
+        context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if small:
+            context.set_ecdh_curve(_SMALL_GROUP)
+        return context
 
 
 MTA_STS = "mta-sts"
@@ -144,6 +138,11 @@ class TlsPlan:
     def may_fall_back(self) -> bool:
         """Whether clear text may replace failed TLS. With TLS on connect there is no clear text."""
         return self.level == TlsMode.OPPORTUNISTIC and not self.on_connect
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether a session may be resumed. DANE and pinned certificates need the server's present chain."""
+        return not (self.tlsa or self.certificates)
 
     def in_clear(self) -> TlsPlan:
         return TlsPlan(TlsMode.NONE, self.name)

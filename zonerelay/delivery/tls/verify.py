@@ -38,6 +38,8 @@ class WrongPeerError(Exception):
 
 def prove(plan: TlsPlan, tls: ssl.SSLObject, *, now: float) -> Proof:
     """Return the security of the connection. Raise WrongPeerError."""
+    if tls.session_reused and not plan.may_resume:
+        raise WrongPeerError("it resumed a session, so its present certificate is unknown")
     if plan.verify:
         _check_names(plan, tls)
     if plan.certificates:
