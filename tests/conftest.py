@@ -57,6 +57,13 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(cores + max(1, cores // 2), MAX_PROCESSES)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what has no test to be run alone, unread: it takes longer than those tests."""
+    if not config.option.markexpr.startswith("alone") or not collection_path.name.startswith("test_"):
+        return None
+    return "mark.alone" not in collection_path.read_text() or None
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -98,28 +97,3 @@ async def test_killed_relay_and_crashed_database_lose_nothing(
     arrived = arrivals(sink.messages)
     assert len([each for each in arrived if each.startswith("user")]) == 600
     assert all(count <= 2 for each, count in arrived.items() if each.startswith("user"))
-
-
-async def test_a_relay_that_stood_still_beyond_its_lease_changes_nothing_of_what_it_lost(
-    tmp_path: Path, server: PostgresServer, schema: str, sink: Sink
-) -> None:
-    with (
-        relay(tmp_path, server, schema, sink) as first,
-        relay(tmp_path, server, schema, sink, name="second") as second,
-    ):
-        insert(server, schema, 400)
-        await sink.wait_for(50)
-        first.signal(signal.SIGSTOP)
-        await until_sent(server, schema, 400)
-        first.signal(signal.SIGCONT)
-        insert(server, schema, 20, first=400)
-        await until_sent(server, schema, 420)
-        await asyncio.sleep(0.3)
-        await asyncio.to_thread(first.terminate)
-        assert second.metric("zonerelay_outbox_reaped_total") > 0
-        assert second.events("delivered")
-    arrived = arrivals(sink.messages)
-    assert len(arrived) == 420
-    assert sum(arrived.values()) - 420 <= 120
-    figures = server.psql(f"SELECT status, count(*) FROM {schema}.outbound_messages GROUP BY status")
-    assert figures == "sent|420"

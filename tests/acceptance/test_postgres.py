@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -109,26 +108,3 @@ async def test_relay_outlives_a_crash_of_its_database(
     arrived = tokens(sink.messages)
     assert len(before.acknowledged) > SESSIONS
     assert not (before.acknowledged | after.acknowledged) - arrived.keys()
-
-
-@pytest.mark.proof
-async def test_relay_that_stood_still_beyond_its_lease_repeats_only_what_was_in_flight(
-    both: tuple[RelayProcess, RelayProcess], server: PostgresServer, schema: str, sink: Sink
-) -> None:
-    first, second = both
-    client = Submitter(first.smtp_port, prefix="stopped", size=5000)
-    load = asyncio.create_task(client.run(SESSIONS, 100_000))
-    await asyncio.sleep(0.7)
-    first.signal(signal.SIGSTOP)
-    await until_empty(server, schema)
-    first.signal(signal.SIGCONT)
-    await asyncio.sleep(0.5)
-    await asyncio.to_thread(first.terminate)
-    await load
-    await until_empty(server, schema)
-    arrived = tokens(sink.messages)
-    assert len(client.acknowledged) > SESSIONS
-    assert not client.acknowledged - arrived.keys()
-    # What it was sending, and what it had sent in its last moments before it could say so.
-    assert sum(count - 1 for count in arrived.values()) <= IN_FLIGHT + len(client.acknowledged) // 5
-    assert second.events("delivered")

@@ -26,55 +26,6 @@ async def greeted(house: House) -> Talk:
     return talk
 
 
-@pytest.mark.parametrize("body", [b"", b"Subject: x\r\n", b"body\r\n.\r", LARGE])
-@pytest.mark.parametrize("abruptly", [False, True])
-async def test_leaving_before_the_final_dot_stores_nothing(
-    body: bytes, abruptly: bool, tmp_path: Path
-) -> None:
-    async with listening_with_tls(IMPLICIT, tmp_path) as house:
-        talk = await greeted(house)
-        await talk.begin()
-        talk.send(body)
-        await talk.writer.drain()
-        if abruptly:
-            reset(talk)
-        else:
-            await talk.close()
-        await gone(house)
-        await until(lambda: house.store.aborted == house.store.begun)
-        assert house.store.stored == []
-        await until(lambda: house.log.reasons() == ["client-left"])
-
-
-@pytest.mark.parametrize("abruptly", [False, True])
-@pytest.mark.parametrize("body", [b"Subject: x\r\n", LARGE])
-async def test_leaving_after_the_final_dot_does_not_cancel_the_commit(
-    body: bytes, abruptly: bool, tmp_path: Path
-) -> None:
-    store = RememberingStore()
-    committing, go = asyncio.Event(), asyncio.Event()
-
-    async def slowly() -> None:
-        committing.set()
-        await go.wait()
-
-    store.before_commit = slowly
-    async with listening_with_tls(IMPLICIT, tmp_path, store) as house:
-        talk = await greeted(house)
-        await talk.begin()
-        talk.send(body + b".\r\n")
-        await committing.wait()
-        if abruptly:
-            reset(talk)
-        else:
-            talk.writer.close()
-        await asyncio.sleep(0.01)
-        go.set()
-        await until(lambda: len(store.stored) == 1)
-        await gone(house)
-        assert store.aborted == 0
-
-
 async def test_the_end_of_tls_is_no_end_of_data(tmp_path: Path) -> None:
     async with listening_with_tls(IMPLICIT, tmp_path) as house:
         wire = await RawTls.connect(house)

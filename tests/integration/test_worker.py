@@ -16,13 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.dns import SERVFAIL, FakeDns
 from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
-from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import (
     CredentialSettings,
     InDoubt,
     ListenerSettings,
     RetrySettings,
-    RouteSettings,
     SourceSettings,
     ZoneSettings,
 )
@@ -88,37 +86,6 @@ async def test_mail_goes_to_the_mx_host_with_the_lowest_preference(tmp_path: Pat
         assert delivered["host"] == "mx.example.com"
 
 
-@pytest.mark.parametrize("mix", [None, True])
-async def test_recipients_at_one_provider_share_a_transaction_where_domains_mix(
-    tmp_path: Path, mix: bool | None
-) -> None:
-    async with AsyncExitStack() as stack:
-        sink = await started(stack)
-        dns = await stack.enter_async_context(
-            FakeDns(
-                {
-                    "one.example": {"MX": ["10 mx.provider.example"]},
-                    "two.example": {"MX": ["10 mx.provider.example"]},
-                    "mx.provider.example": {"A": [LOOPBACK]},
-                    "three.example": {"A": [LOOPBACK]},
-                }
-            )
-        )
-        chosen = settings(tmp_path, zone=replace(mx_zone(sink.port), mix_domains=mix), dns=dns.address)
-        running = await stack.enter_async_context(relay_with(chosen))
-        recipients = ["x@one.example", "y@two.example", "z@three.example"]
-        for each in recipients:  # so that the names are known, and how long DNS takes does not matter
-            await running.send("a@example.org", [each], MESSAGE)
-        await sink.wait_for(3)
-        await running.send("a@example.org", recipients, MESSAGE)
-        received = (await sink.wait_for(5 if mix else 6))[3:]
-        await running.until_empty()
-        groups = sorted(sorted(message.recipients) for message in received)
-        together = [["x@one.example", "y@two.example"]]
-        assert groups == [*(together if mix else [["x@one.example"], ["y@two.example"]]), ["z@three.example"]]
-        assert all(b"for <" not in message.body.partition(b"\r\n\r\n")[0] for message in received)
-
-
 async def test_a_refused_recipient_is_reported_and_does_not_stop_the_others(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         sink = await started(stack)
@@ -136,19 +103,6 @@ async def test_a_refused_recipient_is_reported_and_does_not_stop_the_others(tmp_
         assert "good@example.com" not in told["status"]
         assert "Status: 5.0.0" in told["status"]
         assert "Subject: hello" in told["header"]
-
-
-async def test_a_greylisted_message_arrives_at_the_second_attempt(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        sink = await started(stack)
-        chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"))
-        running = await stack.enter_async_context(relay_with(chosen))
-        await running.send("app@example.org", ["greylist@example.com"], MESSAGE)
-        await sink.wait_for(1)
-        await running.until_empty()
-        (deferred,) = running.log.named("deferred")
-        (delivered,) = running.log.named("delivered")
-        assert (deferred["attempt"], delivered["attempt"]) == (1, 2)
 
 
 async def test_null_mx_bounces_without_connecting_and_servfail_waits(tmp_path: Path) -> None:
@@ -187,27 +141,6 @@ async def test_a_private_address_is_refused_unless_the_zone_allows_it(tmp_path: 
         assert sink.connections == 0
 
 
-async def test_a_dead_destination_is_suspended_and_does_not_hold_up_others(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        sink = await started(stack)
-        dead = await asyncio.start_server(lambda r, w: None, LOOPBACK, 0)
-        port = dead.sockets[0].getsockname()[1]
-        dead.close()
-        await dead.wait_closed()
-        zones = (
-            ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"),
-            ZoneSettings(name="dead", next_hop=f"{LOOPBACK}:{port}"),
-        )
-        route = RouteSettings(zone="dead", recipient_domain=("dead.example",))
-        chosen = settings(tmp_path, zone=zones, route=[route])
-        running = await stack.enter_async_context(relay_with(chosen))
-        for number in range(5):
-            await running.send("app@example.org", [f"u{number}@dead.example", "ok@example.com"], MESSAGE)
-        await sink.wait_for(5)
-        assert running.log.named("suspended")
-        assert {fields["zone"] for fields in running.log.named("delivered")} == {"default"}
-
-
 async def test_connection_lost_after_the_final_dot_is_in_doubt(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         sink = await started(stack)
@@ -244,24 +177,6 @@ async def test_an_eight_bit_message_and_utf8_addresses_arrive_unchanged(tmp_path
         assert received.recipients == ("üser@example.com",)
         assert "SMTPUTF8" in received.parameters
         assert received.body.endswith("\r\n\r\nö\r\n".encode())
-
-
-async def test_a_host_without_smtputf8_bounces_a_utf8_address(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        sink = await started(stack, manners=Manners(smtputf8=False))
-        chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"))
-        running = await stack.enter_async_context(relay_with(chosen))
-
-        def submit() -> None:
-            with smtplib.SMTP(*running.address) as client:
-                client.sendmail("app@example.org", ["üser@example.com"], MESSAGE, ["SMTPUTF8"])
-
-        # A host that has taken mail is believed at once.
-        await running.send("app@example.org", ["a@example.com"], MESSAGE)
-        await sink.wait_for(1)
-        await asyncio.to_thread(submit)
-        (bounced, *_) = await running.until_logged("bounced")
-        assert "5.6.7" in str(bounced["reply"])
 
 
 async def test_restart_keeps_attempts_and_due_times(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from zonerelay.store.contract import CHUNK_SIZE, QueueView, StoreOpenError
 from zonerelay.store.offline import repair_spool, view_spool
 from zonerelay.store.spool_paths import disk_directories
 
-REPORT = b"Subject: report\r\n\r\n"
-
 APART = {
     "one directory": (),
     "apart": ("env_directory", "meta_directory", "scratch_directory"),

@@ -38,10 +38,6 @@ async def test_what_is_left_over_is_nothing_when_everything_has_left(
 Damage = Callable[[Path], object]
 
 
-def body_in(path: Path) -> Path:
-    return next((path / "messages").glob("message-*"))
-
-
 def records_of(path: Path, change: Callable[[LevelDb, bytes], None]) -> None:
     db = LevelDb(path, write_buffer=256 * 1024)
     db.open()

@@ -141,19 +141,3 @@ def test_files_are_written_in_one_place() -> None:
 )
 def test_every_way_is_seen(line: str) -> None:
     assert list(writes(ast.parse(line)))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        'text.replace("a", "b")',
-        "dataclasses.replace(x, a=1)",
-        "durable.write(path, x)",
-        "durable.rename(a, b)",
-        'path.open("rb")',
-        "os.open(path, os.O_RDONLY)",
-        "tempfile.TemporaryDirectory()",
-    ],
-)
-def test_what_writes_no_file_is_left_alone(line: str) -> None:
-    assert not list(writes(ast.parse(line)))

@@ -234,43 +234,6 @@ async def test_company_that_does_not_come_is_waited_for_no_longer_than_the_limit
     await last
 
 
-async def test_a_write_begun_meanwhile_ends_the_wait_for_company(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
-) -> None:
-    await used_to_eight(committer, disk)
-    waits = committer.submit(ops("a"))
-    await turns(3)
-    await committer.drain()
-    assert waits.done()
-    await asyncio.sleep(3 * group_commit.COMPANY_PAUSE)
-    assert disk.batches == [[b"a"]]
-
-
-async def test_large_submission_does_not_wait_for_company(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float], clock: ManualClock
-) -> None:
-    committer.submit(ops("a"), size=group_commit.GATHER_OCTETS)
-    clock.advance(2 * group_commit.BUSY_TURN)
-    await turns(1)
-    assert disk.sizes == [group_commit.GATHER_OCTETS]
-
-
-async def test_lazy_ones_left_behind_a_write_wait_for_company_again(
-    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
-) -> None:
-    disk.go_on.clear()
-    first = committer.submit(ops("a"))
-    await turns(2)
-    lazy = committer.submit(ops("b"), lazy=True)
-    disk.go_on.set()
-    await first
-    await turns(3)
-    assert len(disk.sizes) == 1
-    await committer.submit(ops("c"))
-    assert lazy.done()
-    assert disk.batches == [[b"a"], [b"b", b"c"]]
-
-
 async def test_batch_that_cannot_be_prepared_fails_like_one_that_cannot_be_written(
     disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
 ) -> None:

@@ -171,19 +171,3 @@ def test_no_decision_hangs_on_a_sentence() -> None:
 )
 def test_every_way_is_seen(line: str) -> None:
     assert list(decisions(ast.parse(line)))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "if unhealthy is Unhealthy.DAMAGED: pass",
-        'if name == "default": pass',
-        'raise StoreError("the spool is damaged")',
-        'words = "one two three".split()',
-        'FIELD = re.compile(r"[!-9;-~]+[ \\t]*:")',
-        'if key.startswith(b"meta open "): pass',
-        "try: pass\nexcept OSError as error:\n    print(str(error))",
-    ],
-)
-def test_what_decides_nothing_is_left_alone(line: str) -> None:
-    assert not list(decisions(ast.parse(line)))

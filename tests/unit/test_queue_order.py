@@ -7,20 +7,10 @@ import pytest
 from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.queue_name import Priority
-from zonerelay.queue.destination.backlog import Backlog, Line, MessageRow
-from zonerelay.queue.destination.order import FRESH_WEIGHT, FairQueue
+from zonerelay.queue.destination.backlog import Backlog, MessageRow
 from zonerelay.queue.zone.plan import ZonePlan
 
 NOW = ManualClock().now()
-
-
-class Waiting(Line):
-    def __init__(self, name: str, has_fresh: bool) -> None:
-        super().__init__()
-        self.name = name
-        if has_fresh:
-            self.add(delivery(f"{name}@example.com"), Priority.NORMAL)
 
 
 def message(number: int) -> str:
@@ -32,67 +22,6 @@ def names(line: Backlog) -> list[str]:
     while line.waiting:
         taken += [each.recipient.partition("@")[0] for each in line.take(50)]
     return taken
-
-
-def test_those_with_fresh_mail_have_most_turns_and_the_others_each_eighth_and_all_that_are_left() -> None:
-    turns: FairQueue[Waiting] = FairQueue()
-    fresh = [f"fresh{number}" for number in range(FRESH_WEIGHT + 2)]
-    for name in ("later1", "later2", "later3", *fresh):
-        turns.append(Waiting(name, name.startswith("fresh")))
-    assert turns.fresh_is_next
-    popped = [turns.pop().name for _ in range(FRESH_WEIGHT)]
-    assert not turns.fresh_is_next
-    while turns:
-        popped.append(turns.pop().name)
-    assert popped == [*fresh[:FRESH_WEIGHT], "later1", *fresh[FRESH_WEIGHT:], "later2", "later3"]
-
-
-def test_who_comes_first_uses_up_a_turn_of_its_kind() -> None:
-    turns: FairQueue[Waiting] = FairQueue()
-    for number in range(FRESH_WEIGHT):
-        turns.put_first(Waiting(f"first{number}", True))
-    turns.append(Waiting("fresh", True))
-    for _ in range(FRESH_WEIGHT):
-        turns.pop()
-    assert not turns.fresh_is_next
-    turns.put_first(Waiting("later", False))
-    assert turns.pop().name == "later"
-    assert turns.fresh_is_next
-
-
-def test_one_that_had_its_turn_elsewhere_comes_before_all() -> None:
-    turns: FairQueue[Waiting] = FairQueue()
-    turns.append(Waiting("fresh", True))
-    turns.put_first(Waiting("first", False))
-    assert turns.pop().name == "first"
-    turns.clear()
-    assert not turns
-
-
-def test_who_is_new_with_fresh_mail_comes_before_the_others_and_overtakes_no_two_running() -> None:
-    turns: FairQueue[Waiting] = FairQueue()
-    for name in ("a", "b", "c"):
-        turns.append(Waiting(name, True))
-    for name in ("new1", "new2", "new3"):
-        turns.append(Waiting(name, True), new=True)
-    turns.append(Waiting("d", True))
-    turns.append(Waiting("put off", False), new=True)
-    popped = []
-    while turns:
-        popped.append(turns.pop().name)
-    assert popped == ["new1", "a", "new2", "b", "new3", "c", "d", "put off"]
-
-
-def test_who_is_new_and_came_first_has_its_place() -> None:
-    turns: FairQueue[Waiting] = FairQueue()
-    for number in range(3):
-        turns.append(Waiting(f"new{number}", True), new=True)
-    turns.append(Waiting("a", True))
-    stale = Waiting("stale", True)
-    turns.append(stale, new=True)
-    stale.drain(Priority.NORMAL)
-    assert turns.sort() == [stale]
-    assert [turns.pop().name for _ in range(5)] == ["new0", "new1", "new2", "a", "stale"]
 
 
 def test_within_a_backlog_fresh_messages_and_others_take_turns_oldest_first_in_each() -> None:

@@ -6,18 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, prove, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.message_id import MessageId, first_at
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import Priority
 from zonerelay.model.reply import Reply
-from zonerelay.queue.destination.backlog import Backlog
-from zonerelay.queue.destination.destinations import Destination, Work
+from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.destination.suspension import Suspension, Transition
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.queue.zone.window import Claim
@@ -49,32 +45,6 @@ def start_all(queue: ZonePlan, now: float = NOW) -> list[Work]:
 
 
 # Lines
-
-
-def test_a_line_gives_the_oldest_message_first_and_whole() -> None:
-    line = Backlog(set())
-    for n in (3, 1, 2, 1):
-        line.add(number(n, f"u{line.waiting}@example.com"))
-    assert [d.recipient[:2] for d in line.take(10)] == ["u1", "u3"]
-    assert [d.recipient[:2] for d in line.take(10)] == ["u2"]
-    assert line.waiting == 1
-
-
-def test_a_message_with_many_recipients_is_taken_in_parts() -> None:
-    line = Backlog(set())
-    for n in range(5):
-        line.add(number(1, f"u{n}@example.com"))
-    assert [len(line.take(2)) for _ in range(3)] == [2, 2, 1]
-
-
-def test_withdrawing_leaves_the_rest_in_order() -> None:
-    line = Backlog(set())
-    for n in range(4):
-        line.add(number(n))
-    assert line.remove(number(0).key)
-    assert line.remove(number(2).key)
-    assert not line.remove(number(2).key)
-    assert [line.take(1)[0].message_id[-1] for _ in range(line.waiting)] == ["1", "3"]
 
 
 # Turns and limits
@@ -476,160 +446,3 @@ def test_a_status_keeps_the_reason() -> None:
 
 
 # Any order of events
-
-
-class World:
-    """A store in its simplest form around the plan, checking the rules at every step."""
-
-    def __init__(self, zone: ZoneSettings, mail: Sequence[tuple[int, int]], window: int) -> None:
-        self.queue = ZonePlan(zone, RETRY, window=window)
-        self.zone = zone
-        self.now = NOW
-        self.resting: list[Destination] = []
-        self.window = window
-        self.ready = [number(n, f"u{n}@d{domain}.example") for n, (domain, _) in enumerate(mail)]
-        self.host = {f"d{domain}.example": f"mx{host}" for domain, host in mail}
-        self.overflow: list[Delivery] = []
-        self.look_ups: list[str] = []
-        self.works: list[Work] = []
-        self.later: list[tuple[float, Delivery]] = []
-        self.done: list[DeliveryKey] = []
-        self.more = self.new = True
-        self.accepted = len(self.ready)
-
-    def accept(self, choice: int) -> None:
-        """One that comes now."""
-        domain = f"d{choice % 10}.example"
-        self.host.setdefault(domain, "mx0")
-        identity = MessageId(first_at(self.now)[:-4] + f"{self.accepted:04x}")
-        self.accepted += 1
-        self.ready.append(delivery(f"u{self.accepted}@{domain}", message_id=identity))
-        self.more = self.new = True
-
-    def claim(self) -> bool:
-        plan = self.queue.plan_claim(MORE if self.more else (), MORE if self.new else ())
-        if plan is None:
-            return False
-        if plan.since is not None:
-            new = [d for d in self.ready if d.message_id >= plan.since]
-            self.overflow += [d for d in new if d.domain in plan.skip]
-            claimed = [d for d in new if d.domain not in plan.skip][: plan.limit]
-            self.ready = [d for d in self.ready if d not in claimed and d not in self.overflow]
-            self.new = len(claimed) == plan.limit
-        elif plan.domain is None:
-            self.overflow += [d for d in self.ready if d.domain in plan.skip]
-            rest = [d for d in self.ready if d.domain not in plan.skip]
-            claimed, self.ready = rest[: plan.limit], rest[plan.limit :]
-            self.more = bool(self.ready)
-        else:
-            mine = [d for d in self.overflow if d.domain == plan.domain][: plan.limit]
-            claimed = mine
-            self.overflow = [d for d in self.overflow if d not in mine]
-            self.more = self.more or len(mine) < plan.limit
-        self.queue.add(claimed, self.now)
-        self.queue.claimed(plan, len(claimed))
-        self.act()
-        return True
-
-    def act(self) -> None:
-        queue = self.queue
-        while (work := queue.next_work(self.now)) is not None:
-            self.works.append(work)
-        self.look_ups += queue.take_look_ups()
-        for destination, parked in queue.take_parked():
-            self.later += [(destination.suspension.until, d) for d in parked]
-            self.resting.append(destination)
-        returned = queue.take_returned()
-        if returned:
-            self.ready = returned + self.ready
-            self.more = self.new = True
-        self.check()
-
-    def check(self) -> None:
-        active = Counter(work.destination.key for work in self.works)
-        assert sum(active.values()) == self.queue.active <= self.zone.max_connections
-        assert all(count <= self.zone.max_connections_per_destination for count in active.values())
-        window = self.queue._window.of(Priority.NORMAL)
-        lines = dict.fromkeys(self.queue._lines.values())
-        assert window.new_waiting == sum(window.is_new(d) for line in lines for d in line)
-        assert self.queue.waiting == sum(line.waiting for line in lines) <= self.window + window.new_most
-        in_flight = [d.key for work in self.works for d in work.deliveries]
-        assert len(in_flight) == len(set(in_flight))
-
-    def look_up(self, choice: int, fails: bool) -> None:
-        domain = self.look_ups.pop(choice % len(self.look_ups))
-        if fails:
-            self.later += [(self.now + 10, d) for d in self.queue.unroutable(domain)]
-        else:
-            route = route_to("default", self.host[domain], expires=self.now + 40)
-            self.queue.found(domain, route, self.now)
-        self.act()
-
-    def finish(self, choice: int, outcome: Outcome) -> None:
-        work = self.works.pop(choice % len(self.works))
-        self.queue.finished(work, [outcome] * len(work.deliveries), self.now)
-        if outcome is DELIVERED:
-            self.done += [d.key for d in work.deliveries]
-        else:
-            self.later += [(self.now + 10, d) for d in work.deliveries]
-        self.act()
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-        resting, self.resting = self.resting, []
-        for destination in resting:
-            self.queue.rested(destination)
-        due = [d for when, d in self.later if when <= self.now]
-        self.later = [(when, d) for when, d in self.later if when > self.now]
-        if due:
-            self.ready += due
-            self.more = self.new = True
-
-    def step(self, kind: int, choice: int) -> None:
-        if kind == 0:
-            self.claim()
-        elif kind == 1 and self.look_ups:
-            self.look_up(choice, fails=choice % 5 == 0)
-        elif kind == 2 and self.works:
-            self.finish(choice, [DELIVERED, DELIVERED, DEFERRED, NO_HOST, LOCAL][choice % 5])
-        elif kind == 3:
-            self.wait(choice)
-        elif kind == 4:
-            self.accept(choice)
-
-    def run_out(self) -> None:
-        """Everything works from now on: all mail must go."""
-        for _ in range(20_000):
-            if self.look_ups:
-                self.look_up(0, fails=False)
-            elif self.works:
-                self.finish(0, DELIVERED)
-            elif not self.claim():
-                if not (self.later or self.resting):
-                    return
-                self.wait(700)
-        raise AssertionError("stuck")
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    mail=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=60),
-    steps=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60)), max_size=120),
-    window=st.integers(1, 40),
-    connections=st.integers(1, 4),
-    next_hop=st.booleans(),
-)
-def test_nothing_is_lost_doubled_or_stuck(
-    mail: list[tuple[int, int]], steps: list[tuple[int, int]], window: int, connections: int, next_hop: bool
-) -> None:
-    zone = ZoneSettings(
-        next_hop="hop" if next_hop else "", max_connections=connections, max_connections_per_destination=2
-    )
-    world = World(zone, mail, window)
-    world.host[""] = "hop"
-    for kind, choice in steps:
-        world.step(kind, choice)
-    world.run_out()
-    assert len(set(world.done)) == len(world.done) == world.accepted
-    assert not world.overflow
-    assert world.queue.waiting == world.queue.active == 0

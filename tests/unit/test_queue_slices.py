@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections import Counter
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -22,7 +20,7 @@ from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.selection import LOOKED_AT
 from zonerelay.queue.settle.bounces import DsnMaker
 from zonerelay.queue.settle.disposition import UNREADABLE_DELAY
-from zonerelay.queue.settle.settler import AT_ONCE, TOGETHER, Unattempted
+from zonerelay.queue.settle.settler import AT_ONCE, TOGETHER
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.store.contract import Submit
 
@@ -105,37 +103,7 @@ async def test_others_have_a_turn_between_two_slices() -> None:
     assert turns == 10
 
 
-def test_a_plan_that_is_given_up_leaves_nothing_to_the_garbage_collector() -> None:
-    """Each reload left all that a zone knew in cycles: 50,000 objects that were looked for in one go."""
-    queue = known(200)
-    queue.add(to_domains(0, 300), NOW)
-    gc.collect()
-    gc.disable()
-    try:
-        assert len(list(chain.from_iterable(queue.drain()))) == 300
-        for _ in queue.clear():
-            pass
-        del queue
-        assert gc.collect() < 100
-    finally:
-        gc.enable()
-
-
 # Outcomes without an attempt
-
-
-def test_what_needs_no_message_is_put_off_together_and_in_order() -> None:
-    deliveries = [number(n // 2, f"u{n % 2}@example.com") for n in range(TOGETHER + 4)]
-    work = Unattempted(deliveries, NO_HOST, "mx", until=None)
-    parts = list(work.parts(lambda delivery: delivery == deliveries[7]))
-    assert [(len(some), together) for some, together in parts] == [
-        (6, True),
-        (2, False),
-        (TOGETHER - 4, True),
-    ]
-    assert [each for some, _ in parts for each in some] == deliveries
-    work.done = 6
-    assert list(work.deliveries) == deliveries[6:]
 
 
 async def test_many_that_expire_are_read_and_reported_a_few_at_a_time(

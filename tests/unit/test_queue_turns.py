@@ -6,12 +6,9 @@ import time
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec import structs
 
 from tests.support.queueing import DELIVERED, LOCAL, NO_HOST, delivery, prove
-from tests.unit.test_rates import fullest
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.delivery import Delivery
@@ -474,113 +471,3 @@ LIMITS = [
     rated("2/1s", max_connections=3),
     rated("1/5s"),
 ]
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    domains=st.lists(st.tuples(st.integers(0, 2), st.integers(0, len(LIMITS) - 1)), min_size=1, max_size=6),
-    steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=120),
-    connections=st.integers(1, 6),
-    zone_rate=st.sampled_from([None, parse_rate("5/1s"), parse_rate("1/2s")]),
-)
-def test_no_limit_is_exceeded_and_nothing_gets_stuck(
-    domains: list[tuple[int, int]], steps: list[tuple[int, int]], connections: int, zone_rate: Rate | None
-) -> None:
-    plan = Plan(proven=False, max_connections=connections, max_rate=zone_rate)
-    for n, (site, limits) in enumerate(domains):
-        plan.domain(f"d{n}.example", f"site{site}", LIMITS[limits])
-    run = _Run(plan)
-    added = 0
-    for kind, choice in steps:
-        if kind == 0:
-            plan.add(f"d{choice % len(domains)}.example")
-            added += 1
-        elif kind == 1:
-            plan.tick += choice / 20
-        elif kind == 2:
-            run.arrive(choice)
-        else:
-            run.end(choice)
-        run.start()
-    run.run_out()
-    assert run.ended == added
-    assert plan.queue.waiting == plan.queue.active == 0
-    run.check_rates(zone_rate)
-
-
-class _Run:
-    """Works have their turns when their connections stand, some never, some more than one."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.turns: list[tuple[str, float]] = []
-        self.ended = 0
-
-    def start(self) -> None:
-        self.plan.start()
-        plan = self.plan
-        assert len(plan.works) == plan.queue.active <= plan.zone.max_connections
-        for site in {plan.site[_domain(work)] for work in plan.works}:
-            there = [plan.limits[_domain(work)] for work in plan.works if plan.site[_domain(work)] == site]
-            assert len(there) <= max(limits.max_connections for limits in there)
-        for domain, count in Counter(_domain(work) for work in plan.works).items():
-            assert count <= plan.limits[domain].max_connections
-
-    def arrive(self, choice: int) -> bool:
-        if not self.plan.works:
-            return False
-        work = self.plan.works[choice % len(self.plan.works)]
-        if work.ticket is None or work.ticket.due > self.plan.tick:
-            return work.ticket is None
-        work.ticket.take(self.plan.tick)
-        self.turns.append((_domain(work), self.plan.tick))
-        return True
-
-    def end(self, choice: int) -> None:
-        if self.plan.works:
-            work = self.plan.works.pop(choice % len(self.plan.works))
-            self.plan.queue.finished(work, [DELIVERED], NOW)
-            self.ended += 1
-            following = self.plan.queue.following(work, NOW, self.plan.tick)
-            if following is not None:
-                self.plan.works.append(following)
-
-    def run_out(self) -> None:
-        for _ in range(5000):
-            self.start()
-            if self.plan.works:
-                if self.arrive(0):
-                    self.end(0)
-                else:
-                    ticket = self.plan.works[0].ticket
-                    assert ticket is not None
-                    self.plan.tick = ticket.due
-            elif self.plan.queue.next_turn is not None:
-                self.plan.until_turn()
-            else:
-                return
-        raise AssertionError("stuck")
-
-    def check_rates(self, zone_rate: Rate | None) -> None:
-        plan = self.plan
-        for domain, limits in plan.limits.items():
-            if limits.max_rate is not None:
-                times = [time for each, time in self.turns if each == domain]
-                assert fullest(times, limits.max_rate.seconds) <= limits.max_rate.count
-        for site in set(plan.site.values()):
-            there = [plan.limits[each].max_rate for each in plan.site if plan.site[each] == site]
-            limited = [rate for rate in there if rate is not None]
-            if limited:
-                fastest = min(limited, key=lambda rate: Pacer(rate).interval)
-                times = [
-                    time
-                    for each, time in self.turns
-                    if plan.site[each] == site and plan.limits[each].max_rate
-                ]
-                assert fullest(times, fastest.seconds) <= fastest.count
-        if zone_rate is not None:
-            assert fullest([time for _, time in self.turns], zone_rate.seconds) <= zone_rate.count
-
-
-def _domain(work: Work) -> str:
-    return work.deliveries[0].domain

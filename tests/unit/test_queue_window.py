@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 
 import pytest
 
@@ -15,7 +14,7 @@ from zonerelay.model.message_id import MessageIdSource, first_at
 from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.order import FRESH_WEIGHT
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
-from zonerelay.queue.zone.window import AGAIN, CLAIM_LIMIT, LOW_MARK, Claim, PriorityWindow
+from zonerelay.queue.zone.window import AGAIN, LOW_MARK
 
 ALL = {Priority.NORMAL}
 MOST = WINDOW // 4
@@ -132,18 +131,6 @@ def test_a_destination_in_the_row_of_the_others_comes_forward_when_new_mail_for_
     assert "old140.example" in relay.send(3)
 
 
-def test_claims_for_new_mail_and_for_the_rest_take_turns() -> None:
-    relay = Relay()
-    relay.old(LOW_MARK + 1)
-    since = relay.window.since
-    assert since is not None
-    new = Claim(min(CLAIM_LIMIT, MOST), since=since)
-    plans = [relay.queue.plan_claim(ALL, ALL) for _ in range(4)]
-    assert plans == [new, Claim(CLAIM_LIMIT, frozenset()), new, Claim(CLAIM_LIMIT, frozenset())]
-    assert relay.queue.plan_claim((), ALL) == new
-    assert relay.queue.plan_claim((), ()) is None
-
-
 def test_new_mail_has_places_besides_a_full_window_and_not_more() -> None:
     relay = Relay(window=80)
     relay.old(80)
@@ -166,70 +153,6 @@ def test_new_mail_has_places_besides_a_full_window_and_not_more() -> None:
     assert relay.queue.wants_claim(ALL, ALL)
 
 
-def test_new_mail_of_a_line_that_was_too_long_is_fetched_although_a_backlog_fills_the_window() -> None:
-    relay = Relay(window=640)
-    relay.old(640)
-    relay.add(*["new.example"] * 80)
-    while relay.look_up():
-        pass
-    plan = relay.queue.plan_claim(ALL, ALL)
-    assert plan is not None
-    assert plan.since is not None
-    assert "new.example" in plan.skip, "it holds its share, the rest of it stays in the store"
-    assert relay.queue.plan_claim(ALL) is None, "the window is full"
-    line = relay.queue._lines["new.example"]
-    assert line.waiting == 40, "of 160 places; the others went back"
-    while line.waiting * 2 >= (160 - relay.window.new_waiting) // 2:
-        assert relay.send(1)
-        relay.old(1)
-    plan = relay.queue.plan_claim((), ())
-    assert plan is not None
-    assert plan.domain is not None
-    assert (plan.domain, plan.limit + line.waiting) == ("new.example", (160 - relay.window.new_waiting) // 2)
-
-
-def test_a_line_of_new_mail_may_hold_half_as_much_as_there_are_places_left() -> None:
-    relay = Relay(window=640)
-    relay.old(640)
-    skipped = []
-    for number in range(5):
-        for _ in range(20):
-            plan = relay.queue.plan_claim(ALL, ALL)
-            assert plan is not None
-            assert plan.since is not None
-            if f"new{number}.example" in plan.skip:
-                break
-            relay.add(*[f"new{number}.example"] * 4)
-            while relay.look_up():
-                pass
-        skipped.append(relay.window.new_waiting)
-    held = [after - before for before, after in pairwise([0, *skipped])]
-    assert held == sorted(held, reverse=True)
-    assert 50 <= held[0] <= 56
-    assert relay.window.new_waiting < relay.window.new_most, "there is room for one more"
-
-
-def test_of_a_backlog_that_was_passed_over_nothing_is_fetched_into_the_places_of_new_mail() -> None:
-    relay = Relay(window=640)
-    share = 640 // 64
-    old, rest = relay.mail(*["long.example"] * share), relay.mail(*(f"o{n}.example" for n in range(100)))
-    relay.old(600)
-    relay.queue.add(old, relay.clock.now())
-    while relay.look_up():
-        pass
-    plan = relay.queue.plan_claim(ALL, ALL)
-    assert plan is not None
-    assert plan.domain is None
-    assert "long.example" in plan.skip
-    relay.queue.withdraw([each.key for each in old])
-    refill = relay.queue.plan_claim((), ())
-    assert refill is not None, "there is room"
-    assert refill.domain is not None
-    relay.queue.add(rest, relay.clock.now())
-    assert relay.window.new_waiting == 0
-    assert relay.queue.plan_claim((), ()) is None, "only for new mail"
-
-
 def test_what_is_new_does_not_make_room_for_more_than_the_window_holds() -> None:
     relay = Relay(window=80)
     relay.old(21)
@@ -242,20 +165,6 @@ def test_what_is_new_does_not_make_room_for_more_than_the_window_holds() -> None
     assert relay.queue.waiting <= 80 + relay.window.new_most
 
 
-def test_there_is_no_backlog_when_the_store_has_no_more_and_little_waits() -> None:
-    relay = Relay(window=80)
-    relay.old(21)
-    relay.send(10)
-    assert relay.queue.waiting == 11
-    relay.queue.claimed(Claim(10, frozenset()), 3)
-    assert relay.window.since is not None
-    relay.send(1)
-    relay.queue.claimed(Claim(10, frozenset()), 10)
-    assert relay.window.since is not None
-    relay.queue.claimed(Claim(10, frozenset()), 9)
-    assert relay.window.since is None
-
-
 def test_mail_of_one_millisecond_is_new_on_one_side_of_the_line_only() -> None:
     clock = ManualClock()
     ids = MessageIdSource(clock, worker=3)
@@ -263,13 +172,6 @@ def test_mail_of_one_millisecond_is_new_on_one_side_of_the_line_only() -> None:
     clock.advance(1.0)
     line = first_at(clock.now())
     assert before < line <= ids.next()
-
-
-def test_a_clock_that_was_set_back_does_not_keep_the_line_where_it_is() -> None:
-    window = PriorityWindow(80, 20)
-    window.draw(1_000_000.0)
-    window.waiting, window.new_waiting = 100, window.new_most
-    assert window.is_to_be_drawn(5.0)
 
 
 def test_what_is_new_is_counted_aright_after_a_clock_was_set_back() -> None:

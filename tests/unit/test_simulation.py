@@ -1,32 +1,22 @@
-"""The simulation keeps its promises: the loop's time jumps, the store keeps the contract, the sums add up."""
+"""The simulation of the bench in small: nothing is lost or repeated, limits hold, nobody waits for others."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
-from random import Random
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.bench.simulate.node import Node
 from tests.bench.simulate.run import Result, Simulation, simulate
 from tests.bench.simulate.scenarios import SENDERS, Injection, Scenario, limits, scenario
 from tests.bench.simulate.store import IndexedStore
 from tests.bench.simulate.timeline import NothingLeftError, VirtualClock, VirtualLoop
-from tests.bench.simulate.world import Kind, World, kind_name
-from tests.store.builders import NOW, attempt, delivery_for, envelope_for, message_id
-from tests.support.memory_store import MemoryStore
-from zonerelay.config.settings import RetrySettings, ZoneSettings
+from tests.bench.simulate.world import Kind
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.config.units import Rate
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message
-from zonerelay.model.queue_name import queue_of
-from zonerelay.store.contract import Finish, Postpone
 
 T = TypeVar("T")
 FAST = Kind(name="fast", share=1.0, domains=100, even=True)
@@ -51,95 +41,6 @@ def test_a_wait_that_nobody_will_end_is_an_error_and_no_hang() -> None:
     with pytest.raises(asyncio.CancelledError):
         loop.run_until_complete(task)
     loop.close()
-
-
-def domains() -> st.SearchStrategy[str]:
-    return st.sampled_from(("a.test", "b.test", "c.test"))
-
-
-class StoresAlike(RuleBasedStateMachine):
-    """The indexed store hands out what the memory store could hand out, however it is used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.indexed, self.plain = IndexedStore(), MemoryStore()
-        self.now = NOW
-        self.numbers = 0
-        self.claimed: list[Delivery] = []
-
-    @rule(domain=domains(), count=st.integers(1, 3), due=st.sampled_from((0.0, 0.0, NOW - 5, NOW + 20)))
-    def accept(self, domain: str, count: int, due: float) -> None:
-        self.numbers += 1
-        envelope = envelope_for(message_id(self.numbers), *(f"{n}@{domain}" for n in range(count)))
-        deliveries = [delivery_for(envelope, each.address, next_attempt=due) for each in envelope.recipients]
-        for store in (self.indexed, self.plain):
-            store.add(Message(envelope=envelope, size=1, chunks=1), [b"x"], deliveries)
-
-    @rule(limit=st.integers(1, 5), skip=st.sets(domains(), max_size=2))
-    def claim(self, limit: int, skip: set[str]) -> None:
-        passed_over = set(self.plain._passed_over)
-        mine = run(self.indexed.claim(queue_of("default"), limit, now=self.now, skip_domains=skip))
-        could = run(self.plain.claim(queue_of("default"), 10_000, now=self.now, skip_domains=skip))
-        assert len(mine) == min(limit, len(could))
-        assert {each.key for each in mine} <= {each.key for each in could}
-        assert mine == sorted(mine, key=lambda each: each.message_id)
-        # How far a claim looks before its limit is reached is its business: both have passed over the same.
-        self.plain._passed_over = (passed_over | self.indexed._passed_over) & self.indexed._passed_over
-        self.plain.release([each.key for each in could if each not in mine])
-        self.claimed += mine
-
-    @rule(back=st.integers(0, 6), limit=st.integers(1, 5), skip=st.sets(domains(), max_size=2))
-    def claim_new(self, back: int, limit: int, skip: set[str]) -> None:
-        since, queue = message_id(max(1, self.numbers - back)), queue_of("default")
-        mine = run(self.indexed.claim(queue, limit, now=self.now, since=since, skip_domains=skip))
-        # How far it looks for more, once it has enough, is its business.
-        could = run(self.plain.claim(queue, limit, now=self.now, since=since, skip_domains=skip))
-        assert mine == could
-        self.plain._passed_over |= self.indexed._passed_over
-        self.plain._passed_over &= self.indexed._passed_over
-        self.claimed += mine
-
-    @rule(domain=domains(), limit=st.integers(1, 5))
-    def refill(self, domain: str, limit: int) -> None:
-        mine = run(self.indexed.claim(queue_of("default"), limit, now=self.now, domain=domain))
-        could = run(self.plain.claim(queue_of("default"), 10_000, now=self.now, domain=domain))
-        assert len(mine) == min(limit, len(could))
-        assert {each.key for each in mine} <= {each.key for each in could}
-        left = [each.key for each in could if each not in mine]
-        self.plain.release(left)
-        self.plain._passed_over |= set(left)
-        self.claimed += mine
-
-    @rule(count=st.integers(1, 3), how=st.sampled_from(("finish", "defer", "again", "release", "hold")))
-    def settle(self, count: int, how: str) -> None:
-        some, self.claimed = self.claimed[:count], self.claimed[count:]
-        for store in (self.indexed, self.plain):
-            if how == "release":
-                store.release([each.key for each in some])
-            elif how == "finish":
-                run(store.settle([Finish(each) for each in some]))
-            elif how == "hold":
-                run(store.settle([Postpone(replace(each, held=True)) for each in some]))
-            else:
-                until = self.now + 30 if how == "defer" else 0.0
-                run(store.settle([Postpone(each.deferred(until, attempt())) for each in some]))
-
-    @rule(seconds=st.sampled_from((1.0, 25.0)))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-    @invariant()
-    def they_hold_the_same(self) -> None:
-        assert run(self.indexed.next_due(queue_of("default"))) == run(
-            self.plain.next_due(queue_of("default"))
-        )
-        assert self.indexed.counts() == self.plain.counts()
-        assert self.indexed._messages.keys() == self.plain._messages.keys()
-        assert self.indexed._passed_over == self.plain._passed_over
-
-
-StoresAlike.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
-TestStoresAlike = StoresAlike.TestCase
 
 
 def small(**changes: object) -> Scenario:
@@ -231,13 +132,3 @@ def test_a_backlog_at_the_start_holds_up_no_new_message_and_is_not_held_up(name:
     waits = result.figures.wait
     assert waits["fast"].percentile(0.95) < 5.0
     assert waits[plan.stored[0].kind].longest < 60.0
-
-
-def test_every_domain_has_a_kind_and_tiny_ones_share_their_providers_hosts() -> None:
-    plan = scenario("mix")
-    world = World(plan.kinds, Random(1))
-    assert sum(kind.domains for kind in plan.kinds) == pytest.approx(100_000, rel=0.05)
-    assert {kind_name(world.pick()) for _ in range(20_000)} == set(world.kinds) - {SENDERS}
-    assert {world.site_name(f"d{n}.hosted.test") for n in range(50)} == {"mx.d0.hosted.test"}
-    assert world.site_name("d7.fast.test") == "mx.d7.fast.test"
-    assert RetrySettings().max_age > plan.retry.max_age
