@@ -18,7 +18,7 @@ from zonerelay.config.settings import DnsSettings, RouteSettings, ZoneSettings
 from zonerelay.control.acts import OperatorActs
 from zonerelay.control.client import ControlClient
 from zonerelay.control.explain import Explainer, Suspended
-from zonerelay.control.handler import Bodies, ControlHandler
+from zonerelay.control.handler import Bodies, ControlHandler, PartAnswers
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.streams import Streams
 from zonerelay.delivery.rewrite.rendering import Renderer
@@ -88,6 +88,14 @@ async def no_status() -> RelayStatus:
     raise StoreError("input/output error")
 
 
+async def no_refresh() -> None:
+    raise AssertionError("only a supervisor asks for metrics")
+
+
+async def no_reasons() -> list[str]:
+    raise AssertionError("only a supervisor asks whether a worker is ready")
+
+
 @dataclass
 class Desk:
     """An operator's end of a relay whose queue stands still."""
@@ -130,6 +138,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     zones = Zones(ZONES, ROUTES)
     handler = ControlHandler(
         verbs,
+        part=PartAnswers(no_refresh, tuple, no_reasons),
         status=no_status,
         explainer=Explainer(
             zones,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -30,7 +30,7 @@ from zonerelay.delivery.tls.plan import TlsPlanner
 from zonerelay.inbound.access.guard import UNREADABLE, Allowance
 from zonerelay.inbound.cleanup.own_headers import without
 from zonerelay.inbound.state.context import dropped_headers
-from zonerelay.inbound.state.rewriting import ZoneHeader
+from zonerelay.inbound.state.rewriting import Place, Rewriting, ZoneHeader
 from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.header.headers import Header
 from zonerelay.message.srs import Srs, SrsError
@@ -80,20 +80,16 @@ if TYPE_CHECKING:
     from zonerelay.message.dkim.keys import DkimKeys
     from zonerelay.message.dkim.signature import DkimKey
 
-from zonerelay.inbound.state.rewriting import Place, Rewriting
 
-
+@dataclass(frozen=True, slots=True)
 class ChangePlans:
     """Determines the changes that a zone makes to mail. `keys` and `srs` return the current ones; `keys` may
     raise a ValueError that describes what is wrong with them.
     """
 
-    def __init__(
-        self, keys: Callable[[], DkimKeys | None], srs: Callable[[], Srs | None], clock: Clock
-    ) -> None:
-        self._keys = keys
-        self._srs = srs
-        self._clock = clock
+    keys: Callable[[], DkimKeys | None]
+    srs: Callable[[], Srs | None]
+    clock: Clock
 
     def of(self, zone: ZoneSettings, sender: str, headers: Sequence[tuple[str, str]]) -> ChangePlan | None:
         """Return the changes, or `None` if mail is sent unchanged."""
@@ -120,23 +116,23 @@ class ChangePlans:
         if zone.dkim is DkimMode.OFF:
             return (), ""
         try:
-            keys = self._keys()
+            keys = self.keys()
         except ValueError as error:
             return (), str(error)
         if keys is None:
             return (), "there are no keys" if zone.dkim is DkimMode.REQUIRED else ""
-        found = keys.for_author(author, self._clock.now()) if author else ()
+        found = keys.for_author(author, self.clock.now()) if author else ()
         if not found:
             return (), f"no key for {author}" if author else "From is not known"
         return tuple(map(_name, found)), ""
 
     def _sender(self, zone: ZoneSettings, sender: str) -> str:
         """Return the sender as SRS rewrites it, or "" if it is unchanged."""
-        srs = self._srs() if zone.srs else None
+        srs = self.srs() if zone.srs else None
         if srs is None or not sender:
             return ""
         try:
-            becomes = srs.forward(Mailbox(sender), self._clock.now())
+            becomes = srs.forward(Mailbox(sender), self.clock.now())
         except SrsError:
             return ""
         return "" if becomes == sender else str(becomes)
@@ -165,20 +161,18 @@ class Rewritten(NamedTuple):
     plans: tuple[RewritePlan, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class RewritePlans:
     """Determines how addresses are rewritten. `rewriting` and `srs` return the current rules."""
 
-    def __init__(
-        self, rewriting: Callable[[], Rewriting | None], srs: Callable[[], Srs | None], clock: Clock
-    ) -> None:
-        self._rewriting = rewriting
-        self._srs = srs
-        self._clock = clock
+    rewriting: Callable[[], Rewriting | None]
+    srs: Callable[[], Srs | None]
+    clock: Clock
 
     def of(self, recipient: str, sender: str, *, listener: str, user: str) -> Rewritten:
         plans: list[RewritePlan] = []
         recipient = self._reversed(recipient, plans)
-        rewriting = self._rewriting()
+        rewriting = self.rewriting()
         if rewriting is not None:
             rewrites = rewriting.of(listener, user)
             found = []
@@ -191,11 +185,11 @@ class RewritePlans:
         return Rewritten(recipient, sender, tuple(plans))
 
     def _reversed(self, recipient: str, plans: list[RewritePlan]) -> str:
-        srs = self._srs()
+        srs = self.srs()
         if srs is None:
             return recipient
         try:
-            first = srs.reverse(Mailbox(recipient), self._clock.now())
+            first = srs.reverse(Mailbox(recipient), self.clock.now())
         except SrsError as error:
             plans.append(RewritePlan(what="recipient", by=SRS, problem=f"refused with 550 5.1.1: {error}"))
             return recipient
@@ -214,17 +208,17 @@ class Guarded(NamedTuple):
     mailbox: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class GuardPlans:
     """Determines the effect of user limits. `rails` returns those of a user, or `None` if they cannot be
     read.
     """
 
-    def __init__(self, rails: Callable[[str], Awaitable[Rails | None]], clock: Clock) -> None:
-        self._rails = rails
-        self._clock = clock
+    rails: Callable[[str], Awaitable[Rails | None]]
+    clock: Clock
 
     async def of(self, user: str) -> Guarded:
-        rails = await self._rails(user)
+        rails = await self.rails(user)
         if rails is None:
             return Guarded(None)
         return Guarded(Allowance(user, rails), rails.mailbox if rails.mode is Mode.REDIRECT else "")
@@ -240,7 +234,7 @@ class GuardPlans:
             queue=queue_of(zone), message_id=MessageId("0" * 16), recipient=recipient, created=0.0
         )
         refusal = (
-            allowance.mail_refusal(request.client, self._clock.now(), request.size or 0)
+            allowance.mail_refusal(request.client, self.clock.now(), request.size or 0)
             or allowance.rcpt_refusal(recipient, 0)
             or allowance.zone_refusal([delivery])
         )
@@ -273,12 +267,12 @@ class Untold:
         pass
 
 
+@dataclass(frozen=True, slots=True)
 class SourcePlans:
     """Determines the sources from which mail would be sent. `hostname` is the relay's own host name."""
 
-    def __init__(self, selection: SourceSelection, *, hostname: str) -> None:
-        self._selection = selection
-        self._hostname = hostname
+    selection: SourceSelection
+    hostname: str
 
     def of(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> tuple[SourcePlan, ...]:
         """Return the sources for mail of this sender ("" if it is unknown) to these hosts, if there
@@ -286,14 +280,14 @@ class SourcePlans:
         """
         if not zone.sources:
             return ()
-        return tuple(self._plan(zone, each) for each in self._selection.statuses(zone, site, sender))
+        return tuple(self._plan(zone, each) for each in self.selection.statuses(zone, site, sender))
 
     def _plan(self, zone: ZoneSettings, status: SourceStatus) -> SourcePlan:
         source, penalty = status.source, status.penalty
         return SourcePlan(
             name=source.name,
             addresses=source.address,
-            ehlo_name=source.ehlo_name or zone.ehlo_name or self._hostname,
+            ehlo_name=source.ehlo_name or zone.ehlo_name or self.hostname,
             share=round(status.share, 4),
             chosen=status.first,
             refused_until=penalty.until if penalty else None,
@@ -304,7 +298,7 @@ class SourcePlans:
 
     def penalties(self) -> tuple[SourcePenalty, ...]:
         """Return the penalties, the latest first."""
-        latest = self._selection.penalties()[: -MAX_PENALTIES - 1 : -1]
+        latest = self.selection.penalties()[: -MAX_PENALTIES - 1 : -1]
         return tuple(
             SourcePenalty(
                 source=each.source,
@@ -338,24 +332,7 @@ class Suspended(NamedTuple):
     reply: str
 
 
-Suspensions = Callable[[DestinationKey], Suspended | None]
-
-
-OrdersAbout = Callable[[Subject], tuple[OrderRow, ...]]
-
-
-def no_orders(mail: Subject) -> tuple[OrderRow, ...]:
-    return ()
-
-
-def nothing_is_learned(address: str) -> tuple[str, ...]:
-    return ()
-
-
-def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
-    return None
-
-
+@dataclass(frozen=True, slots=True)
 class Explainer:
     """Explains the route of mail for an address. `hostname` is the relay's own host name, `listeners` returns
     the current listeners.
@@ -364,38 +341,21 @@ class Explainer:
     zone for a sender, and `learned` returns what deliveries have learned about an address (`ip:port`).
     """
 
-    def __init__(
-        self,
-        zones: Zones,
-        router: MxRouter,
-        resolver: Resolver,
-        *,
-        hostname: str,
-        listeners: Callable[[], Sequence[ListenerSettings]] = tuple,
-        suspended: Suspensions = nothing_is_suspended,
-        learned: Callable[[str], tuple[str, ...]] = nothing_is_learned,
-        orders: OrdersAbout = no_orders,
-        sources: SourcePlans | None = None,
-        rewrites: RewritePlans | None = None,
-        credential: Callable[[ZoneSettings, str], str] | None = None,
-        changes: ChangePlans | None = None,
-        guard: GuardPlans | None = None,
-        relay_running: bool = True,
-    ) -> None:
-        self._zones = zones
-        self._router = router
-        self._resolver = resolver
-        self._hostname = hostname
-        self._listeners = listeners
-        self._suspended = suspended
-        self._learned = learned
-        self._orders = orders
-        self._sources = sources
-        self._rewrites = rewrites
-        self._credential = credential
-        self._changes = changes
-        self._guard = guard
-        self._relay_running = relay_running
+    zones: Zones
+    router: MxRouter
+    resolver: Resolver
+    _: KW_ONLY
+    hostname: str
+    listeners: Callable[[], Sequence[ListenerSettings]] = tuple
+    suspended: Callable[[DestinationKey], Suspended | None] = lambda destination: None
+    learned: Callable[[str], tuple[str, ...]] = lambda address: ()
+    orders: Callable[[Subject], tuple[OrderRow, ...]] = lambda mail: ()
+    sources: SourcePlans | None = None
+    rewrites: RewritePlans | None = None
+    credential: Callable[[ZoneSettings, str], str] | None = None
+    changes: ChangePlans | None = None
+    guard: GuardPlans | None = None
+    relay_running: bool = True
 
     async def explain(self, request: Explain) -> Explanation:
         """Explain the route of mail for an address. Raise ControlError if the request has no valid
@@ -404,8 +364,8 @@ class Explainer:
         listener = self._listener(request.listener)
         address, sender, rewritten = self._rewritten(request, listener)
         named, guarded = address, None
-        if self._guard is not None and request.user:
-            guarded = await self._guard.of(request.user)
+        if self.guard is not None and request.user:
+            guarded = await self.guard.of(request.user)
             if guarded.mailbox:
                 address = guarded.mailbox
                 mode = RewritePlan(what="recipient", becomes=address, by=f"mode of the user {request.user}")
@@ -414,8 +374,8 @@ class Explainer:
         priority = choice.priority or _priority(request, listener)
         found = await self._explained(request, choice, address, sender)
         words = ""
-        if guarded is not None and self._guard is not None:
-            words = self._guard.words(guarded, request, named, found.zone)
+        if guarded is not None and self.guard is not None:
+            words = self.guard.words(guarded, request, named, found.zone)
         return msgspec.structs.replace(found, rewritten=rewritten, priority=priority.value, guard_rails=words)
 
     async def explain_queued(self, message: Message, row: DeliveryRow) -> Explanation:
@@ -429,7 +389,7 @@ class Explainer:
         )
         choice = Choice(row.zone, 0, row.routed or "chosen when it was accepted")
         found = await self._explained(request, choice, row.recipient, row.sender or "")
-        if row.zone not in (*self._zones.names, DEFAULT_ZONE) and row.queue.kind is Kind.MAIL:
+        if row.zone not in (*self.zones.names, DEFAULT_ZONE) and row.queue.kind is Kind.MAIL:
             gone = f"the configuration has no zone {row.zone} any more: its mail waits"
             found = msgspec.structs.replace(
                 found, zone=row.zone, unroutable=gone, verdict="deferred", hosts=()
@@ -447,23 +407,23 @@ class Explainer:
         row = msgspec.structs.replace(row, routed=routed)
         if routed == BY_HEADER or row.queue.kind is Kind.MAILBOX:
             return row  # the zone header is not stored, and the outbox chooses zones differently
-        chosen = self._zones.choose(message.envelope, headers=message.headers, size=message.size)
+        chosen = self.zones.choose(message.envelope, headers=message.headers, size=message.size)
         now = chosen(Mailbox(row.recipient))
         if now.zone == row.zone:
             return row
         return msgspec.structs.replace(row, new_zone=now.zone, new_why=now.why or NO_ROUTE)
 
     async def _explained(self, request: Explain, choice: Choice, address: str, sender: str) -> Explanation:
-        zone = self._zones.get(choice.zone)
+        zone = self.zones.get(choice.zone)
         domain = domain_of(Mailbox(address))
-        findings = await self._router.examine(zone, "" if zone.next_hop else domain)
+        findings = await self.router.examine(zone, "" if zone.next_hop else domain)
         found = findings.answer
         too_large = too_large_for(zone, request.size)
         tls = tls_plan(zone, findings)
         site = found.site if isinstance(found, Route) else None
-        sources = () if self._sources is None else self._sources.of(zone, site, sender)
+        sources = () if self.sources is None else self.sources.of(zone, site, sender)
         hosts = await self._hosts(zone, found, sources)
-        suspended = self._suspended(found.destination) if isinstance(found, Route) else None
+        suspended = self.suspended(found.destination) if isinstance(found, Route) else None
         return Explanation(
             address=_mailbox(request.address),
             sender=_sender(request.sender),
@@ -479,13 +439,13 @@ class Explainer:
             tls=tls.mode,
             ehlo_name=", ".join(dict.fromkeys(each.ehlo_name for each in candidates(sources)))
             or zone.ehlo_name
-            or self._hostname,
+            or self.hostname,
             limits=limits_in_force(zone, findings),
             rates=rates_in_force(zone, findings),
             suspended_until=suspended.until if suspended else None,
             suspended_reply=suspended.reply if suspended else "",
-            orders=self._orders(_subject(request, zone, address, sender, found)),
-            relay_running=self._relay_running,
+            orders=self.orders(_subject(request, zone, address, sender, found)),
+            relay_running=self.relay_running,
             routes=tuple(
                 RouteCheck(
                     rule=check.rule, zone=check.zone, matches=not check.unmatched, unmatched=check.unmatched
@@ -497,15 +457,15 @@ class Explainer:
             destination=findings.entry.name if findings.entry is not None else "",
             tls_demand=tls,
             mta_sts=sts_plan(findings.sts),
-            changes=None if self._changes is None else self._changes.of(zone, sender, request.headers),
+            changes=None if self.changes is None else self.changes.of(zone, sender, request.headers),
         )
 
     def _rewritten(self, request: Explain, listener: ListenerSettings | None) -> Rewritten:
         address, sender = _mailbox(request.address), _sender(request.sender)
-        if self._rewrites is None:
+        if self.rewrites is None:
             return Rewritten(address, sender, ())
         came_in_at = "" if listener is None else listener.address
-        return self._rewrites.of(address, sender, listener=came_in_at, user=request.user)
+        return self.rewrites.of(address, sender, listener=came_in_at, user=request.user)
 
     def _choice(
         self, request: Explain, listener: ListenerSettings | None, address: str, sender: str
@@ -526,13 +486,13 @@ class Explainer:
             headers=fields,
             size=request.size,
         )
-        return self._zones.explain(address, mail, named=named)
+        return self.zones.explain(address, mail, named=named)
 
     def _listener(self, text: str) -> ListenerSettings | None:
         """Return the listener at an address. Raise ControlError if there is none."""
         if not text:
             return None
-        listeners = {each.address: each for each in self._listeners()}
+        listeners = {each.address: each for each in self.listeners()}
         try:
             address = str(parse_listen(text))
         except ValueError as error:
@@ -543,9 +503,9 @@ class Explainer:
         return listeners[address]
 
     def _login(self, zone: ZoneSettings, sender: str) -> str:
-        if self._credential is None or not zone.credentials:
+        if self.credential is None or not zone.credentials:
             return ""
-        return self._credential(zone, sender) or "none: no credential of the zone is for this sender"
+        return self.credential(zone, sender) or "none: no credential of the zone is for this sender"
 
     async def _hosts(
         self, zone: ZoneSettings, found: Route | Unroutable, sources: Sequence[SourcePlan]
@@ -557,12 +517,12 @@ class Explainer:
 
     async def _host(self, terms: Terms, host: MxHost, sources: Sequence[SourcePlan]) -> HostPlan:
         zone = terms.zone
-        addresses = await self._resolver.addresses(host.name, ipv6=zone.ipv6)
+        addresses = await self.resolver.addresses(host.name, ipv6=zone.ipv6)
         failure = addresses.failure
         problem = failure.reply.text if failure is not None and not addresses.ips else ""
         tlsa: tuple[TlsaRecord, ...] = ()
         try:
-            tlsa = (await TlsPlanner(self._resolver).plan(terms, host, addresses)).tlsa
+            tlsa = (await TlsPlanner(self.resolver).plan(terms, host, addresses)).tlsa
         except HostTrouble as trouble:
             problem = problem or trouble.reply.text
         return HostPlan(
@@ -576,7 +536,7 @@ class Explainer:
 
     def _address(self, zone: ZoneSettings, ip: str, port: int, sources: Sequence[SourcePlan]) -> AddressPlan:
         plan = _address(zone, ip, port, sources)
-        return msgspec.structs.replace(plan, learned=self._learned(display_address(ip, port)))
+        return msgspec.structs.replace(plan, learned=self.learned(display_address(ip, port)))
 
 
 def _subject(

@@ -11,27 +11,31 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from zonerelay import __version__
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.control.acts import OperatorActs, queue_filter
 from zonerelay.control.explain import Explainer
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.runner import Answer
 from zonerelay.control.streams import Streams
+from zonerelay.delivery.rewrite.rendering import ReadBody, Renderer, RenderError
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.operations import answers, requests
 from zonerelay.operations.catalogue import OPERATIONS
-from zonerelay.operations.errors import NotFoundError, UnavailableError
+from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError
+from zonerelay.queue.aio import closing
 from zonerelay.queue.destination.suspension import suspended
 from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter, Tally
-from zonerelay.store.contract import MessageNotFoundError, StoreError
+from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.instruments import Family
 
@@ -41,58 +45,44 @@ if TYPE_CHECKING:
     from zonerelay.webhook.webhooks import Webhooks  # most relays have none
 
 
-from collections.abc import AsyncGenerator
-
-from zonerelay.config.settings import ZoneSettings
-from zonerelay.delivery.rewrite.rendering import ReadBody, Renderer, RenderError
-from zonerelay.operations.answers import BodyPiece, MessageBody
-from zonerelay.operations.errors import ControlError
-from zonerelay.operations.requests import QueueCat
-from zonerelay.queue.aio import closing
-from zonerelay.store.contract import Store
-
-
+@dataclass(frozen=True, slots=True)
 class Bodies:
     """Reads message bodies for operators. `zone` returns the settings of a configured zone. `read` is called
     with the message, the zone ("" for the stored body) and the person.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        renderer: Renderer,
-        *,
-        zone: Callable[[str], ZoneSettings | None],
-        read: Callable[[MessageId, str, str], None],
-    ) -> None:
-        self._store = store
-        self._renderer = renderer
-        self._zone = zone
-        self._read = read
+    store: Store
+    renderer: Renderer
+    zone: Callable[[str], ZoneSettings | None]
+    read: Callable[[MessageId, str, str], None]
 
-    async def frames(self, request: QueueCat, who: str) -> AsyncGenerator[MessageBody | BodyPiece, None]:
+    async def frames(
+        self, request: requests.QueueCat, who: str
+    ) -> AsyncGenerator[answers.MessageBody | answers.BodyPiece, None]:
         """Yield a frame about the body, and then the body. Raise ControlError or StoreError if it cannot be
         read.
         """
         message_id, zone = MessageId(request.message_id), ""
-        message = await self._store.read_message(message_id)
-        read_body: ReadBody = self._store.read_body
+        message = await self.store.read_message(message_id)
+        read_body: ReadBody = self.store.read_body
         if request.as_sent:
             settings = await self._zone_of(message_id, request.zone)
             zone = settings.name
             try:
-                rendered = await self._renderer.render(settings, message)
+                rendered = await self.renderer.render(settings, message)
             except RenderError as error:
                 raise ControlError(f"{message_id} is not sent as it is: {error.reply}") from error
             message, read_body = rendered.message, rendered.read_body
-        self._read(message_id, zone, who)
-        yield MessageBody(message_id=message_id, sender=message.envelope.sender, size=message.size, zone=zone)
+        self.read(message_id, zone, who)
+        yield answers.MessageBody(
+            message_id=message_id, sender=message.envelope.sender, size=message.size, zone=zone
+        )
         async with closing(read_body(message_id)) as pieces:
             async for piece in pieces:
-                yield BodyPiece(octets=piece)
+                yield answers.BodyPiece(octets=piece)
 
     async def _zone_of(self, message_id: MessageId, wanted: str) -> ZoneSettings:
-        names = sorted({delivery.zone for delivery in await self._store.deliveries_of(message_id)})
+        names = sorted({delivery.zone for delivery in await self.store.deliveries_of(message_id)})
         if not names:
             raise MessageNotFoundError(f"no delivery of {message_id} is in the queue")
         if wanted and wanted not in names:
@@ -100,7 +90,7 @@ class Bodies:
         if not wanted and len(names) > 1:
             raise ControlError(f"{message_id} is in the zones {', '.join(names)}; choose one with --zone")
         name = wanted or names[0]
-        settings = self._zone(name)
+        settings = self.zone(name)
         if settings is None:
             raise ControlError(f"zone {name} is not configured: the message is not sent at all")
         return settings
@@ -110,8 +100,8 @@ MAX_EXPLAINED = 20
 """Zones and domains of one message that are explained."""
 
 
-Method = Callable[[Any, Answer], Awaitable[answers.End | None]]
-"""Answers one type of request."""
+Method = Callable[[Any, Answer], Awaitable[answers.Frame | Iterable[answers.Frame] | None]]
+"""Answers one type of request. Frames that it has not sent itself are sent when it returns them."""
 
 
 async def _nothing_lost(_loss: str) -> bool:
@@ -134,7 +124,7 @@ class ControlHandler:
         streams: Streams,
         phase_of: Callable[[DeliveryKey], tuple[str, float] | None] = lambda key: None,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
-        part: PartAnswers | None = None,
+        part: PartAnswers,
         webhooks: Callable[[], Webhooks | None] = lambda: None,
         history: History | None = None,
     ) -> None:
@@ -142,7 +132,6 @@ class ControlHandler:
         self._webhooks = webhooks
         self._acknowledge = acknowledge
         self._phase_of = phase_of
-        self._part = part
         self._bodies = bodies
         self._acts = acts
         self._operations = operations
@@ -151,7 +140,7 @@ class ControlHandler:
         self._orders = orders
         self._redactor = redactor
         self._methods: dict[type[requests.Request], Method] = {
-            requests.Status: self._show_status,
+            requests.Status: lambda _, answer: self._status(),
             requests.QueueList: self._list,
             requests.QueueCount: self._count,
             requests.QueueSummary: self._summary,
@@ -159,14 +148,16 @@ class ControlHandler:
             requests.QueueTrace: self._trace,
             requests.QueueCat: self._cat,
             requests.QueueExplain: self._explain_queued,
-            **dict.fromkeys(requests.CHANGES.values(), self._change),
-            requests.Acts: self._list_acts,
-            requests.ActShow: self._show_act,
+            **dict.fromkeys(
+                requests.CHANGES.values(), lambda change, answer: acts.change(change, answer.call, answer)
+            ),
+            requests.Acts: lambda wanted, answer: acts.rows(wanted.limit),
+            requests.ActShow: lambda wanted, answer: acts.row(wanted.act),
             requests.Undo: self._undo,
-            requests.Orders: self._list_orders,
-            requests.Suspend: self._suspend,
-            requests.Resume: self._resume,
-            requests.Explain: self._explain,
+            requests.Orders: lambda _, answer: orders.in_force(),
+            requests.Suspend: lambda order, answer: orders.suspend(order, answer.call),
+            requests.Resume: lambda order, answer: orders.resume(order, answer.caller),
+            requests.Explain: lambda wanted, answer: explainer.explain(wanted),
             requests.Resolve: self._resolve,
             requests.Tail: streams.tail,
             requests.Transcript: streams.transcribe,
@@ -175,8 +166,8 @@ class ControlHandler:
             requests.WebhookTest: self._test_webhook,
             requests.WebhookReplay: self._replay_webhook,
             requests.Ping: self._ping,
-            requests.PartMetrics: self._part_metrics,
-            requests.PartReadiness: self._part_readiness,
+            requests.PartMetrics: lambda _, answer: part.metrics(),
+            requests.PartReadiness: lambda _, answer: part.ready(),
         }
         missing = {each.request for each in OPERATIONS if each.reply is not None} ^ self._methods.keys()
         if missing:
@@ -184,7 +175,12 @@ class ControlHandler:
 
     async def handle(self, request: requests.Request, answer: Answer) -> answers.End:
         try:
-            return await self._methods[type(request)](request, answer) or answers.End()
+            found = await self._methods[type(request)](request, answer) or ()
+            if isinstance(found, answers.End):
+                return found
+            for frame in (found,) if isinstance(found, msgspec.Struct) else found:
+                await answer.send(frame)
+            return answers.End()
         except MessageNotFoundError as error:
             await self._history_written()
             raise NotFoundError(str(error)) from error
@@ -198,70 +194,40 @@ class ControlHandler:
         if self._history is not None:
             await self._history.written()
 
-    async def _ping(self, _: requests.Ping, answer: Answer) -> None:
-        await answer.send(answers.Pong(software=__version__, pid=os.getpid()))
+    async def _ping(self, _: requests.Ping, answer: Answer) -> answers.Pong:
+        return answers.Pong(software=__version__, pid=os.getpid())
 
-    async def _show_status(self, _: requests.Status, answer: Answer) -> None:
-        await answer.send(await self._status())
-
-    async def _change(self, request: requests.QueueChange, answer: Answer) -> None:
-        await answer.send(await self._acts.change(request, answer.call, answer))
-
-    async def _undo(self, request: requests.Undo, answer: Answer) -> None:
+    async def _undo(self, request: requests.Undo, answer: Answer) -> answers.Changed:
         ended = await self._orders.undo(request.undoes, request.reason, answer.caller)
-        await answer.send(ended or await self._acts.undo(request, answer.call, answer))
-
-    async def _list_acts(self, request: requests.Acts, answer: Answer) -> None:
-        for row in await self._acts.rows(request.limit):
-            await answer.send(row)
-
-    async def _show_act(self, request: requests.ActShow, answer: Answer) -> None:
-        await answer.send(await self._acts.row(request.act))
-
-    async def _list_orders(self, _: requests.Orders, answer: Answer) -> None:
-        for row in await self._orders.in_force():
-            await answer.send(row)
-
-    async def _suspend(self, request: requests.Suspend, answer: Answer) -> None:
-        await answer.send(await self._orders.suspend(request, answer.call))
-
-    async def _resume(self, request: requests.Resume, answer: Answer) -> None:
-        await answer.send(await self._orders.resume(request, answer.caller))
-
-    async def _explain(self, request: requests.Explain, answer: Answer) -> None:
-        await answer.send(await self._explainer.explain(request))
+        return ended or await self._acts.undo(request, answer.call, answer)
 
     async def _cat(self, request: requests.QueueCat, answer: Answer) -> None:
         async with aclosing(self._bodies.frames(request, answer.caller)) as frames:
             async for frame in frames:
                 await answer.send(frame)
 
-    async def _acknowledge_loss(self, request: requests.SpoolAcknowledge, answer: Answer) -> None:
+    async def _acknowledge_loss(
+        self, request: requests.SpoolAcknowledge, answer: Answer
+    ) -> answers.Acknowledged:
         if not await self._acknowledge(request.loss):
             raise NotFoundError(f"no loss {request.loss} of the spool waits to be acknowledged")
-        await answer.send(answers.Acknowledged(loss=request.loss))
+        return answers.Acknowledged(loss=request.loss)
 
-    async def _part_metrics(self, _: requests.PartMetrics, answer: Answer) -> None:
-        if self._part is not None:
-            await answer.send(await self._part.metrics())
-
-    async def _part_readiness(self, _: requests.PartReadiness, answer: Answer) -> None:
-        if self._part is not None:
-            await answer.send(await self._part.ready())
-
-    async def _list_webhooks(self, _: requests.WebhookList, answer: Answer) -> None:
+    async def _list_webhooks(self, _: requests.WebhookList, answer: Answer) -> Iterable[answers.Frame]:
         webhooks = self._webhooks()
-        for row in () if webhooks is None else webhooks.couriers():
-            await answer.send(msgspec.convert(row, answers.WebhookRow, from_attributes=True))
+        rows = () if webhooks is None else webhooks.couriers()
+        return [msgspec.convert(row, answers.WebhookRow, from_attributes=True) for row in rows]
 
-    async def _test_webhook(self, request: requests.WebhookTest, answer: Answer) -> None:
+    async def _test_webhook(self, request: requests.WebhookTest, answer: Answer) -> answers.WebhookTested:
         webhooks, courier = self._webhook(request.name)
         ok, text = await webhooks.test(courier)
-        await answer.send(answers.WebhookTested(ok=ok, text=text))
+        return answers.WebhookTested(ok=ok, text=text)
 
-    async def _replay_webhook(self, request: requests.WebhookReplay, answer: Answer) -> None:
+    async def _replay_webhook(
+        self, request: requests.WebhookReplay, answer: Answer
+    ) -> answers.WebhookReplayed:
         webhooks, courier = self._webhook(request.name)
-        await answer.send(answers.WebhookReplayed(queued=await webhooks.replay(courier, request.since)))
+        return answers.WebhookReplayed(queued=await webhooks.replay(courier, request.since))
 
     def _webhook(self, name: str) -> tuple[Webhooks, WebhookCourier]:
         """Return a webhook by its name. Raise NotFoundError if it does not exist."""
@@ -304,12 +270,12 @@ class ControlHandler:
         await answer.send(summary(request.by, tally))
         return answers.End(missing=self._operations.left_out())
 
-    async def _show(self, request: requests.QueueShow, answer: Answer) -> None:
+    async def _show(self, request: requests.QueueShow, answer: Answer) -> answers.MessageDetail:
         message, rows = await self._rows_of(request.message_id)
         detail = message_detail(message, rows)
         if len(rows) < detail.recipients_accepted:
             await self._history_written()
-        await answer.send(msgspec.structs.replace(detail, orders=self._orders.named_in(rows)))
+        return msgspec.structs.replace(detail, orders=self._orders.named_in(rows))
 
     def _row(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> answers.DeliveryRow:
         row = delivery_row(delivery, message, state)
@@ -349,11 +315,9 @@ class ControlHandler:
         for row in list(told.values())[:MAX_EXPLAINED]:
             await answer.send(await self._explainer.explain_queued(message, row))
 
-    async def _trace(self, request: requests.QueueTrace, answer: Answer) -> None:
-        for step in await self._operations.trace(MessageId(request.message_id)):
-            await answer.send(
-                answers.TraceStep(at=step.at, event=step.event, recipient=step.recipient, text=step.text)
-            )
+    async def _trace(self, request: requests.QueueTrace, answer: Answer) -> Iterable[answers.Frame]:
+        steps = await self._operations.trace(MessageId(request.message_id))
+        return [msgspec.convert(step, answers.TraceStep, from_attributes=True) for step in steps]
 
     async def _resolve(self, request: requests.Resolve, answer: Answer) -> answers.End:
         """Send each matching address once, with one of its messages."""
@@ -447,25 +411,20 @@ def message_detail(message: Message, rows: Iterable[answers.DeliveryRow]) -> ans
     )
 
 
+@dataclass(frozen=True, slots=True)
 class PartAnswers:
     """Answers a supervisor's requests about its worker.
 
     `refresh` is awaited before `families`, as before a scrape; `reasons` returns why the worker is not ready.
     """
 
-    def __init__(
-        self,
-        refresh: Callable[[], Awaitable[None]],
-        families: Callable[[], tuple[Family, ...]],
-        reasons: Callable[[], Awaitable[Sequence[str]]],
-    ) -> None:
-        self._refresh = refresh
-        self._families = families
-        self._reasons = reasons
+    refresh: Callable[[], Awaitable[None]]
+    families: Callable[[], tuple[Family, ...]]
+    reasons: Callable[[], Awaitable[Sequence[str]]]
 
     async def metrics(self) -> answers.Families:
-        await self._refresh()
-        return answers.Families(families=self._families())
+        await self.refresh()
+        return answers.Families(families=self.families())
 
     async def ready(self) -> answers.Reasons:
-        return answers.Reasons(reasons=tuple(await self._reasons()))
+        return answers.Reasons(reasons=tuple(await self.reasons()))
