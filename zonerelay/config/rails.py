@@ -129,7 +129,7 @@ class Rails:
     expires: float = date()
     networks: tuple[Network, ...] = networks(())
     recipients: tuple[str, ...] = texts((), form=forms.address_pattern)
-    zones: tuple[str, ...] = texts((), form=forms.zone_name)
+    zones: tuple[str, ...] = texts((), form=forms.name)
     max_message_size: int = _octets()
     mode: Mode = choice(Mode.DELIVER)
     mailbox: str = text("", form=_mailbox)

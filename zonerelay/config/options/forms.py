@@ -10,13 +10,12 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import re
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from zonerelay.config import endpoints
 from zonerelay.config.problems import did_you_mean, in_words, quoted
 
-_ZONE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-_FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 _FINGERPRINT = re.compile(r"[0-9A-Fa-f]{64}")
 _HEADER = re.compile(r"[!-9;-~]+(?::.*)?", re.ASCII)  # RFC 5322 2.2: a field name is printable ASCII but ":"
 _PATTERN = re.compile(r"[^\s<>@]*@[^\s<>@]+|<>", re.ASCII)
@@ -43,13 +42,33 @@ def line(text: str) -> str:
     return text
 
 
-def zone_name(text: str) -> str:
-    if not _ZONE_NAME.fullmatch(text):
-        raise ValueError(
-            f"{quoted(text)} is not a zone name; expected 1 to 64 letters, digits, dots, dashes and "
-            "underscores"
-        )
-    return text
+def _matching(pattern: re.Pattern[str], told: str) -> Callable[[str], str]:
+    """Return a reader of texts that match a regular expression; `told` says of others what to write."""
+
+    def read(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise ValueError(f"{quoted(text)} {told}")
+        return text
+
+    return read
+
+
+name = _matching(
+    re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII),
+    "is not a name; expected 1 to 64 letters, digits, dots, dashes and underscores",
+)
+function = _matching(
+    re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*"),
+    'does not name a function or a class: write "module:name", as in "mypolicy:Mine" or "myretry:backoff"',
+)
+header = _matching(_HEADER, 'is not a header condition; expected "Name" or "Name: part of its value"')
+selector = _matching(
+    re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*", re.ASCII),
+    'is not a selector: write what is before "._domainkey": "s2026"',
+)
+replacement = _matching(
+    re.compile(r"[^\s<>@,;]*@[^\s<>@,;]+"), 'is no address: write "user@example.com", or "@example.com"'
+)
 
 
 def ehlo_name(text: str) -> str:
@@ -86,15 +105,6 @@ def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     return network
 
 
-def function(text: str) -> str:
-    if not _FUNCTION.fullmatch(text):
-        raise ValueError(
-            f"{quoted(text)} does not name a function or a class: "
-            'write "module:name", as in "mypolicy:Mine" or "myretry:backoff"'
-        )
-    return text
-
-
 def fingerprint(text: str) -> str:
     """Return a fingerprint as 64 hexadecimal digits in lower case."""
     digits = text.lower().removeprefix("sha256 fingerprint=").removeprefix("sha256:").replace(":", "")
@@ -125,14 +135,6 @@ def _no_domain(text: str) -> str:
     except ValueError:
         return f'{quoted(text)} is not a domain: write "example.com", or "*.example.com" for all below it'
     return f"{quoted(text)} is not a domain: an address goes in brackets, {quoted(literal)}"
-
-
-def header(text: str) -> str:
-    if not _HEADER.fullmatch(text):
-        raise ValueError(
-            f'{quoted(text)} is not a header condition; expected "Name" or "Name: part of its value"'
-        )
-    return text
 
 
 def field_name(text: str) -> str:
@@ -171,22 +173,11 @@ def reply(text: str) -> str:
 PRIORITIES = ("high", "normal", "bulk")
 MAX_FIELD = 998  # RFC 5322 2.1.1
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-_SELECTOR = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*", re.ASCII)
 _REFERENCE = re.compile(r"(?:env|credential):[A-Za-z0-9._-]+", re.ASCII)
-_REPLACEMENT = re.compile(r"[^\s<>@,;]*@[^\s<>@,;]+")
 _FIELD = re.compile(r"([!-9;-~]{1,70}):[ \t]*([!-~][\t -~]*)")  # its value is sent unchanged
 _FIELD_NAME = re.compile(r"[!-9;-~]{1,70}", re.ASCII)
 # Fields that the relay itself creates, and fields that must not be missing.
 _OURS = frozenset(("received", "dkim-signature", "from", "date", "return-path"))
-
-
-def source_name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise ValueError(
-            f"{quoted(text)} is not a name; expected 1 to 64 letters, digits, dots, dashes, underscores"
-        )
-    return text
 
 
 def ip_address(text: str) -> str:
@@ -227,18 +218,6 @@ def url(text: str) -> str:
         raise ValueError(
             "holds a name or password: client_id is for the one, client_secret says where the other is"
         )
-    return text
-
-
-def selector(text: str) -> str:
-    if not _SELECTOR.fullmatch(text):
-        raise ValueError(f'{quoted(text)} is not a selector: write what is before "._domainkey": "s2026"')
-    return text
-
-
-def replacement(text: str) -> str:
-    if not _REPLACEMENT.fullmatch(text):
-        raise ValueError(f'{quoted(text)} is no address: write "user@example.com", or "@example.com"')
     return text
 
 

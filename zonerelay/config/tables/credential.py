@@ -51,7 +51,7 @@ class CredentialSettings:
     are never in this file.
     """
 
-    name: str = text("", form=forms.source_name)
+    name: str = text("", form=forms.name)
     """The name of this credential in zones, logs and metrics."""
     sender: tuple[str, ...] = texts((), form=forms.address_pattern)
     """Use this credential only for mail of these envelope senders: "user@example.com", "example.com",

@@ -148,7 +148,7 @@ class RouteSettings:
     condition matches counts; other mail goes to the zone named default.
     """
 
-    zone: str = text("default", form=forms.zone_name)
+    zone: str = text("default", form=forms.name)
     """The zone that mail goes to when all conditions given match."""
     set_priority: str = text("", form=forms.priority)
     """The priority of mail that goes by this route: high, normal or bulk. Empty: what the user or the

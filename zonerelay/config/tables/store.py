@@ -653,7 +653,7 @@ class OutboxSettings:
     """The table of mailboxes that rows may name."""
     create_tables: bool = switch(False)
     """Make the tables where there are none. Otherwise zonerelay outbox schema prints what makes them."""
-    zone: str = text("default", form=forms.zone_name)
+    zone: str = text("default", form=forms.name)
     """The zone of rows that name neither a zone nor a mailbox."""
     keys: tuple[str, ...] = texts((), form=forms.secret)
     """Where the keys are that open smtp_password_encrypted: files, env:NAME or credential:NAME. The first one

@@ -37,7 +37,7 @@ class WebhookAddresses(enum.StrEnum):
 class WebhookSettings:
     """An HTTP endpoint that receives signed events of mail (docs/operate/webhooks.md)."""
 
-    name: str = text("webhook", form=forms.source_name)
+    name: str = text("webhook", form=forms.name)
     """What logs, metrics and "zonerelay webhook" call it."""
     url: str = text("")
     """Where events are posted to, an https:// address."""

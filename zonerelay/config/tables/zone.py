@@ -87,7 +87,7 @@ class ZoneSettings:
     [[zone]], there is one named default.
     """
 
-    name: str = text("default", form=forms.zone_name)
+    name: str = text("default", form=forms.name)
     """The name of this zone in routes, logs, metrics and the spool: letters, digits, dot, dash and
     underscore. Mail that no route matches uses the zone named default.
     """
@@ -367,7 +367,7 @@ class SourceSettings:
     use. Without any, the system chooses.
     """
 
-    name: str = text("", form=forms.source_name)
+    name: str = text("", form=forms.name)
     """The name of this source in zones, logs and metrics."""
     address: tuple[str, ...] = texts((), form=forms.ip_address)
     """The addresses of this machine to send from: one IPv4 address, one IPv6 address, or both. With only one,
