@@ -117,15 +117,12 @@ def _passwd(arguments: Namespace, path: Path) -> int:
     password = new_password(arguments, name)
     hashed = passwords.make_hash(password)
 
-    def replace(there: User | None) -> User:
-        if there is None:
-            raise _unknown(name, path)
-        return dataclasses.replace(there, hash=hashed)
-
-    def one_password(_: User, there: Rails) -> Rails:
-        return dataclasses.replace(there, second_hash="")
-
-    change_user(path, name, replace, rails.change_beside(path, name, one_password))
+    _change(
+        path,
+        name,
+        lambda there: dataclasses.replace(there, hash=hashed),
+        lambda _, there: dataclasses.replace(there, second_hash=""),
+    )
     _say(f"The password of {text.clean(name)} was changed; the old one is refused from now on.")
     _show(arguments, password)
     _advise(path, made=False)
@@ -135,12 +132,8 @@ def _passwd(arguments: Namespace, path: Path) -> int:
 def _remove(arguments: Namespace, path: Path) -> int:
     name = prepare_user(arguments.name)
 
-    def remove(there: User | None) -> None:
-        if there is None:
-            raise _unknown(name, path)
-
     _users(path)  # before the file is locked, because the error about a missing file is more helpful
-    change_user(path, name, remove, rails.change_beside(path, name))
+    _change(path, name, lambda _: None)
     _say(f"User {text.clean(name)} was removed from {path}. Connections that are logged in stay open.")
     return OK
 
@@ -170,9 +163,7 @@ def _set(assignments: list[str], arguments: Namespace, path: Path) -> int:
     own = [each for each in assignments if each.partition("=")[0] in _IN_THE_LINE and "=" in each]
     others = [each for each in assignments if each not in own]
 
-    def change(there: User | None) -> User:
-        if there is None:
-            raise _unknown(name, path)
+    def change(there: User) -> User:
         for each in own:
             key, _, value = each.partition("=")
             if key == "senders":
@@ -183,17 +174,30 @@ def _set(assignments: list[str], arguments: Namespace, path: Path) -> int:
                 there = dataclasses.replace(there, priority=priority)
         return there
 
-    def change_rails(_: User, there: Rails) -> Rails:
-        return rails.changed(there, others, _IN_THE_LINE)
-
     try:
-        change_user(path, name, change, rails.change_beside(path, name, change_rails))
+        _change(path, name, change, lambda _, there: rails.changed(there, others, _IN_THE_LINE))
     except ValueError as error:
         raise CliError(f"{error}; nothing was changed", USAGE) from error
     _say(f"{text.clean(name)} was changed: {', '.join(assignments)}. It counts from the next message.")
     if others:
         _advise(rails.file_beside(path), made=False)
     return OK
+
+
+def _change(
+    path: Path,
+    name: str,
+    change: Callable[[User], User | None],
+    change_rails: rails.ChangeRails | None = None,
+) -> None:
+    """Change an existing user, and its limits. Raise CliError if there is no such user."""
+
+    def known(there: User | None) -> User | None:
+        if there is None:
+            raise _unknown(name, path)
+        return change(there)
+
+    change_user(path, name, known, rails.change_beside(path, name, change_rails))
 
 
 def _default(arguments: Namespace, path: Path) -> int:
@@ -224,17 +228,12 @@ def _rotate(arguments: Namespace, path: Path) -> int:
     password = new_password(arguments, name)
     hashed = passwords.make_hash(password)
 
-    def keep(there: User | None) -> User:
-        if there is None:
-            raise _unknown(name, path)
-        return there
-
     def second(_: User, there: Rails) -> Rails:
         if there.second_hash:
             raise _rotating(name)
         return dataclasses.replace(there, second_hash=hashed)
 
-    change_user(path, name, keep, rails.change_beside(path, name, second))
+    _change(path, name, lambda there: there, second)
     shown = text.clean(name)
     _say(f"{shown} has two passwords now. zonerelay user rotate {shown} --finish ends the old one.")
     _show(arguments, password)
@@ -251,17 +250,12 @@ def _finish_rotation(arguments: Namespace, path: Path) -> int:
             f"{text.clean(name)} has one password; add a second one with: zonerelay user rotate NAME"
         )
 
-    def replace(there: User | None) -> User:
-        if there is None:
-            raise _unknown(name, path)
-        return dataclasses.replace(there, hash=hashed)
-
     def drop(_: User, there: Rails) -> Rails:
         if there.second_hash != hashed:
             raise CliError("the passwords were changed by someone else; nothing was changed")
         return dataclasses.replace(there, second_hash="")
 
-    change_user(path, name, replace, rails.change_beside(path, name, drop))
+    _change(path, name, lambda there: dataclasses.replace(there, hash=hashed), drop)
     _say(f"The old password of {text.clean(name)} is refused from now on.")
     return OK
 
