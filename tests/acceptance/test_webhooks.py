@@ -193,7 +193,7 @@ async def test_what_becomes_of_mail_is_told_signed_and_in_order(
                 ("clear", "ok", 0),
             ]
             assert listed[1]["url"] == receiver.url("/clear").replace("://", "://***@")
-            assert zonerelay(relay, "webhook", "test", "hook").out == "hook: taken: HTTP 204\n"
+            assert "HTTP 204" in zonerelay(relay, "webhook", "test", "hook").out
             assert receiver.types()["webhook.test"] == 1
             # The history has the same once more, marked as such.
             zonerelay.found(relay, "greylist@example.com", "--outcome", "delivered")

@@ -269,11 +269,9 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .flag("--hold", "Hold each delivery separately, so that it can be released alone")
         .flag("--list", "List active suspensions"),
         Command("resume", "operate.orders:resume"),
-        Command("acts", "operate.acts:acts"),
-        Command("undo", "operate.acts:undo"),
-        Command("webhook list", "operate.webhook:list_webhooks"),
-        Command("webhook test", "operate.webhook:test"),
-        Command("webhook replay", "operate.webhook:replay"),
+        Command("acts", "operate.change:acts"),
+        Command("undo", "operate.change:undo"),
+        *(Command(f"webhook {verb}", "operate.plain:show") for verb in ("list", "test", "replay")),
         Command("sendmail", "", "Submit a message, like sendmail(1)", has_config=False),
     ),
     "People": (

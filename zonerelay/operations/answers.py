@@ -638,12 +638,12 @@ class WebhookRow(_Frame, frozen=True, kw_only=True, tag="webhook"):
     """A webhook. `oldest` is the Unix time of the oldest event that waits for it."""
 
     name: str
-    url: str
     state: WebhookState
-    problem: str
     queued: int
     oldest: float | None
     delivered: int
+    problem: str
+    url: str
 
 
 class WebhookTested(_Frame, frozen=True, kw_only=True, tag="webhook-tested"):

@@ -1,5 +1,5 @@
 """`queue retry|hold|release|reroute|bounce|drop`: changes single messages immediately, and many only after a
-preview.
+preview. `acts` and `undo` list the changes that operators have made, and revert them.
 
 A bulk change shows how many deliveries match and the oldest of them, and then asks for confirmation. Without
 a terminal it cannot ask, so it is refused unless `--yes` is given. An empty filter does not match the whole
@@ -14,6 +14,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from msgspec.structs import replace
+from rich.table import Table
 
 from zonerelay.cli.arguments import request_of
 from zonerelay.cli.operate.read import delivery_table
@@ -21,8 +22,8 @@ from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.control.client import ControlClient
-from zonerelay.operations.answers import Changed, Count
-from zonerelay.operations.requests import CHANGES, Bounce, Drop, QueueChange, Undo
+from zonerelay.operations.answers import ActRow, Changed, Count
+from zonerelay.operations.requests import CHANGES, Acts, Bounce, Drop, QueueChange, Undo
 
 SAMPLE = 5
 
@@ -163,3 +164,53 @@ def tell_act(changed: Changed) -> None:
         output.chatter().print(f"Act {changed.act} cannot be undone: {changed.no_undo}.")
     elif changed.changed:
         output.chatter().print(f"zonerelay undo {changed.act} reverts this, within 24 hours.")
+
+
+def acts(arguments: Namespace) -> int:
+    rows, end = connect(arguments).all(request_of(arguments, Acts), ActRow)
+    nothing = "No changes by operators in the last 24 hours."
+    output.print_rows(rows, _act_table, nothing, as_json=arguments.json)
+    return output.completeness(end)
+
+
+def _act_table(rows: Sequence[ActRow]) -> Table:
+    columns = ("act", "time", "by", "verb", "changed", "undo", "which")
+    return output.table(columns, map(_act_cells, rows), cut=("by", "which"))
+
+
+def _act_cells(row: ActRow) -> tuple[str, ...]:
+    if row.undone_by:
+        undo = f"by {row.undone_by}"
+    else:
+        undo = "no" if row.no_undo else text.span(row.until - time.time())
+    reason = f" ({row.reason})" if row.reason else ""
+    which = f"{row.what}{reason}" if row.finished else f"{row.what}{reason}, not finished"
+    at = text.when(row.at)[5:16]
+    changed = f"{row.changed:,}" if row.finished else f"up to {row.changed:,}"
+    return row.act, at, text.clean(row.who), row.action, changed, undo, text.clean(which)
+
+
+def undo(arguments: Namespace) -> int:
+    changed, status = changed_by(connect(arguments), request_of(arguments, Undo), "Undo")
+    if arguments.json:
+        output.print_document(changed)
+    else:
+        _tell_undone(changed)
+    return FAILED if changed.busy else status
+
+
+def _tell_undone(changed: Changed) -> None:
+    were = "was restored" if changed.changed == 1 else "were restored"
+    before = f"before change {changed.undoes}"
+    output.console().print(f"{text.deliveries(changed.changed)} {were} {before}.")
+    chatter = output.chatter()
+    for count, what in (
+        (changed.gone, "has left the queue since"),
+        (changed.altered, "changed since by other means and not restored"),
+        (changed.busy, "being attempted now and not changed; run the command again"),
+    ):
+        if count:
+            chatter.print(f"{text.deliveries(count)} {what}.")
+    if changed.note:
+        chatter.print(f"Note: {changed.note}.")
+    tell_act(changed)
