@@ -61,7 +61,8 @@ class Operators:
     async def release_everything(self) -> None:
         """What was held on a node that died may be on another one since, where nobody has released it."""
         for node in self._nodes:
-            await self.insist(node, requests.Release(everything=True))
+            if not await self.insist(node, requests.Release(everything=True), times=4):
+                self._run.failures.append(f"{node.name} gave operators no answer when the faults were over")
 
     def _about(self, random: Random) -> tuple[requests.Selectors, str, bool]:
         """Return some mail that is there, as a selector and as a pattern, and whether that is of senders."""

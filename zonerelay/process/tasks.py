@@ -57,6 +57,16 @@ async def cancel_all(*tasks: asyncio.Task[Any] | None) -> None:  # Any: tasks ma
     await asyncio.gather(*running, return_exceptions=True)
 
 
+async def completed(work: Coroutine[Any, Any, T]) -> T:  # Any: the types that a coroutine sends
+    """Run the work to its end, even if the caller is cancelled before, and then raise CancelledError."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+
+
 # Parts that a relay opens in addition to the mail path: if one cannot be opened, mail is still delivered, and
 # the part is retried. Once, a program that used port 8025 at the moment of a restart stopped all mail.
 

@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 from zonerelay.model.clock import Clock
-from zonerelay.process.tasks import Tasks
+from zonerelay.process.tasks import Tasks, completed
 from zonerelay.store.common.write.group_commit import Failed, GroupCommitter, refuse
 from zonerelay.store.contract import (
     ClaimLostError,
@@ -436,10 +436,15 @@ class Partition:
         await self._release()
 
     async def abandon(self) -> None:
-        """Release everything as if the process had died: unwritten data is lost, and the lease continues."""
+        """Release everything as if the process had died: unwritten data is lost, and the lease continues.
+        The caller may be cancelled.
+        """
         self._is_closing = True
         self._committer.refuse(StoreError(Unhealthy.CLOSED))
         self._committer.stop()
+        await completed(self._stop())
+
+    async def _stop(self) -> None:
         await self._tasks.cancel()
         await self._release()
 

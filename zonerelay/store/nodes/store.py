@@ -40,7 +40,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MAX_WORKERS, MessageId
 from zonerelay.model.queue_name import QueueName
-from zonerelay.process.tasks import Tasks
+from zonerelay.process.tasks import Tasks, completed
 from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
 from zonerelay.store.common.body import BodyWriter
@@ -255,7 +255,7 @@ class NodeStore:
         for heir in list(self._heirs.values()):
             if not heir.queue.has_claims() and not await heir.queue.queues():
                 del self._heirs[heir.node]
-                await heir.queue.close()
+                await completed(heir.queue.close())
                 _log.info("node %d of the queue is empty and was left", heir.node)
 
     async def _adopt(self, node: int) -> None:
@@ -282,7 +282,7 @@ class NodeStore:
     async def _forget_reader(self, node: int) -> None:
         reads = self._others.pop(node, None)
         if reads is not None:
-            await self._keepers.pop(node).close()
+            await completed(self._keepers.pop(node).close())
 
     def _is_over(self, node: int) -> bool:
         """Return whether no process of that node can still be about to store data."""
@@ -314,7 +314,7 @@ class NodeStore:
         self._adopted = {each: held for each, held in self._adopted.items() if held is not lost}
         _log.error("node %d of the queue has another writer: its lease had ended here", lost.node)
         with contextlib.suppress(StoreError):
-            await lost.queue.close()
+            await completed(lost.queue.close())
         if lost is self._own:
             while True:
                 try:
