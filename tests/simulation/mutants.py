@@ -96,9 +96,9 @@ MUTANTS["chunk-cut-short"] = Mutant(
 )
 
 
-@_mutant("2.1: message ids are never used again", "store.leveldb.scan:last_message_id", 16)
+@_mutant("2.1: message ids are never used again", "store.leveldb.reads:QueueReads.last_message_id", 16)
 def ids_forgotten(real: Any) -> Any:
-    return lambda db: None
+    return _nothing
 
 
 # DESIGN 2.2: nothing is forgotten before its outcome is stored.
@@ -314,12 +314,12 @@ def turn_not_waited_for(real: Any) -> Any:
     return take
 
 
-@_mutant("limits over workers: a place is given once", "limits.authority:Ledger._in_use", 18)
+@_mutant("limits over workers: a place is given once", "limits.authority:SlotAllocator._in_use", 18)
 def place_given_twice(real: Any) -> Any:
     return lambda self: 0
 
 
-@_mutant("limits over workers: places of a site", "limits.authority:Ledger._at_site", 7)
+@_mutant("limits over workers: places of a site", "limits.authority:SlotAllocator._at_site", 7)
 def site_given_twice(real: Any) -> Any:
     return lambda self, entry: iter(())
 
@@ -338,12 +338,14 @@ def turn_not_asked_for(real: Any) -> Any:
     return ask
 
 
-@_mutant("limits over workers: a new supervisor learns of turns", "limits.authority:Book._declare", 199)
+@_mutant("limits over workers: a new supervisor learns of turns", "limits.authority:ZoneLimits._declare", 199)
 def turns_not_declared(real: Any) -> Any:
     return lambda self, ask, moments: None
 
 
-@_mutant("limits over workers: a dead worker's places come back", "limits.authority:LimitTable.leave", 16)
+@_mutant(
+    "limits over workers: a dead worker's places come back", "limits.authority:LimitTable.unregister", 16
+)
 def places_of_the_dead_kept(real: Any) -> Any:
     return lambda self, holder: None
 
@@ -355,12 +357,12 @@ def places_not_declared(real: Any) -> Any:
     return lambda self: self._note_back()
 
 
-@_mutant("limits over workers: who has more gives way", "limits.authority:Share.ask")
+@_mutant("limits over workers: who has more gives way", "limits.authority:Reclaimer.ask")
 def passed_over(real: Any) -> Any:
     return lambda self, waiting, wanted, now: None
 
 
-@_mutant("limits over workers: quiet after a start", "limits.authority:LimitTable._gives", 219)
+@_mutant("limits over workers: quiet after a start", "limits.authority:LimitTable._may_allocate", 219)
 def no_quiet_time(real: Any) -> Any:
     return lambda self, now: True
 
