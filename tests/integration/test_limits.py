@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import smtplib
 import socket
 import time
@@ -18,8 +19,11 @@ from tests.support.relay import LOOPBACK, QUICK, Running, relay_with, settings
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Received
 from tests.unit.test_rates import fullest
+from zonerelay.cli.operate.read import _delivery_cells
 from zonerelay.config.settings import DestinationSettings, RouteSettings, Settings, ZoneSettings
 from zonerelay.config.units import parse_rate
+from zonerelay.operations.answers import DeliveryRow, Explanation
+from zonerelay.operations.requests import QueueExplain, QueueList
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 LARGE = MESSAGE + b"x" * 70 + b"\r\n" + b"y" * 2000 + b"\r\n"
@@ -126,6 +130,18 @@ async def test_what_waits_for_a_rate_has_the_time_that_all_of_it_takes(tmp_path:
             (row,) = (await running.status()).destinations
             assert row.next_turn is not None
             assert (row.ready, row.turns_seconds) == (4, 4 * 3600.0)
+            queued = await running.rows(QueueList(), DeliveryRow)
+            assert {(each.state, each.waiting, each.turns_seconds) for each in queued} == {
+                ("ready", 4, 4 * 3600.0)
+            }
+            shown = [str(cell) for cell in _delivery_cells(queued[0], time.time(), ["next", "last reply"])]
+            assert shown[0] == ""
+            assert re.fullmatch(
+                r"waits for its turn at a rate: in \S+, the last of 4 in about 4h.*", shown[1]
+            )
+            (told,) = await running.rows(QueueExplain(message_id=queued[0].message_id), Explanation)
+            assert told.queued is not None
+            assert told.queued.next_turn is not None
 
 
 async def test_a_limited_destination_holds_up_nobody(tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ class Destinations:
         self._domains: dict[tuple[str, str], Waiting] = {}
         self._fresh_until = 0.0
         self._task: asyncio.Task[None] | None = None
+        self._turns: dict[tuple[str, str], DestinationStatus] = {}
+        self._turns_until = 0.0
         self.every = 0
         self.suspended: Counter[str] = Counter()
         """By zone: what orders of operators keep, as it was last looked at."""
@@ -109,10 +111,7 @@ class Destinations:
         """Return the first destinations in the order of `hurts`, the `largest` ones behind them, and the
         number of all. The event loop processes a slice of them at a time.
         """
-        if self._task is None and self._clock.monotonic() >= self._fresh_until:
-            self._task = asyncio.get_running_loop().create_task(self._count())
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=PATIENCE)
+        await self._counted()
         now, count = self._clock.now(), 0
         best: list[tuple[tuple[object, ...], int, _Found]] = []
         large: list[tuple[tuple[object, ...], int, _Found]] = []
@@ -129,6 +128,27 @@ class Destinations:
             if len(rows) % ROWS == 0:
                 await asyncio.sleep(0)
         return rows, count
+
+    async def waiting_for_rate(self, zone: str, domain: str) -> DestinationStatus | None:
+        """Return the destination of a domain if its mail waits for a rate, as it was at most `FRESH` seconds
+        ago.
+        """
+        if not self._scheduler.waits_for_rate(zone, domain, self._clock.monotonic()):
+            return None
+        if self._clock.monotonic() >= self._turns_until:
+            await self._counted()
+            now = self._clock.now()
+            found = ((each, each.known) for each in self._found())
+            waiting = [each for each, known in found if known is not None and known.turn_in is not None]
+            self._turns = {(each.zone, each.key): each.row(now) for each in waiting}
+            self._turns_until = self._clock.monotonic() + FRESH
+        return self._turns.get((zone, self._scheduler.destination_of(zone, domain) or ""))
+
+    async def _counted(self) -> None:
+        if self._task is None and self._clock.monotonic() >= self._fresh_until:
+            self._task = asyncio.get_running_loop().create_task(self._count())
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=PATIENCE)
 
     async def close(self) -> None:
         if self._task is not None:

@@ -100,12 +100,18 @@ MAX_EXPLAINED = 20
 """Zones and domains of one message that are explained."""
 
 
+TurnOf = Callable[[str, str], Awaitable[answers.DestinationStatus | None]]
+"""`Destinations.waiting_for_rate`."""
 Method = Callable[[Any, Answer], Awaitable[answers.Frame | Iterable[answers.Frame] | None]]
 """Answers one type of request. Frames that it has not sent itself are sent when it returns them."""
 
 
 async def _nothing_lost(_loss: str) -> bool:
     return False
+
+
+async def _no_rate(_zone: str, _domain: str) -> None:
+    return None
 
 
 class ControlHandler:
@@ -123,6 +129,7 @@ class ControlHandler:
         acts: OperatorActs,
         streams: Streams,
         phase_of: Callable[[DeliveryKey], tuple[str, float] | None] = lambda key: None,
+        turn_of: TurnOf = _no_rate,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers,
         webhooks: Callable[[], Webhooks | None] = lambda: None,
@@ -132,6 +139,7 @@ class ControlHandler:
         self._webhooks = webhooks
         self._acknowledge = acknowledge
         self._phase_of = phase_of
+        self._turn_of = turn_of
         self._bodies = bodies
         self._acts = acts
         self._operations = operations
@@ -248,7 +256,7 @@ class ControlHandler:
             async for delivery, message, state in found:
                 if row is not None and rows == request.limit:
                     return answers.End(count=rows, more=True, next=answers.cursor_of(row))
-                row = self._row(delivery, message, state)
+                row = await self._row(delivery, message, state)
                 await answer.send(row)
                 rows += 1
         return answers.End(count=rows, missing=self._operations.left_out())
@@ -258,7 +266,9 @@ class ControlHandler:
         sample: list[answers.DeliveryRow] = []
         if request.sample:
             async with aclosing(self._operations.select(wanted, request.sample)) as found:
-                sample = [self._row(delivery, message, state) async for delivery, message, state in found]
+                sample = [
+                    await self._row(delivery, message, state) async for delivery, message, state in found
+                ]
         matched = await self._operations.count(wanted, answer)
         await answer.send(answers.Count(matched=matched, sample=tuple(sample)))
         return answers.End(missing=self._operations.left_out())
@@ -277,7 +287,9 @@ class ControlHandler:
             await self._history_written()
         return msgspec.structs.replace(detail, orders=self._orders.named_in(rows))
 
-    def _row(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> answers.DeliveryRow:
+    async def _row(
+        self, delivery: Delivery, message: Message | None, state: DeliveryState
+    ) -> answers.DeliveryRow:
         row = delivery_row(delivery, message, state)
         order = self._orders.of(delivery, message)
         if order:
@@ -288,7 +300,15 @@ class ControlHandler:
             return msgspec.structs.replace(row, phase=name, phase_seconds=seconds)
         found = None if delivery.held else self._operations.suspension_of(delivery)
         if found is None:
-            return row
+            turn = state is DeliveryState.READY and await self._turn_of(delivery.zone, delivery.domain)
+            if not turn:
+                return row
+            return msgspec.structs.replace(
+                row,
+                next_turn=turn.next_turn,
+                turns_seconds=turn.turns_seconds or 0.0,
+                waiting=turn.ready,
+            )
         until, reply = found
         # Mail that stays in the store until the next probe has no reply of its own, or an old one.
         return msgspec.structs.replace(
@@ -299,7 +319,7 @@ class ControlHandler:
 
     async def _rows_of(self, message_id: str) -> tuple[Message, list[answers.DeliveryRow]]:
         shown = await self._operations.show(MessageId(message_id))
-        rows = (self._row(delivery, shown.message, state) for delivery, state in shown.deliveries)
+        rows = [await self._row(delivery, shown.message, state) for delivery, state in shown.deliveries]
         return shown.message, [self._explainer.compared(shown.message, row) for row in rows]
 
     async def _explain_queued(self, request: requests.QueueExplain, answer: Answer) -> None:

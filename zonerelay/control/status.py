@@ -96,7 +96,7 @@ class StatusBoard:
         self._sources = sources
         self._limits = limits
         self._name_servers = name_servers
-        self._destinations = Destinations(store, scheduler, clock, keeping)
+        self.destinations = Destinations(store, scheduler, clock, keeping)
         self._surface = surface
         self._clock = clock
         self._started = clock.now()
@@ -112,7 +112,7 @@ class StatusBoard:
 
     async def close(self) -> None:
         """Close the status, before the store is closed."""
-        await self._destinations.close()
+        await self.destinations.close()
 
     async def refresh(self) -> None:
         """Update the ages of the oldest deliveries.
@@ -193,7 +193,7 @@ class StatusBoard:
         await self.refresh()
         surface = self._surface()
         history = surface.history
-        destinations, total = await self._destinations.rows(MAX_DESTINATIONS, LARGEST)
+        destinations, total = await self.destinations.rows(MAX_DESTINATIONS, LARGEST)
         problems = (*surface.problems, *filter(None, (self._capture_problem, self._space_problem())))
         return RelayStatus(
             software=__version__,
@@ -212,7 +212,7 @@ class StatusBoard:
             source_penalties=self._sources.penalties(),
             limits=self._limits(),
             counted=self._store.is_counted(),
-            every=self._destinations.every,
+            every=self.destinations.every,
             free_space=self.free_space,
             captured_messages=None if self.captured is None else self.captured.messages,
             captured_size=None if self.captured is None else self.captured.octets,
@@ -263,8 +263,8 @@ class StatusBoard:
         waiting = queue.ready + queue.deferred
         suspended = waiting
         if not self._scheduler.zone(queue.zone).gate.is_closed:
-            suspended = min(self._destinations.suspended[queue.zone], waiting)
-        unreachable = min(self._destinations.unreachable[queue.zone], queue.ready)
+            suspended = min(self.destinations.suspended[queue.zone], waiting)
+        unreachable = min(self.destinations.unreachable[queue.zone], queue.ready)
         deferred = min(queue.deferred + unreachable, waiting - suspended)
         return ZoneStatus(
             name=queue.zone,

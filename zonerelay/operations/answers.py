@@ -311,6 +311,12 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     phase: str = ""
     """What its attempt waits for; `phase_seconds`: how long that can still take, 0 if it is not known."""
     phase_seconds: float = 0.0
+    next_turn: float | None = None
+    """When a rate allows the next transaction, if it waits for that. After `turns_seconds`, all `waiting`
+    deliveries to its destination have had a turn.
+    """
+    turns_seconds: float = 0.0
+    waiting: int = 0
     routed: str = ""
     new_zone: str = ""
     new_why: str = ""

@@ -336,6 +336,11 @@ class Scheduler:
         found = self._zones.get(zone)
         return None if found is None else found.plan.suspension_of(domain)
 
+    def waits_for_rate(self, zone: str, domain: str, tick: float) -> bool:
+        """Return whether the next transaction with the destination for a domain waits for a rate."""
+        found = self._zones.get(zone)
+        return found is not None and found.plan.waits_for_rate(domain, tick)
+
     def active_count(self, zone: str) -> int:
         """Return how many deliveries of the zone are being attempted. The zones of all mailboxes are counted
         together under their label.

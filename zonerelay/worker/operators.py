@@ -107,6 +107,7 @@ def build_handler(
         acts=OperatorActs(parts.operations, parts.journal, parts.zones, context.clock),
         streams=Streams(context.events, context.redactor, parts.sending.courier.join),
         phase_of=parts.sending.courier.phase_of,
+        turn_of=board.destinations.waiting_for_rate,
         acknowledge=partial(_acknowledge, parts),
         part=answers,
         webhooks=lambda: parts.telling.webhooks,

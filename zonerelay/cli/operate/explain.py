@@ -105,6 +105,8 @@ def _queued_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.Ce
     yield "zone", zone_of(row)
     due = text.until(row.next_attempt, now)
     yield "state", f"deferred, next attempt {due}" if row.state == "deferred" else row.state
+    if row.next_turn is not None:
+        yield "rate", text.turn(row.next_turn, row.waiting, row.turns_seconds, now)
     yield "last reply", text.clean(row.reply)
 
 

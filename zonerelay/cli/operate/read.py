@@ -127,20 +127,24 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
         "id": row.message_id,
         "age": text.span(now - row.created),
         "state": output.state(row.state + tries),
-        "next": "" if row.state in ("held", "active", "suspended") else text.until(row.next_attempt, now),
+        "next": ""
+        if row.state in ("held", "active", "suspended") or row.next_turn
+        else text.until(row.next_attempt, now),
         "zone": row.zone if row.priority in ("", "normal") else f"{row.zone} {row.priority}",
         "from": text.path(row.sender),
         "to": text.clean(row.recipient),
         "last reply": (row.order and f"suspended by {row.order}")
-        or _phase(row)
+        or _waits(row, now)
         or text.clean(row.reply)
         or _held_back(row, now),
     }
     return [cells[name] for name in columns]
 
 
-def _phase(row: DeliveryRow) -> str:
-    """Return the phase of the attempt, or "" if it is not known."""
+def _waits(row: DeliveryRow, now: float) -> str:
+    """Return the phase of the attempt, or the rate that allows none yet. Return "" if there is neither."""
+    if row.next_turn is not None:
+        return text.turn(row.next_turn, row.waiting, row.turns_seconds, now)
     left = f"{exact_span(row.phase_seconds)} " if row.phase_seconds else ""
     return f"waits {left}for {text.clean(row.phase)}" if row.phase else ""
 
@@ -206,13 +210,13 @@ def _delivery_facts(
     for order in orders:
         if order.id == row.order:
             yield "order", order_line(order, now)
-    yield "attempt", _phase(row)
+    yield "attempt", _waits(row, now)
     yield "release", _held_back(row, now)
     yield "zone", zone_of(row)
     if row.priority not in ("", "normal"):
         yield "priority", row.priority
     yield "attempts", str(row.attempts)
-    if row.state in ("ready", "deferred"):
+    if row.state in ("ready", "deferred") and row.next_turn is None:
         due = text.until(row.next_attempt, now)
         yield "next attempt", due if due == "now" else f"{text.when(row.next_attempt)}, {due}"
     if row.last_attempt is not None:

@@ -243,8 +243,7 @@ def _why(each: DestinationStatus, now: float, reply_class: str = "") -> str:
     reply = text.clean(each.reply)
     said = [f"{reply_class}: {reply}" if reply_class and reply else reply]
     if each.next_turn is not None:
-        last = f", the last of {each.ready:,} in about {text.span(each.turns_seconds or 0.0)}"
-        said.insert(0, f"waits for its turn at a rate: {text.until(each.next_turn, now)}{last}")
+        said.insert(0, text.turn(each.next_turn, each.ready, each.turns_seconds or 0.0, now))
     return "; ".join(filter(None, said))
 
 

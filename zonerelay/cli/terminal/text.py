@@ -17,6 +17,11 @@ def until(then: float, now: float) -> str:
     return "now" if then <= now else f"in {span(then - now)}"
 
 
+def turn(then: float, ready: int, seconds: float, now: float) -> str:
+    """Return for what mail waits whose next transaction a rate allows `then`."""
+    return f"waits for its turn at a rate: {until(then, now)}, the last of {ready:,} in about {span(seconds)}"
+
+
 def when(then: float) -> str:
     """Return a point in time in the local time zone, with its offset."""
     return datetime.fromtimestamp(then).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")

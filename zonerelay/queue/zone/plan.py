@@ -352,6 +352,11 @@ class ZonePlan:
         suspension = line.suspension
         return None if suspension.reply is None else (suspension.until, suspension.reply)
 
+    def waits_for_rate(self, domain: str, tick: float) -> bool:
+        """Return whether the next transaction with the destination of a domain waits for a rate."""
+        line = self._lines.get(domain if self._by_domain else "")
+        return isinstance(line, Destination) and line.status(tick).turn_in is not None
+
     def drain(self) -> Iterator[list[Delivery]]:
         """Yield all queued deliveries, one destination per step, for a shutdown."""
         self._round_robin.clear()

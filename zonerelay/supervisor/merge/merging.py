@@ -182,7 +182,7 @@ def _same_queue(zones: Sequence[ZoneStatus]) -> ZoneStatus:
 
 
 def _destinations(rows: Iterable[DestinationStatus], *, shared: bool) -> tuple[DestinationStatus, ...]:
-    own, counted = "active waiting per_minute", " ready deferred held suspended"
+    own, counted = "active waiting per_minute", " ready deferred held suspended turns_seconds"
     found = []
     for some in _alike(rows, "zone", "destination", "hosts"):
         later = max(some, key=lambda row: row.suspended_until or 0.0)
@@ -191,8 +191,8 @@ def _destinations(rows: Iterable[DestinationStatus], *, shared: bool) -> tuple[D
             some,
             later,
             add=own if shared else own + counted,
-            # Each worker counts all of a shared queue.
-            most="oldest_seconds max_connections turns_seconds" + (counted if shared else ""),
+            # Each worker counts all of a shared queue. Rates are totals over all workers.
+            most="oldest_seconds max_connections" + (counted if shared else ""),
             least="next_turn",
             reply=replying.reply,
             reply_class=replying.reply_class
