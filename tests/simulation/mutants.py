@@ -90,8 +90,8 @@ def failed_write_answered_with_250(real: Any) -> Any:
 
 MUTANTS["chunk-cut-short"] = Mutant(
     "2.1: a chunk that is not the last ends no message",
-    "inbound.cleanup.intake:Intake.begin_chunk",
-    lambda real: lambda self, size, *, last: real(self, size, last=True),
+    "inbound.session.commands:parse_bdat",
+    lambda real: lambda argument: (real(argument)[0], True),
     seed=1,
 )
 
@@ -470,7 +470,9 @@ def clock_not_watched(real: Any) -> Any:
     return _nothing
 
 
-@_mutant("a clock set back prolongs no suspension", "queue.destination.suspension:Suspension.is_suspended")
+@_mutant(
+    "a clock set back prolongs no suspension", "queue.destination.suspension:Suspension.is_suspended", 825
+)
 def suspended_by_another_clock(real: Any) -> Any:
     return lambda self, now: now < self.until and not self._is_over
 
