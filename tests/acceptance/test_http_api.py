@@ -289,6 +289,15 @@ def test_one_message_its_body_and_its_history(full: int, operator: Api, reader: 
     assert operator.post("/v1/explain", address="x@example.net")["zone"] == "default"
 
 
+def test_a_tail_has_addresses_for_the_scope_operate(relay: RelayProcess) -> None:
+    for scope, shown in (("operate", True), ("read", False)):
+        api = Api(relay, add_token(relay, f"tail-{scope}", scope))
+        with api.tail("/v1/tail?event=accepted") as stream:
+            send(relay, [f"{scope}@example.net"])
+            data = next(line for line in stream if line.startswith(b"data: "))
+            assert (b"@example.net" in data) is shown
+
+
 def test_streams_end_with_their_clients_and_leave_room(relay: RelayProcess, reader: Api) -> None:
     readers = [
         Api(relay, add_token(relay, f"reader-{each}", "read")) for each in range(MAX_STREAMS // MAX_OF_TOKEN)

@@ -39,6 +39,7 @@ from zonerelay.config.settings import (
 from zonerelay.control.client import written
 from zonerelay.control.socket import WorkerSocket, control_socket_path
 from zonerelay.control.streams import EVENTS_ROOM, Streams
+from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations import answers as messages
 from zonerelay.operations.answers import (
@@ -50,6 +51,7 @@ from zonerelay.operations.answers import (
     RelayStatus,
     TranscriptLine,
 )
+from zonerelay.operations.catalogue import Call
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import QueueList, Request, Tail, Transcript
 from zonerelay.supervisor.merge.fan_out import FanOut
@@ -180,13 +182,37 @@ class Gathered:
 
     caller = "test"
 
-    def __init__(self) -> None:
+    def __init__(self, *, clear: bool = False) -> None:
+        self.call = Call(request=Tail(), clear=clear)
         self.frames: list[Frame] = []
         self.may_take = asyncio.Event()
 
     async def send(self, frame: Frame) -> None:
         self.frames.append(frame)
         await self.may_take.wait()
+
+
+@pytest.mark.parametrize("scope", ["operate", "read"])
+async def test_a_tail_has_addresses_for_those_who_operate(scope: str) -> None:
+    """Root and the page saw pseudonyms of addresses that the relay knew."""
+    redactor = Redactor(b"key", enabled=True)
+    events = Events(MemoryLog(), Metrics(), redactor, SystemClock())
+    streams, answer = Streams(events, redactor), Gathered(clear=scope == "operate")
+    answer.may_take.set()
+    reading = asyncio.create_task(streams.tail(Tail(), answer))  # type: ignore[arg-type]
+    while not events._followers:
+        await asyncio.sleep(0)
+    pseudonym = redactor.mailbox(Mailbox("ann@example.org"))
+    events.login("ok", "192.0.2.1", user="ann@example.org")
+    events.login("wrong", "192.0.2.1", user="ann@example.org")
+    async with asyncio.timeout(20):
+        while len(answer.frames) < 2:
+            await asyncio.sleep(0.01)
+    named = "ann@example.org" if scope == "operate" else pseudonym
+    for frame in answer.frames:
+        assert isinstance(frame, MailEvent)
+        assert named in str(frame.fields)
+    reading.cancel()
 
 
 async def test_a_slow_reader_is_told_what_it_misses_and_searches_by_pseudonym() -> None:

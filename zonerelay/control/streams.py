@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from ipaddress import ip_address, ip_network
 
 import msgspec
@@ -59,14 +59,28 @@ class Streams:
         try:
             while True:
                 events, missed = await stream.take()
-                for at, level, event, fields in events:
-                    if wanted(event, fields):
-                        await answer.send(MailEvent(at=at, level=level, event=event, fields=fields))
+                told = [
+                    MailEvent(at=at, level=level, event=event, fields=fields)
+                    for at, level, event, fields in events
+                    if wanted(event, fields)
+                ]
+                for each in self._with_addresses(told) if answer.call.clear else told:
+                    await answer.send(each)
                 if missed:
                     await answer.send(Missed(count=missed))
         finally:
             self._followers -= 1
             self._events.leave(stream)
+
+    def _with_addresses(self, told: Sequence[MailEvent]) -> Iterator[MailEvent]:
+        """Yield the events with the addresses of the pseudonyms that are in memory."""
+        texts = (text for each in told for text in each.fields.values() if isinstance(text, str))
+        clear = self._redactor.clear(texts)
+        for each in told:
+            fields = {
+                name: clear(text) if isinstance(text, str) else text for name, text in each.fields.items()
+            }
+            yield msgspec.structs.replace(each, fields=fields)
 
     async def transcribe(self, request: TranscriptRequest, answer: Answer) -> End:
         """Stream protocol lines until the requested time, bytes or sessions are reached, or the client

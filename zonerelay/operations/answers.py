@@ -593,8 +593,8 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
 
 
 class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
-    """An event, with the fields of its log line: addresses are pseudonyms unless `[log] redact = false`.
-    `worker` is set if there are several.
+    """An event, with the fields of its log line: addresses are pseudonyms unless `[log] redact = false`,
+    or unless the scope is `operate` and the relay has them in memory. `worker` is set if there are several.
     """
 
     at: float

@@ -345,11 +345,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     """A request with the handler that processes it. A supervisor sends it to its workers as one line of JSON.
 
     `caller` is the person who makes the request, for the log. A supervisor gives the same `id` and the same
-    request time `at` to all workers; "" and 0 mean that the worker uses its own.
+    request time `at` to all workers; "" and 0 mean that the worker uses its own. With `clear` the caller may
+    see addresses in place of the pseudonyms that the relay knows in memory.
     """
 
     request: AnyRequest
     caller: str = ""
+    clear: bool = False
     id: str = ""
     at: float = 0.0
 

@@ -81,6 +81,10 @@ class Call:
         """Return the single frame that answers a request. Raise ControlError on failure."""
         return await self.operators.asking.one(request, answer, self.caller)
 
+    def asked(self, request: requests.Request) -> catalogue.Call:
+        clear = self.token.scope == "operate"
+        return catalogue.Call(request=request, caller=self.caller, clear=clear)
+
     def admitted(self) -> AbstractAsyncContextManager[None]:
         """End the block when the token becomes invalid. Peers of the control socket have no token."""
         if not self.token.sha256:
@@ -243,7 +247,7 @@ async def _lines(call: Call, request: requests.Request) -> web.StreamResponse:
     client may disconnect after the last line of the answer.
     """
     response = web.StreamResponse(headers={"Content-Type": LINES, "X-Accel-Buffering": "no"})
-    asked = catalogue.Call(request=request, caller=call.caller)
+    asked = call.asked(request)
     with suppress(ConnectionError, TimeoutError):
         try:
             async with aclosing(call.operators.asking.batches(asked, beat=HEARTBEAT)) as batches:
@@ -271,7 +275,7 @@ async def _body(call: Call, request: requests.Request) -> Answer:
         await call.one(requests.QueueShow(message_id=message_id), answers.MessageDetail)
         return web.Response(headers=fields)
     response = web.StreamResponse(headers=fields)
-    asked = catalogue.Call(request=request, caller=call.caller)
+    asked = call.asked(request)
     async with aclosing(call.operators.asking.frames(asked)) as frames:
         async for frame in frames:
             if isinstance(frame, answers.MessageBody):
@@ -288,7 +292,7 @@ async def _follow(call: Call, request: requests.Request) -> Answer:
     if call.request.method == "HEAD":
         return web.Response(headers=fields)
     response = web.StreamResponse(headers=fields)
-    asked = catalogue.Call(request=request, caller=call.caller)
+    asked = call.asked(request)
     async with call.admitted(), aclosing(call.operators.asking.frames(asked, beat=BEAT)) as frames:
         await _stream(call, response, frames)
     response.force_close()

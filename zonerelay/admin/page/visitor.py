@@ -104,7 +104,8 @@ class Visitor:
         return await self.operators.asking.all(request, answer, self.caller)
 
     def frames(self, request: Request, *, beat: float | None = None) -> AsyncGenerator[Frame, None]:
-        return self.operators.asking.frames(Call(request=request, caller=self.caller), beat=beat)
+        call = Call(request=request, caller=self.caller, clear=self.operates)
+        return self.operators.asking.frames(call, beat=beat)
 
     async def page(self, template: str, code: int = 200, /, **values: object) -> web.Response:
         """Render the page, in a thread, so that a large page does not delay mail."""

@@ -25,7 +25,7 @@ import re
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -183,6 +183,12 @@ class Redactor:
             for each, name in self._names.copy().items()
             if name in pseudonyms or name.rpartition("@")[2] in pseudonyms
         ]
+
+    def clear(self, texts: Iterable[str]) -> Callable[[str], str]:
+        """Return a function that replaces pseudonyms of the texts, if their mailboxes are still in memory."""
+        names = {name for text in texts for name in _PSEUDONYM.findall(text)}
+        known = {self.mailbox(each): each for each in self.known(names)} if names else {}
+        return lambda text: _PSEUDONYM.sub(lambda found: known.get(found[0], found[0]), text)
 
     def _replace(self, match: re.Match[str]) -> str:
         lead, plain, quoted, sign, domain = match.groups("")
