@@ -22,7 +22,6 @@ NEED_ROOT = {
     "test_dsn_peers.py": _SERVERS,
     "test_full_disk.py": "needs root: mounts a small file system",
     "test_nodes.py": "needs root: joins network namespaces by a bridge",
-    "test_peers.py": _SERVERS,
     "test_privileged_port.py": "needs root: gives up its capabilities in a network of its own",
     "test_receivers.py": _SERVERS,
     "test_sending_servers.py": _SERVERS,

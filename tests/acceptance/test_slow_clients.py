@@ -16,15 +16,12 @@ from tests.support.ports import LOOPBACK
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
 from tests.support.submit import Submitter
-from tests.support.toml import Table
 
 MB = 1024 * 1024
 SLOTS = 100
 MESSAGES = 120
 ROUNDS = 5
-IDLE_TIME = 1.0
 IDLE = b"421 4.4.2 Timeout waiting for the client\r\n"
-TOO_SLOW = b"421 4.4.2 Data comes too slowly\r\n"
 BDAT = b"BDAT 100000 LAST\r\n"
 TO_DATA = (b"EHLO c", b"MAIL FROM:<a@example.org>", b"RCPT TO:<b@example.com>", b"DATA")
 
@@ -61,16 +58,6 @@ class Client:
                 await self.writer.drain()
                 await asyncio.sleep(every)
 
-    async def last_words(self, piece: bytes, every: float) -> bytes:
-        """What the relay says to a client that goes on like this."""
-        dribbling = asyncio.create_task(self.dribble(piece, every))
-        try:
-            async with asyncio.timeout(20):
-                return await self.reply()
-        finally:
-            dribbling.cancel()
-            await asyncio.gather(dribbling, return_exceptions=True)
-
 
 @asynccontextmanager
 async def client(relay: RelayProcess, *commands: bytes, source: str = LOOPBACK) -> AsyncIterator[Client]:
@@ -85,16 +72,6 @@ async def client(relay: RelayProcess, *commands: bytes, source: str = LOOPBACK) 
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-
-
-async def last_words_of_slow_data(relay: RelayProcess, *commands: bytes, start: bytes = b"") -> bytes:
-    """Again, if it was this process that stood still: then the client was idle. `start` has no answer."""
-    while True:
-        async with client(relay, *commands) as talk:
-            talk.writer.write(start)
-            words = await talk.last_words(b"x" * 10, 0.1)
-            if words != IDLE or talk.longest_pause < IDLE_TIME / 2:
-                return words
 
 
 @asynccontextmanager
@@ -142,53 +119,6 @@ async def test_slow_clients_on_all_slots_but_one_do_not_slow_the_one(tmp_path: P
             assert not any(each.reader.at_eof() for each in slow), "they are within their rights so far"
         print(f"{alone * 1e3:.2f} ms a message alone, {beside * 1e3:.2f} ms beside {SLOTS - 1} slow clients")
         assert beside < 2 * alone + 0.002
-
-
-async def test_who_dribbles_is_cut_off(tmp_path: Path, sink: Sink) -> None:
-    limits: Table = {"idle_timeout": f"{IDLE_TIME:.0f}s", "min_data_rate": 500}
-    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", listener=limits) as relay:
-        async with client(relay, b"EHLO c") as talk:
-            assert await talk.last_words(b"x", 0.1) == IDLE
-        assert await last_words_of_slow_data(relay, *TO_DATA) == TOO_SLOW
-        assert await last_words_of_slow_data(relay, *TO_DATA[:3], start=BDAT) == TOO_SLOW
-        await asyncio.to_thread(
-            relay.wait_for,
-            lambda: [event["reason"] for event in relay.events("refused")].count("data-rate") == 2,
-            what="refused",
-        )
-        assert relay.events("refused")[0]["reason"] == "idle-timeout"
-        assert not sink.messages
-
-
-async def test_who_is_slow_but_fast_enough_may_take_longer_than_the_idle_time(
-    tmp_path: Path, sink: Sink
-) -> None:
-    limits: Table = {"idle_timeout": "2s", "min_data_rate": 500}
-    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", listener=limits) as relay:
-        async with client(relay, *TO_DATA) as talk:
-            talk.writer.write(b"Subject: slow\r\n\r\n")
-            began, lines = time.monotonic(), 0
-            while (passed := time.monotonic() - began) < 3.0:
-                # A thousand octets a second, also when this process has stood still.
-                for _ in range(lines, int(10 * passed) + 1):
-                    talk.writer.write(b"y" * 98 + b"\r\n")
-                    lines += 1
-                await asyncio.sleep(0.1)
-            assert (await talk.say(b".")).startswith(b"250 ")
-            assert (await talk.say(b"QUIT")).startswith(b"221 ")
-        await sink.wait_for(1, timeout=20)
-
-
-async def test_who_does_not_finish_its_proxy_header_is_dropped_and_never_greeted(tmp_path: Path) -> None:
-    listener = {"idle_timeout": "1s", "proxy_networks": ["127.0.0.2/32"]}
-    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:1", listener=listener) as relay:
-        async with client(relay, source="127.0.0.2") as talk:
-            assert (await talk.last_words(b"", 1.0))[:4] in (b"", b"421 ")
-        async with client(relay, source="127.0.0.2") as talk:
-            talk.writer.write(b"PROXY TCP4 192.0.2.1 127.0.0.1 ")
-            assert (await talk.last_words(b"0", 0.2))[:4] in (b"", b"421 ")
-        async with client(relay, b"NOOP"):
-            relay.wait_for(lambda: relay.metric("zonerelay_inbound_connections") == 1, what="they are gone")
 
 
 async def test_a_command_without_an_end_leaves_memory_flat(tmp_path: Path) -> None:

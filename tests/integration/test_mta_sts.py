@@ -165,24 +165,6 @@ async def test_only_the_hosts_of_the_policy_are_used(world: World) -> None:
         assert 'zonerelay_mta_sts_mismatches_total{mode="enforce"} 1.0' in metrics
 
 
-@pytest.mark.parametrize("mode", ["testing", "none"])
-async def test_a_policy_that_does_not_enforce_changes_nothing(world: World, mode: str) -> None:
-    world.web.pages[PAGE] = policy("mx.example.net", mode=mode)
-    await world.start(Manners())
-    async with world.relay() as running:
-        assert (await delivered(running))["tls"] == ""
-        mismatches = [line["mode"] for line in running.log.named("mta-sts-mismatch")]
-        assert mismatches == (["testing"] if mode == "testing" else [])
-
-
-async def test_a_domain_without_a_policy_gets_its_mail_as_always(world: World) -> None:
-    del world.dns.zones[f"_mta-sts.{DOMAIN}"]
-    await world.start(Manners())
-    async with world.relay() as running:
-        assert (await delivered(running))["tls"] == ""
-    assert world.web.asked == []
-
-
 # ---- who fails -------------------------------------------------------------------------------------
 
 
@@ -260,43 +242,6 @@ async def test_a_policy_that_is_kept_counts_whatever_is_suppressed(world: World,
             assert float(str(line["kept_until"])) > time.time() + WEEK - 7200
     assert world.sink.messages == []
     assert json.loads(world.held.read_text())["id"] == "1"
-
-
-async def test_a_policy_that_has_expired_binds_nobody_when_its_server_is_down(world: World) -> None:
-    await world.start(Manners())
-    world.kept_since(WEEK + 1)
-    await world.web.stop()
-    async with world.relay() as running:
-        assert (await delivered(running))["tls"] == ""
-        assert "cannot be reached" in str(running.log.named("mta-sts-failed")[0]["problem"])
-        assert 'lookups_total{result="failed"} 1.0' in running.worker.metrics.exposition().decode()
-
-
-async def test_a_restart_forgets_no_policy(world: World) -> None:
-    await world.start()
-    async with world.relay() as running:
-        await delivered(running)
-    await world.web.stop()
-    del world.dns.zones[f"_mta-sts.{DOMAIN}"]
-    world.sink.manners = Manners()
-    async with world.relay() as running:
-        assert "451 4.7.4" in await deferred(running)
-
-
-async def test_a_policy_is_fetched_again_ahead_of_its_end_and_mail_does_not_wait_for_that(
-    world: World,
-) -> None:
-    await world.start()
-    world.kept_since(90_000)
-    world.web.pages[PAGE] = Page(policy().body, delay=0.3)
-    async with world.relay() as running:
-        await delivered(running)
-        assert running.log.named("mta-sts-policy") == []
-        await running.until_logged("mta-sts-policy")
-        # Written before the event? It follows it: the file is waited for.
-        await running.until(
-            lambda: json.loads(world.held.read_text())["fetched"] > time.time() - 60, what="the file"
-        )
 
 
 # ---- [[destination]] has the last word ----------------------------------------------------------------

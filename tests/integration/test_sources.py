@@ -60,43 +60,6 @@ async def metric(running: Running, name: str) -> float:
     return float(value)
 
 
-async def test_mail_that_one_source_is_refused_with_arrives_from_the_other(
-    tmp_path: Path, guard: Guard
-) -> None:
-    async with relay_with(with_sources(tmp_path, guard.port, TWO, THREE)) as running:
-        for number in range(12):
-            await running.send("app@example.org", [f"user{number}@example.com"], MESSAGE)
-        await running.until_logged("delivered", 12)
-        await running.until_empty()
-        assert not running.log.named("bounced")
-        [refused] = running.log.named("source-refused")
-        assert (refused["source"], refused["zone"], refused["level"]) == ("two", "default", "warning")
-        assert refused["destination"] == f"{LOOPBACK}:{guard.port}"
-        assert refused["reply"] == f"554 5.7.1 {BLOCKED}"
-        assert "will be tried from another source" in str(running.log.named("deferred")[0]["reply"])
-        assert {each["source"] for each in running.log.named("deferred")} == {"two"}
-        assert {each["source"] for each in running.log.named("delivered")} == {"three"}
-        assert not running.log.named("suspended")
-        assert await metric(running, 'zonerelay_source_penalties{source="two"}') == 1
-        assert await metric(running, 'zonerelay_source_penalties{source="three"}') == 0
-        assert await metric(running, 'zonerelay_source_refusals_total{source="two"}') >= 1
-
-
-async def test_the_source_is_used_again_when_its_penalty_is_over(tmp_path: Path, guard: Guard) -> None:
-    by_sender = with_sources(tmp_path, guard.port, TWO, THREE, source_by=SourceBy.SENDER, source_penalty=1.0)
-    async with relay_with(by_sender) as running:
-        found = [await explained(tmp_path, f"app{number}@example.org") for number in range(20)]
-        sender = next(each.sender for each in found if each.sources[0].chosen)
-        await running.send(sender, ["ann@example.com"], MESSAGE)
-        await running.until_logged("delivered", 1)
-        assert guard.seen == ["127.0.0.2", "127.0.0.3"]
-        await asyncio.sleep(1.0)
-        guard.refuses = []
-        await running.send(sender, ["ann@example.com"], MESSAGE)
-        await running.until_logged("delivered", 2)
-        assert guard.seen[2:] == ["127.0.0.2"]
-
-
 async def test_refusals_are_in_explain_and_status(tmp_path: Path, guard: Guard) -> None:
     chosen = with_sources(tmp_path, guard.port, TWO, THREE)
     async with relay_with(chosen) as running:
@@ -145,33 +108,6 @@ async def test_explain_without_a_relay_says_the_same(tmp_path: Path) -> None:
     assert sum(bool(each.chosen) for each in found.sources) == 1
     assert [each.absent for each in found.sources] == [(), (), LOST.address]
     assert [each.share for each in found.sources] == [0.5, 0.25, 0.25]
-
-
-async def test_an_address_that_is_not_here_is_an_alarm_and_mail_goes_by_the_others(
-    tmp_path: Path, sink: Sink
-) -> None:
-    async with relay_with(with_sources(tmp_path, sink.port, LOST, THREE)) as running:
-        [absent] = running.log.named("source-absent")
-        assert (absent["source"], absent["address"], absent["level"]) == ("lost", "198.51.100.1", "error")
-        for number in range(6):
-            await running.send("app@example.org", [f"user{number}@example.com"], MESSAGE)
-        await running.until_logged("delivered", 6)
-        assert {each.peer.partition(":")[0] for each in sink.messages} == {"127.0.0.3"}
-        [problem] = (await running.status()).problems
-        assert problem.startswith("source lost: the address 198.51.100.1 cannot be sent from")
-        assert (await explained(tmp_path)).sources[0].absent == ("198.51.100.1",)
-
-
-async def test_without_any_source_that_is_here_mail_waits(tmp_path: Path, sink: Sink) -> None:
-    async with relay_with(with_sources(tmp_path, sink.port, LOST)) as running:
-        await running.send("app@example.org", ["ann@example.com"], MESSAGE)
-        [deferred] = await running.until_logged("deferred")
-        assert (deferred["reply"], deferred["attempt"]) == (
-            "451 4.3.5 none of the sources of the zone default can be used now",
-            0,
-        )
-        assert (running.queued(), sink.connections) == (1, 0)
-        assert not running.log.named("suspended")
 
 
 async def test_sources_change_live(tmp_path: Path, sink: Sink) -> None:

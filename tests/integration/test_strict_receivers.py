@@ -11,7 +11,7 @@ import pytest
 from tests.bench.limits.ledger import Promise
 from tests.support.receivers.conversation import Crowd, Receiver
 from tests.support.receivers.manners import Reader, message_problem
-from tests.support.receivers.nature import Nature, Point
+from tests.support.receivers.nature import Nature
 from tests.support.sink_conversation import Manners
 
 HELLO = "EHLO client.test\r\n"
@@ -154,64 +154,3 @@ def test_messages_are_looked_at() -> None:
 
 
 # As bad as they say
-
-
-async def test_a_greylist_lets_the_same_triple_in_later() -> None:
-    async with receiving(Nature(greylist=0.2)) as receiver, client(receiver) as one:
-        assert await one.say(HELLO, MAIL, RCPT, RCPT) == ["250", "250", "451", "451"]
-        await asyncio.sleep(0.25)
-        other = RCPT.replace("<a@", "<b@")
-        assert await one.say(RCPT, other) == ["250", "451"]
-
-
-async def test_a_blocked_address_is_refused_at_each_point() -> None:
-    for point, refusal in ((Point.GREETING, "554"), (Point.MAIL, "550"), (Point.DOT, "550")):
-        async with receiving(Nature(blocks=("127.0.0.1",), blocks_at=point)) as receiver:
-            if point is Point.GREETING:
-                async with client(receiver, greeting=refusal) as one:
-                    assert await one.ended()
-                continue
-            async with client(receiver) as one:
-                replies = await one.say(HELLO, MAIL)
-                if point is Point.DOT:
-                    replies += await one.say(RCPT, "DATA\r\n", TEXT)
-                assert replies[-1] == refusal
-
-
-async def test_rates_connections_and_first_tries_are_refused() -> None:
-    nature = Nature(rate=(1, 10.0), most_connections=1, at_first_dot="451 4.3.0 no")
-    async with receiving(nature) as receiver, client(receiver) as one, client(receiver, greeting="421"):
-        assert await one.say(HELLO, MAIL, RCPT, "DATA\r\n", TEXT) == ["250", "250", "250", "354", "451"]
-        assert await one.say(MAIL) == ["451"]
-    assert receiver.journal.arrivals == []
-
-
-async def test_a_refused_data_is_taken_the_next_time_and_then_it_closes() -> None:
-    nature = Nature(at_first_data="451 4.3.0 no", closes_after=1)
-    async with receiving(nature) as receiver, client(receiver) as one:
-        assert await one.say(HELLO, MAIL, RCPT, "DATA\r\n") == ["250", "250", "250", "451"]
-        assert await one.say("RSET\r\n", MAIL, RCPT, "DATA\r\n", TEXT) == ["250"] * 3 + ["354", "250"]
-        assert await one.ended()
-    assert [each.doubtful for each in receiver.journal.arrivals] == [False]
-
-
-async def test_a_mute_one_takes_the_message_and_says_nothing() -> None:
-    async with receiving(Nature(mute_at_first=True)) as receiver:
-        async with client(receiver) as one:
-            await one.say(HELLO, MAIL, RCPT, "DATA\r\n")
-            one.write(TEXT)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(one.reply(), 0.2)
-        async with client(receiver) as one:
-            assert (await one.say(HELLO, MAIL, RCPT, "DATA\r\n", TEXT))[-1] == "250"
-    assert [each.doubtful for each in receiver.journal.arrivals] == [True, False]
-
-
-async def test_resets_and_421_come_as_often_as_they_are_said_to() -> None:
-    async with receiving(Nature(resets=1.0)) as receiver, client(receiver) as one:
-        one.write(HELLO)
-        with pytest.raises(ConnectionResetError):
-            await one.reply()
-    async with receiving(Nature(says_421=1.0)) as receiver, client(receiver) as one:
-        assert await one.say(HELLO) == ["421"]
-        assert await one.ended()

@@ -14,230 +14,140 @@ from zonerelay.config.settings import resolve_hostname
 WORDS = 'unsafe = ["open-relay"]'
 
 REFUSED = [
+    ('[[listener]]\nallow_networks = ["0.0.0.0/0"]', "listener[0].allow_networks", "open relay"),
+    ('[[listener]]\nallow_networks = ["::/0"]', "listener[0].allow_networks", '"::/0" would make'),
+    ('[[listener]]\nallow_networks = ["128.0.0.0/1"]', "listener[0].allow_networks", "open relay"),
+    ('[[listener]]\nallow_networks = ["2000::/3"]', "listener[0].allow_networks", "open relay"),
     (
-        "all of IPv4",
-        '[[listener]]\nallow_networks = ["0.0.0.0/0"]',
-        "listener[0].allow_networks",
-        "open relay",
-    ),
-    (
-        "all of IPv6",
-        '[[listener]]\nallow_networks = ["::/0"]',
-        "listener[0].allow_networks",
-        '"::/0" would make',
-    ),
-    (
-        "half of IPv4",
-        '[[listener]]\nallow_networks = ["128.0.0.0/1"]',
-        "listener[0].allow_networks",
-        "open relay",
-    ),
-    (
-        "global IPv6",
-        '[[listener]]\nallow_networks = ["2000::/3"]',
-        "listener[0].allow_networks",
-        "open relay",
-    ),
-    (
-        "everything in pieces",
         '[[listener]]\nallow_networks = ["0.0.0.0/2", "64.0.0.0/2", "128.0.0.0/1"]',
         "listener[0].allow_networks",
         '"0.0.0.0/0" would make this an open relay',
     ),
     (
-        "everything in 256 pieces",
         f"[[listener]]\nallow_networks = {[f'{n}.0.0.0/8' for n in range(256)]}",
         "listener[0].allow_networks",
         '"0.0.0.0/0" would make this an open relay',
     ),
     (
-        "nearly the right name",
         '[[listener]]\nallow_networks = ["10.0.0.0/8"]\nunsafe = ["open-rely"]',
         "listener[0].unsafe[0]",
         "did you mean open-relay?",
     ),
     (
-        "the words on another listener",
         f'[[listener]]\naddress = "127.0.0.1:1"\n{WORDS}\n[[listener]]\nallow_networks = ["::/0"]',
         "listener[1].allow_networks",
         "open relay",
     ),
+    ("[[listener]]\nallow_networks = []", "listener[0].allow_networks", "no client could relay"),
+    ("listener = []", "listener", "no client could hand in mail"),
     (
-        "nobody may relay",
-        "[[listener]]\nallow_networks = []",
-        "listener[0].allow_networks",
-        "no client could relay",
-    ),
-    ("no listener", "listener = []", "listener", "no client could hand in mail"),
-    (
-        "two listeners, one address",
         '[[listener]]\naddress = "[::1]:25"\n[[listener]]\naddress = "[0::1]:25"',
         "listener[1].address",
         "[::1]:25 is already taken by listener[0]",
     ),
     (
-        "a listener on every address takes the port of all",
         '[[listener]]\naddress = "0.0.0.0:25"\n[[listener]]\naddress = "127.0.0.1:25"',
         "listener[1].address",
         "is already taken by listener[0]",
     ),
     (
-        "the admin address",
         '[[listener]]\naddress = "127.0.0.1:8025"',
         "listener[0].address",
         "is already taken by the admin address",
     ),
     (
-        "one Unix socket twice",
         '[[listener]]\naddress = "unix:/x"\n[[listener]]\naddress = "unix:/x"',
         "listener[1].address",
         "is already taken",
     ),
+    ('[postgres]\nurl = "postgresql://relay:secret@db.example/mail"', "postgres.url", "has a password in it"),
     (
-        "a password where everybody reads it",
-        '[postgres]\nurl = "postgresql://relay:secret@db.example/mail"',
-        "postgres.url",
-        "has a password in it",
-    ),
-    (
-        "a password behind the question mark",
         '[postgres]\nurl = "postgresql://db.example/mail?password=secret"',
         "postgres.url",
         "has a password in it",
     ),
+    ('[postgres]\nurl = "mysql://db.example/mail"', "postgres.url", 'must begin with "postgresql://"'),
+    ('[postgres]\nurl = "postgresql:///mail"', "postgres.url", "names no host"),
+    ('[postgres]\nurl = "postgresql://[db/mail"', "postgres.url", "is no URL"),
+    ("[postgres]\nschema = 'Mail; DROP'", "postgres.schema", "is a name of small letters"),
+    ("[postgres]\nunsafe = true", "postgres.unsafe", "expected a list in brackets"),
+    ('[[zone]]\n[[zone]]\nname = "default"', "zone[1].name", "is the name of zone[0] already"),
+    ("[[zone]]\n[[zone]]\nport = 26", "zone[1].name", "is missing"),
+    ('[[zone]]\nname = "bulk"', "zone", 'goes to the zone "default", but the zones are "bulk"'),
+    ("zone = []", "zone", "but there is none"),
     (
-        "another kind of database",
-        '[postgres]\nurl = "mysql://db.example/mail"',
-        "postgres.url",
-        'must begin with "postgresql://"',
-    ),
-    ("no host", '[postgres]\nurl = "postgresql:///mail"', "postgres.url", "names no host"),
-    ("no URL", '[postgres]\nurl = "postgresql://[db/mail"', "postgres.url", "is no URL"),
-    (
-        "a schema that SQL would have to quote",
-        "[postgres]\nschema = 'Mail; DROP'",
-        "postgres.schema",
-        "is a name of small letters",
-    ),
-    (
-        "a truth value in place of names",
-        "[postgres]\nunsafe = true",
-        "postgres.unsafe",
-        "expected a list in brackets",
-    ),
-    (
-        "two zones, one name",
-        '[[zone]]\n[[zone]]\nname = "default"',
-        "zone[1].name",
-        "is the name of zone[0] already",
-    ),
-    ("a zone without a name", "[[zone]]\n[[zone]]\nport = 26", "zone[1].name", "is missing"),
-    (
-        "no default zone",
-        '[[zone]]\nname = "bulk"',
-        "zone",
-        'goes to the zone "default", but the zones are "bulk"',
-    ),
-    ("no zone at all", "zone = []", "zone", "but there is none"),
-    (
-        "a route to nowhere",
         '[[zone]]\n[[zone]]\nname = "bulk"\n[[route]]\nzone = "bluk"\nuser = ["x"]',
         "route[0].zone",
         'no zone is named "bluk"; did you mean bulk?',
     ),
+    ('[[route]]\nzone = "default"', "route[0]", "no later route would ever be asked"),
     (
-        "a route for everything",
-        '[[route]]\nzone = "default"',
-        "route[0]",
-        "no later route would ever be asked",
-    ),
-    (
-        "a route that no size fits",
         '[[route]]\nmin_size = "2 MB"\nmax_size = "1 MB"',
         "route[0].min_size",
         "2 MB is more than max_size = 1 MB, so this route would never match",
     ),
     (
-        "a route for a listener that is not there",
         '[[listener]]\naddress = "0.0.0.0:587"\n[[route]]\nlistener = ["0.0.0.0:587", "0.0.0.0:578"]',
         "route[0].listener[1]",
         'no [[listener]] has the address "0.0.0.0:578"; did you mean 0.0.0.0:587?',
     ),
     (
-        "a route for a listener that nothing is like",
         '[[listener]]\naddress = "0.0.0.0:587"\n[[route]]\nlistener = ["unix:/run/smtp"]',
         "route[0].listener[0]",
         'no [[listener]] has the address "unix:/run/smtp"; there is "0.0.0.0:587"',
     ),
     (
-        "trust for a field without a name",
         '[[listener]]\nzone_header_users = ["app"]',
         "listener[0].zone_header_users",
         'say zone_header = "X-Sending-Zone"',
     ),
     (
-        "networks on a Unix socket",
         '[[listener]]\naddress = "unix:/x"\nzone_header = "X-Z"\nzone_header_networks = ["10.0.0.0/8"]',
         "listener[0].zone_header_networks",
         "is not used on a Unix socket",
     ),
     (
-        "a destination's share above the zone's total",
         "[[zone]]\nmax_connections = 5\nmax_connections_per_destination = 6",
         "zone[0].max_connections_per_destination",
         "6 is more than max_connections = 5",
     ),
-    ("an empty schedule", "[retry]\nschedule = []", "retry.schedule", "is empty"),
+    ("[retry]\nschedule = []", "retry.schedule", "is empty"),
     (
-        "a schedule that the policy ignores",
         '[retry]\npolicy = "quadratic"\nschedule = ["1m"]',
         "retry.schedule",
         'is not used with policy = "quadratic"',
     ),
-    (
-        "two policies",
-        '[retry]\npolicy = "schedule"\nbackoff = "m:f"',
-        "retry.backoff",
-        "takes the place of policy",
-    ),
-    ("pauses that shrink", '[retry]\nsuspend_min = "1h"', "retry.suspend_min", "is longer than suspend_max"),
+    ('[retry]\npolicy = "schedule"\nbackoff = "m:f"', "retry.backoff", "takes the place of policy"),
+    ('[retry]\nsuspend_min = "1h"', "retry.suspend_min", "is longer than suspend_max"),
 ]
 
 
-@pytest.mark.parametrize(("reason", "text", "path", "said"), REFUSED, ids=[reason for reason, *_ in REFUSED])
-def test_settings_that_contradict_each_other_are_refused(
-    reason: str, text: str, path: str, said: str
-) -> None:
+@pytest.mark.parametrize(("text", "path", "said"), REFUSED)
+def test_settings_that_contradict_each_other_are_refused(text: str, path: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_text(text)
     (problem,) = caught.value.problems
-    assert problem.path == path, reason
-    assert said in problem.text, reason
+    assert problem.path == path
+    assert said in problem.text
     assert problem.line > 0
 
 
 ACCEPTED = [
-    (
-        "a private network",
-        '[[listener]]\nallow_networks = ["10.0.0.0/8", "192.168.0.0/16", "fc00::/7", "fe80::/10"]',
-    ),
-    ("one provider's network", '[[listener]]\nallow_networks = ["203.0.0.0/8", "2001:db8::/32"]'),
-    ("an open relay that says so", f'[[listener]]\nallow_networks = ["0.0.0.0/0", "::/0"]\n{WORDS}'),
-    ("a Unix socket needs no network", '[[listener]]\naddress = "unix:/x"\nallow_networks = []'),
-    ("one port on two families", '[[listener]]\naddress = "0.0.0.0:25"\n[[listener]]\naddress = "[::1]:25"'),
-    (
-        "ports that the system chooses",
-        '[admin]\naddress = "127.0.0.1:0"\n[[listener]]\naddress = "127.0.0.1:0"',
-    ),
-    ("the first zone's name may be left out", '[[zone]]\n[[zone]]\nname = "bulk"'),
-    ("a route to the implied zone", '[[route]]\nrecipient_domain = ["example.com"]'),
-    ("a back-off function", '[retry]\nbackoff = "my.policy:backoff"\nmax_attempts = 3'),
-    ("a bounded exponential policy", '[retry]\npolicy = "exponential"\nmax_attempts = 3'),
+    '[[listener]]\nallow_networks = ["10.0.0.0/8", "192.168.0.0/16", "fc00::/7", "fe80::/10"]',
+    '[[listener]]\nallow_networks = ["203.0.0.0/8", "2001:db8::/32"]',
+    f'[[listener]]\nallow_networks = ["0.0.0.0/0", "::/0"]\n{WORDS}',
+    '[[listener]]\naddress = "unix:/x"\nallow_networks = []',
+    '[[listener]]\naddress = "0.0.0.0:25"\n[[listener]]\naddress = "[::1]:25"',
+    '[admin]\naddress = "127.0.0.1:0"\n[[listener]]\naddress = "127.0.0.1:0"',
+    '[[zone]]\n[[zone]]\nname = "bulk"',
+    '[[route]]\nrecipient_domain = ["example.com"]',
+    '[retry]\nbackoff = "my.policy:backoff"\nmax_attempts = 3',
+    '[retry]\npolicy = "exponential"\nmax_attempts = 3',
 ]
 
 
-@pytest.mark.parametrize(("reason", "text"), ACCEPTED, ids=[reason for reason, _ in ACCEPTED])
-def test_settings_that_only_look_odd_are_accepted(reason: str, text: str) -> None:
+@pytest.mark.parametrize("text", ACCEPTED)
+def test_settings_that_only_look_odd_are_accepted(text: str) -> None:
     load_text(text)
 
 
@@ -275,70 +185,47 @@ def test_an_open_relay_is_found_beside_a_network_that_cannot_be_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fqdn", "name", "reason"),
+    ("text", "fqdn", "name"),
     [
-        (
-            'hostname = "relay.example.org"',
-            "other.example.org",
-            "relay.example.org",
-            "the operator's word counts",
-        ),
-        ("", "Mail.Example.org.", "mail.example.org", "the machine's full name"),
-        ("", "localhost", "[127.0.0.1]", "means every machine"),
-        ("", "localhost.localdomain", "[127.0.0.1]", "so does this"),
-        ("", "1f0c2d", "[127.0.0.1]", "a container's id is not a full name"),
-        ("", "my_host.example.org", "[127.0.0.1]", "not valid after EHLO"),
-        (
-            '[[listener]]\naddress = "[::]:25"\n[[listener]]\naddress = "192.0.2.5:26"',
-            "x",
-            "[192.0.2.5]",
-            "an own address",
-        ),
-        ('[[listener]]\naddress = "[2001:db8::5]:25"', "x", "[IPv6:2001:db8::5]", "an own IPv6 address"),
+        ('hostname = "relay.example.org"', "other.example.org", "relay.example.org"),
+        ("", "Mail.Example.org.", "mail.example.org"),
+        ("", "localhost", "[127.0.0.1]"),
+        ("", "localhost.localdomain", "[127.0.0.1]"),
+        ("", "1f0c2d", "[127.0.0.1]"),
+        ("", "my_host.example.org", "[127.0.0.1]"),
+        ('[[listener]]\naddress = "[::]:25"\n[[listener]]\naddress = "192.0.2.5:26"', "x", "[192.0.2.5]"),
+        ('[[listener]]\naddress = "[2001:db8::5]:25"', "x", "[IPv6:2001:db8::5]"),
     ],
 )
-def test_the_relay_always_has_a_valid_name(text: str, fqdn: str, name: str, reason: str) -> None:
-    assert resolve_hostname(load_text(text), lambda: fqdn) == name, reason
+def test_the_relay_always_has_a_valid_name(text: str, fqdn: str, name: str) -> None:
+    assert resolve_hostname(load_text(text), lambda: fqdn) == name
 
 
 POSTGRES = '[spool]\nbackend = "postgres"\n[postgres]\n'
 
 ADVICE = [
-    (f'{POSTGRES}lease = "1m"', "relay.example.org", "postgres.lease", "a cut-off relay still sends"),
-    (
-        f'{POSTGRES}unsafe = ["mail-loss"]',
-        "relay.example.org",
-        "postgres.unsafe",
-        "a crash loses mail",
-    ),
+    (f'{POSTGRES}lease = "1m"', "relay.example.org", "postgres.lease"),
+    (f'{POSTGRES}unsafe = ["mail-loss"]', "relay.example.org", "postgres.unsafe"),
     (
         f'{POSTGRES}url = "postgresql://relay@db.example/mail?sslmode=require"',
         "relay.example.org",
         "postgres.url",
-        "any server that answers at db.example",
     ),
-    ("", "relay", "hostname", "an EHLO name that is not a full name"),
-    ('[spool]\nbackend = "memory"', "relay.example.org", "spool.backend", "nothing survives"),
-    (
-        '[spool]\nbackend = "memory"\nshelve = "/q"',
-        "relay.example.org",
-        "spool.shelve",
-        "nothing survives a crash",
-    ),
-    ("[spool]\nmin_free_space = 0", "relay.example.org", "spool.min_free_space", "full disks"),
-    (f"[[listener]]\n{WORDS}", "relay.example.org", "listener[0].unsafe", "anybody may relay"),
-    ('[[zone]]\ntls = "none"', "relay.example.org", "zone[0].tls", "clear text over the Internet"),
-    ('[[route]]\nuser = ["x"]', "relay.example.org", "route[0].user", "no user can log in"),
-    ('[admin]\naddress = "0.0.0.0:8025"', "relay.example.org", "admin.address", "readable from elsewhere"),
+    ("", "relay", "hostname"),
+    ('[spool]\nbackend = "memory"', "relay.example.org", "spool.backend"),
+    ('[spool]\nbackend = "memory"\nshelve = "/q"', "relay.example.org", "spool.shelve"),
+    ("[spool]\nmin_free_space = 0", "relay.example.org", "spool.min_free_space"),
+    (f"[[listener]]\n{WORDS}", "relay.example.org", "listener[0].unsafe"),
+    ('[[zone]]\ntls = "none"', "relay.example.org", "zone[0].tls"),
+    ('[[route]]\nuser = ["x"]', "relay.example.org", "route[0].user"),
+    ('[admin]\naddress = "0.0.0.0:8025"', "relay.example.org", "admin.address"),
 ]
 
 
-@pytest.mark.parametrize(("text", "hostname", "path", "reason"), ADVICE, ids=[row[2] for row in ADVICE])
-def test_what_an_operator_may_not_expect_is_said_once(
-    text: str, hostname: str, path: str, reason: str
-) -> None:
+@pytest.mark.parametrize(("text", "hostname", "path"), ADVICE)
+def test_what_an_operator_may_not_expect_is_said_once(text: str, hostname: str, path: str) -> None:
     (line,) = advice(load_text(text), hostname)
-    assert line.startswith(f"{path}: "), reason
+    assert line.startswith(f"{path}: ")
 
 
 def test_sound_defaults_need_no_advice() -> None:

@@ -105,130 +105,90 @@ def test_a_fingerprint_may_be_written_as_any_tool_prints_it(written: str) -> Non
 
 
 ONE_WRONG_VALUE = [
-    ("[[listener]]\ntls = 'ssl'", "listener[0].tls", 'must be "none", "starttls" or "implicit"', "a guess"),
-    ("[[listener]]\ntls = 'starttsl'", "listener[0].tls", "did you mean starttls?", "a slip"),
-    ("[[listener]]\ntls = true", "listener[0].tls", "expected text in quotes, not true or false", "a switch"),
-    ("[[listener]]\nauth = 'on'", "listener[0].auth", 'must be "off", "optional" or "required"', "a guess"),
-    ("[[listener]]\nauth = 'require'", "listener[0].auth", "did you mean required?", "nearly"),
-    ("[[listener]]\nrequire_tls = 'yes'", "listener[0].require_tls", "true or false (no quotes)", "a word"),
-    ("[[listener]]\ncertificate = 5", "listener[0].certificate", "expected text in quotes", "a number"),
-    ("[[listener]]\ncertificate = '~/c.pem'", "listener[0].certificate", "write the path in full", "home"),
-    ("[[listener]]\nkey = ['/a', '~/c']", "listener[0].key[1]", "write the path in full", "one of two"),
-    ("[[listener]]\nkey = ['']", "listener[0].key[0]", "must not be empty", "nowhere"),
-    (
-        "[[listener]]\nmax_auth_failures = 0",
-        "listener[0].max_auth_failures",
-        "must be from 1 to 100",
-        "nobody could log in",
-    ),
+    ("[[listener]]\ntls = 'ssl'", "listener[0].tls", 'must be "none", "starttls" or "implicit"'),
+    ("[[listener]]\ntls = 'starttsl'", "listener[0].tls", "did you mean starttls?"),
+    ("[[listener]]\ntls = true", "listener[0].tls", "expected text in quotes, not true or false"),
+    ("[[listener]]\nauth = 'on'", "listener[0].auth", 'must be "off", "optional" or "required"'),
+    ("[[listener]]\nauth = 'require'", "listener[0].auth", "did you mean required?"),
+    ("[[listener]]\nrequire_tls = 'yes'", "listener[0].require_tls", "true or false (no quotes)"),
+    ("[[listener]]\ncertificate = 5", "listener[0].certificate", "expected text in quotes"),
+    ("[[listener]]\ncertificate = '~/c.pem'", "listener[0].certificate", "write the path in full"),
+    ("[[listener]]\nkey = ['/a', '~/c']", "listener[0].key[1]", "write the path in full"),
+    ("[[listener]]\nkey = ['']", "listener[0].key[0]", "must not be empty"),
+    ("[[listener]]\nmax_auth_failures = 0", "listener[0].max_auth_failures", "must be from 1 to 100"),
     (
         "[[listener]]\nallow_certificates = 'ab:cd'",
         "listener[0].allow_certificates",
         'expected a list in brackets, not text: write ["ab:cd"]',
-        "no list",
     ),
     (
         f"[[listener]]\nallow_certificates = ['{DIGEST[:40]}']",
         "listener[0].allow_certificates[0]",
         "is not a SHA-256 fingerprint: 64 hexadecimal digits",
-        "SHA-1",
     ),
     (
         "[[listener]]\nallow_certificates = ['/etc/client.pem']",
         "listener[0].allow_certificates[0]",
         "as openssl x509 -noout -fingerprint -sha256 -in client.pem prints them",
-        "a file",
     ),
     (
         "[[listener]]\nproxy_networks = ['balancer']",
         "listener[0].proxy_networks[0]",
         'write it as "192.0.2.0/24", "192.0.2.7" or "2001:db8::/32"',
-        "a name",
     ),
     (
         "[[listener]]\npolicy = 'mypolicy.Mine'",
         "listener[0].policy",
         'write "module:name", as in "mypolicy:Mine"',
-        "a dot for the colon",
     ),
-    ("[[listener]]\npolicy_timeout = 0", "listener[0].policy_timeout", "must be from 100ms to 5m", "none"),
-    ("[[listener]]\nmax_hold = '60d'", "listener[0].max_hold", "must be from 1s to 30d (or 0", "months"),
-    ("[[listener]]\nmin_data_rate = -1", "listener[0].min_data_rate", "(or 0 for none), not -1", "backwards"),
-    ("max_session_memory = '1 MB'", "max_session_memory", "must be from 16 MB", "for nobody"),
-    ("[auth]\ncredentials = ''", "auth.credentials", "must not be empty", "no file"),
-    ("[auth]\nmax_client_failures = 0", "auth.max_client_failures", "must be from 1", "always locked"),
-    ("[auth]\nforget_failures = 900", "auth.forget_failures", "900 has no unit", "seconds?"),
+    ("[[listener]]\npolicy_timeout = 0", "listener[0].policy_timeout", "must be from 100ms to 5m"),
+    ("[[listener]]\nmax_hold = '60d'", "listener[0].max_hold", "must be from 1s to 30d (or 0"),
+    ("[[listener]]\nmin_data_rate = -1", "listener[0].min_data_rate", "(or 0 for none), not -1"),
+    ("max_session_memory = '1 MB'", "max_session_memory", "must be from 16 MB"),
+    ("[auth]\ncredentials = ''", "auth.credentials", "must not be empty"),
+    ("[auth]\nmax_client_failures = 0", "auth.max_client_failures", "must be from 1"),
+    ("[auth]\nforget_failures = 900", "auth.forget_failures", "900 has no unit"),
     (
         "[[access]]\nsender = ['a b@example.com']",
         "access[0].sender[0]",
         'is not an address pattern: write "user@example.com", "example.com", "*.example.com", '
         '"bounce-*@example.com" or "<>"',
-        "a space",
     ),
-    (
-        "[[access]]\nsender = ['<a@example.com>']",
-        "access[0].sender[0]",
-        "is not an address pattern",
-        "a path",
-    ),
-    ("[[access]]\nsender = ['a@b@c']", "access[0].sender[0]", "is not an address pattern", "two at signs"),
-    ("[[access]]\nrecipient = ['exa mple']", "access[0].recipient[0]", "is not a domain", "a space"),
-    (
-        "[[access]]\nrecipient = ['a*.example']",
-        "access[0].recipient[0]",
-        "is not a domain",
-        "half a wildcard",
-    ),
-    ("[[access]]\nrecipient = ['']", "access[0].recipient[0]", "must not be empty", "nothing"),
-    ("[[access]]\nuser = 'app'", "access[0].user", 'write ["app"]', "no list"),
+    ("[[access]]\nsender = ['<a@example.com>']", "access[0].sender[0]", "is not an address pattern"),
+    ("[[access]]\nsender = ['a@b@c']", "access[0].sender[0]", "is not an address pattern"),
+    ("[[access]]\nrecipient = ['exa mple']", "access[0].recipient[0]", "is not a domain"),
+    ("[[access]]\nrecipient = ['a*.example']", "access[0].recipient[0]", "is not a domain"),
+    ("[[access]]\nrecipient = ['']", "access[0].recipient[0]", "must not be empty"),
+    ("[[access]]\nuser = 'app'", "access[0].user", 'write ["app"]'),
     (
         "[[access]]\nuser = ['a']\naction = 'reject'",
         "access[0].action",
         'must be "refuse", "defer" or "accept", not "reject"',
-        "Postfix's word",
     ),
     (
         "[[access]]\nuser = ['a']\nreply = 'go away'",
         "access[0].reply",
         'as in "550 5.7.1 Ask postmaster@example.org"',
-        "no code",
     ),
-    ("[[access]]\nuser = ['a']\nreply = '250 OK'", "access[0].reply", "a code from 400 to 599", "no refusal"),
-    ("[[access]]\nuser = ['a']\nreply = '550'", "access[0].reply", "is not a refusal", "no text"),
-    (
-        "[[access]]\nuser = ['a']\nreply = '550 5.7.1'",
-        "access[0].reply",
-        "is not a refusal",
-        "a status alone",
-    ),
-    (
-        "[[access]]\nuser = ['a']\nreply = '550 4.7.1 No'",
-        "access[0].reply",
-        "a status of the same class",
-        "RFC 3463 2",
-    ),
-    ("[[access]]\nuser = ['a']\nreply = '550 grüße'", "access[0].reply", "a text in ASCII", "RFC 5321 4.2"),
+    ("[[access]]\nuser = ['a']\nreply = '250 OK'", "access[0].reply", "a code from 400 to 599"),
+    ("[[access]]\nuser = ['a']\nreply = '550'", "access[0].reply", "is not a refusal"),
+    ("[[access]]\nuser = ['a']\nreply = '550 5.7.1'", "access[0].reply", "is not a refusal"),
+    ("[[access]]\nuser = ['a']\nreply = '550 4.7.1 No'", "access[0].reply", "a status of the same class"),
+    ("[[access]]\nuser = ['a']\nreply = '550 grüße'", "access[0].reply", "a text in ASCII"),
     (
         f"[[access]]\nuser = ['a']\nreply = '550 {'x' * 400}'",
         "access[0].reply",
         "at most 400 characters, this one 404",
-        "a reply line has 512 octets",
     ),
 ]
 
 
-@pytest.mark.parametrize(
-    ("text", "path", "said", "reason"),
-    ONE_WRONG_VALUE,
-    ids=[f"{path}: {why}" for _, path, _, why in ONE_WRONG_VALUE],
-)
-def test_one_wrong_value_is_one_problem_that_says_what_to_write(
-    text: str, path: str, said: str, reason: str
-) -> None:
+@pytest.mark.parametrize(("text", "path", "said"), ONE_WRONG_VALUE)
+def test_one_wrong_value_is_one_problem_that_says_what_to_write(text: str, path: str, said: str) -> None:
     ((where, what, line),) = problems(f"# a comment\n{text}\n")
-    assert where == path, reason
-    assert said in what, reason
-    assert line == text.count("\n") + 2, reason
+    assert where == path
+    assert said in what
+    assert line == text.count("\n") + 2
 
 
 @pytest.mark.parametrize(
@@ -249,126 +209,94 @@ def test_a_key_in_the_wrong_place_is_told_the_right_one(text: str, said: str) ->
 
 CONTRADICTIONS = [
     (
-        "TLS without a certificate",
         'tls = "starttls"',
         "tls",
         '"starttls" needs certificate = "FILE" and key = "FILE" (zonerelay cert self-signed makes both)',
     ),
-    ("a key alone", 'tls = "implicit"\nkey = "/k"', "tls", '"implicit" needs certificate = "FILE"'),
+    ('tls = "implicit"\nkey = "/k"', "tls", '"implicit" needs certificate = "FILE"'),
     (
-        "a certificate without TLS",
         'certificate = "/c"',
         "certificate",
         'is not used with tls = "none": say tls = "starttls" or "implicit"',
     ),
-    ("a key without TLS", 'key = "/k"', "key", 'is not used with tls = "none"'),
+    ('key = "/k"', "key", 'is not used with tls = "none"'),
+    (f'allow_certificates = ["{DIGEST}"]', "allow_certificates", 'is not used with tls = "none"'),
     (
-        "client certificates without TLS",
-        f'allow_certificates = ["{DIGEST}"]',
-        "allow_certificates",
-        'is not used with tls = "none"',
-    ),
-    (
-        "two certificates, one key",
         'tls = "starttls"\ncertificate = ["/a", "/b"]\nkey = "/k"',
         "key",
         "1 file for 2 files in certificate: give one for each, in the same order, or none",
     ),
+    ('tls = "starttls"\ncertificate = "/a"\nkey = ["/k", "/l"]', "key", "2 files for 1 file in certificate"),
     (
-        "one certificate, two keys",
-        'tls = "starttls"\ncertificate = "/a"\nkey = ["/k", "/l"]',
-        "key",
-        "2 files for 1 file in certificate",
-    ),
-    (
-        "one certificate twice",
         'tls = "starttls"\ncertificate = ["/a", "/b", "/a"]',
         "certificate[2]",
         '"/a" is certificate[0] already: was another one meant?',
     ),
+    ("require_tls = true", "require_tls", 'needs tls = "starttls" (with "implicit" there is always TLS)'),
     (
-        "TLS is required and not offered",
-        "require_tls = true",
-        "require_tls",
-        'needs tls = "starttls" (with "implicit" there is always TLS)',
-    ),
-    (
-        "AUTH in clear text",
         'auth = "optional"',
         "auth",
         '"optional" with tls = "none" would send passwords in clear text: give the listener tls, or write '
         'unsafe = ["cleartext-auth"]',
     ),
-    ("required AUTH in clear text", 'auth = "required"', "auth", '"required" with tls = "none" would send'),
-    ("HTTP without tokens", 'protocol = "http"', "protocol", '"http" needs auth = "required"'),
+    ('auth = "required"', "auth", '"required" with tls = "none" would send'),
+    ('protocol = "http"', "protocol", '"http" needs auth = "required"'),
     (
-        "tokens in clear text on a network",
         'protocol = "http"\nauth = "required"\naddress = "192.0.2.1:8443"',
         "auth",
         '"required" with tls = "none" would send passwords in clear text',
     ),
     (
-        "HTTP after STARTTLS",
         f'protocol = "http"\n{CERTIFIED}auth = "required"',
         "tls",
         'is "none" or "implicit" with protocol = "http", which has no STARTTLS',
     ),
     (
-        "HTTP with client certificates",
         f'protocol = "http"\n{IMPLICIT}auth = "required"\nallow_certificates = ["{DIGEST}"]',
         "allow_certificates",
         "a token names the user (zonerelay token add)",
     ),
     (
-        "anybody, and only who logs in",
         f'{CERTIFIED}auth = "required"\n{OPEN}',
         "unsafe",
         '"open-relay" is not used with auth = "required", which lets no client relay without logging in',
     ),
     (
-        "log in from anywhere, as it is not written",
         f'{CERTIFIED}auth = "required"\nallow_networks = ["0.0.0.0/0"]',
         "allow_networks",
         'is not used with auth = "required": a user who logs in may relay from anywhere. Leave it out',
     ),
     (
-        "anybody without logging in",
         f'{CERTIFIED}auth = "optional"\nallow_networks = ["0.0.0.0/0"]',
         "allow_networks",
         "would make this an open relay",
     ),
     (
-        "nobody at all",
         "allow_networks = []",
         "allow_networks",
         'is empty, so no client could relay: name a network, such as "127.0.0.0/8", or say auth = "required"',
     ),
     (
-        "everybody is a balancer",
         'proxy_networks = ["0.0.0.0/0"]',
         "proxy_networks",
         '"0.0.0.0/0" would let every client claim any address: name the servers in front of this one',
     ),
     (
-        "everybody is trusted, in two halves",
         'xclient_networks = ["0.0.0.0/1", "128.0.0.0/1"]',
         "xclient_networks",
         '"0.0.0.0/0" would let every client claim any address',
     ),
     (
-        "a balancer on a Unix socket",
         'address = "unix:/x"\nproxy_networks = ["127.0.0.1"]',
         "proxy_networks",
         "is not used on a Unix socket, whose clients have no address",
     ),
     (
-        "XCLIENT on a Unix socket",
         'address = "unix:/x"\nxclient_networks = ["127.0.0.1"]',
         "xclient_networks",
         "is not used on a Unix socket",
     ),
     (
-        "a policy's file without a policy",
         'policy_file = "/x"',
         "policy_file",
         'is not used without a policy: say policy = "module:Class" or leave it out',
@@ -376,38 +304,32 @@ CONTRADICTIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("reason", "text", "key", "said"), CONTRADICTIONS, ids=[reason for reason, *_ in CONTRADICTIONS]
-)
-def test_a_listener_that_contradicts_itself_is_refused(reason: str, text: str, key: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "key", "said"), CONTRADICTIONS)
+def test_a_listener_that_contradicts_itself_is_refused(text: str, key: str, said: str) -> None:
     ((where, what, line),) = problems(f"[[listener]]\n{text}\n")
-    assert where == f"listener[0].{key}", reason
-    assert said in what, reason
-    assert line > 1, reason
+    assert where == f"listener[0].{key}"
+    assert said in what
+    assert line > 1
 
 
 RULES = [
-    ("no condition", '[[access]]\naction = "refuse"', "access[0]", "so it would match all mail"),
+    ('[[access]]\naction = "refuse"', "access[0]", "so it would match all mail"),
     (
-        "a reply to who is let through",
         '[[access]]\nuser = ["a"]\naction = "accept"\nreply = "550 No"',
         "access[0].reply",
         'is not used with action = "accept": leave one of the two out',
     ),
     (
-        "a temporary refusal for ever",
         '[[access]]\nuser = ["a"]\nreply = "450 4.7.1 Later"',
         "access[0].reply",
         'action = "refuse" is answered with a code from 500 to 599: write one, or action = "defer"',
     ),
     (
-        "a permanent refusal for now",
         '[[access]]\nuser = ["a"]\naction = "defer"\nreply = "550 No"',
         "access[0].reply",
         'action = "defer" is answered with a code from 400 to 499: write one, or action = "refuse"',
     ),
     (
-        "an end of the session that does not come",
         '[[access]]\nuser = ["a"]\naction = "defer"\nreply = "421 4.7.0 Bye"',
         "access[0].reply",
         "which no rule does: write 450 or 451",
@@ -415,11 +337,11 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize(("reason", "text", "path", "said"), RULES, ids=[reason for reason, *_ in RULES])
-def test_a_rule_that_contradicts_itself_is_refused(reason: str, text: str, path: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "path", "said"), RULES)
+def test_a_rule_that_contradicts_itself_is_refused(text: str, path: str, said: str) -> None:
     ((where, what, _),) = problems(text)
-    assert where == path, reason
-    assert said in what, reason
+    assert where == path
+    assert said in what
 
 
 @pytest.mark.parametrize(
@@ -442,23 +364,23 @@ def test_a_value_that_cannot_be_read_causes_no_second_complaint(text: str, paths
 
 
 ACCEPTED = [
-    ("certificates with their keys in them", f'{CERTIFIED}auth = "optional"'),
-    ("TLS is required where it is always there", f"{IMPLICIT}require_tls = true"),
-    ("one key for two certificates", 'tls = "starttls"\ncertificate = ["/a", "/b"]\nkey = ["/k", "/k"]'),
-    ("users alone", f'{CERTIFIED}auth = "required"\nallow_networks = []'),
-    ("client certificates alone", f'{IMPLICIT}allow_networks = []\nallow_certificates = ["{DIGEST}"]'),
-    ("AUTH on a wire of one's own, in words", f'auth = "required"\n{CLEAR}'),
-    ("HTTP behind a proxy on this machine", 'protocol = "http"\nauth = "required"'),
-    ("anybody, and users as well", f'{CERTIFIED}auth = "optional"\n{OPEN}'),
-    ("anybody alone", f"allow_networks = []\n{OPEN}"),
-    ("users over a Unix socket", f'address = "unix:/x"\nauth = "required"\n{CLEAR}'),
-    ("a client's share above the total: no share", "max_connections = 20\nmax_connections_per_client = 1000"),
-    ("the balancers of a private network", 'proxy_networks = ["10.0.0.0/8", "fc00::/7"]'),
+    f'{CERTIFIED}auth = "optional"',
+    f"{IMPLICIT}require_tls = true",
+    'tls = "starttls"\ncertificate = ["/a", "/b"]\nkey = ["/k", "/k"]',
+    f'{CERTIFIED}auth = "required"\nallow_networks = []',
+    f'{IMPLICIT}allow_networks = []\nallow_certificates = ["{DIGEST}"]',
+    f'auth = "required"\n{CLEAR}',
+    'protocol = "http"\nauth = "required"',
+    f'{CERTIFIED}auth = "optional"\n{OPEN}',
+    f"allow_networks = []\n{OPEN}",
+    f'address = "unix:/x"\nauth = "required"\n{CLEAR}',
+    "max_connections = 20\nmax_connections_per_client = 1000",
+    'proxy_networks = ["10.0.0.0/8", "fc00::/7"]',
 ]
 
 
-@pytest.mark.parametrize(("reason", "text"), ACCEPTED, ids=[reason for reason, _ in ACCEPTED])
-def test_a_listener_that_only_looks_odd_is_accepted(reason: str, text: str) -> None:
+@pytest.mark.parametrize("text", ACCEPTED)
+def test_a_listener_that_only_looks_odd_is_accepted(text: str) -> None:
     load_text(f"[[listener]]\n{text}\n")
 
 

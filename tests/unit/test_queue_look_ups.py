@@ -29,17 +29,6 @@ def all_of(look_ups: LookUps) -> list[str]:
     return found
 
 
-def test_so_many_at_once() -> None:
-    look_ups = LookUps()
-    for n in range(AT_ONCE + 5):
-        look_ups.want(line(f"d{n}.example"))
-    assert len(look_ups.take()) == AT_ONCE
-    assert look_ups.take() == []
-    look_ups.ended("d0.example", found=True)
-    assert look_ups.take() == [f"d{AT_ONCE}.example"]
-    assert look_ups.is_wanted
-
-
 def test_fresh_mail_does_not_wait_behind_a_list() -> None:
     look_ups = LookUps()
     for n in range(500):

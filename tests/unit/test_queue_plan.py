@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -11,15 +10,12 @@ from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST,
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Outcome
-from zonerelay.model.queue_name import Priority
 from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.destination.suspension import Suspension, Transition
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.queue.zone.window import Claim
 
 NOW = 1_700_000_000.0
-MORE = {Priority.NORMAL}
 RETRY = RetrySettings(suspend_min=30.0, suspend_max=600.0)
 
 
@@ -48,38 +44,6 @@ def start_all(queue: ZonePlan, now: float = NOW) -> list[Work]:
 
 
 # Turns and limits
-
-
-def test_destinations_take_turns() -> None:
-    queue = make(max_connections=1)
-    queue.add([number(n, f"u@{'busy' if n < 8 else 'calm'}.example") for n in range(10)], NOW)
-    resolve(queue)
-    order = []
-    while (work := queue.next_work(NOW)) is not None:
-        order.append(work.deliveries[0].domain)
-        queue.finished(work, [DELIVERED], NOW)
-    assert order[:4] == ["busy.example", "calm.example", "busy.example", "calm.example"]
-    assert len(order) == 10
-
-
-def test_limits_hold() -> None:
-    queue = make(max_connections=3, max_connections_per_destination=2)
-    queue.add([number(n, f"u@d{n % 2}.example") for n in range(20)], NOW)
-    resolve(queue)
-    prove(queue)
-    works = start_all(queue)
-    assert len(works) == 3
-    assert max(Counter(work.destination.key for work in works).values()) == 2
-    queue.finished(works[0], [DELIVERED], NOW)
-    assert len(start_all(queue)) == 1
-
-
-def test_one_route_needs_one_look_up() -> None:
-    queue = make(next_hop="hop")
-    queue.add([number(n, f"u@d{n}.example") for n in range(10)], NOW)
-    assert queue.take_look_ups() == [""]
-    queue.add([number(99)], NOW)
-    assert queue.take_look_ups() == []
 
 
 def test_an_old_route_is_looked_up_again() -> None:
@@ -123,133 +87,7 @@ def test_a_route_that_expires_at_once_is_still_used() -> None:
     assert queue.next_work(NOW + 1) is not None
 
 
-def test_withdrawn_deliveries_are_not_planned_until_given_back() -> None:
-    queue = make(next_hop="hop")
-    queue.add([number(1), number(2)], NOW)
-    resolve(queue)
-    queue.withdraw([number(1).key, number(3).key])
-    queue.add([number(3)], NOW)  # a claim that was under way
-    assert [work.message_id for work in start_all(queue)] == [number(2).message_id]
-    queue.give_back([number(1).key, number(3).key])
-    queue.add([number(1), number(3)], NOW)
-    assert len(start_all(queue)) == 2
-
-
-def test_what_was_given_back_while_the_store_was_asked_is_released_and_claimed_again() -> None:
-    queue = make(next_hop="hop")
-    plan = queue.plan_claim(MORE)
-    assert plan is not None
-    queue.withdraw([number(1).key])
-    queue.give_back([number(1).key])
-    queue.add([number(1), number(2)], NOW)
-    queue.claimed(plan, 2)
-    assert queue.take_returned() == [number(1)]
-    assert queue.waiting == 1
-    assert queue.plan_claim(MORE) is not None
-    queue.add([number(1)], NOW)
-    assert queue.waiting == 2
-
-
-def test_what_is_to_be_put_off_or_released_can_be_withdrawn() -> None:
-    queue = make(window=64)
-    queue.add([number(1)], NOW)
-    resolve(queue)
-    (work,) = start_all(queue)
-    queue.finished(work, [NO_HOST], NOW)
-    queue.take_parked()
-    queue.add([number(2), number(3)], NOW)
-    queue.add([number(n, f"u{n}@b.example") for n in range(10, 20)], NOW)
-    for domain in queue.take_look_ups():
-        queue.found(domain, route_to("default", "mx.b.example"), NOW)
-    assert number(19, "u19@b.example") in queue._returned
-    queue.withdraw([number(2).key, number(19, "u19@b.example").key])
-    assert [deliveries for _, deliveries in queue.take_parked()] == [[number(3)]]
-    assert queue.take_returned() == [number(18, "u18@b.example")]
-
-
-def test_what_is_to_be_put_off_or_released_is_drained_as_well() -> None:
-    queue = make(window=64)
-    queue.add([number(1)], NOW)
-    resolve(queue)
-    (work,) = start_all(queue)
-    queue.add([number(2)], NOW)
-    queue.add([number(n, f"u{n}@b.example") for n in range(10, 20)], NOW)
-    for domain in queue.take_look_ups():
-        queue.found(domain, route_to("default", "mx.b.example"), NOW)
-    steps = queue.drain()
-    drained = next(steps)
-    queue.finished(work, [NO_HOST], NOW)
-    assert sum(map(len, steps), len(drained)) == 11
-    assert not queue.has_requests
-
-
 # Window and shares
-
-
-def test_a_zone_with_one_route_claims_again_only_below_the_low_mark() -> None:
-    queue = make(window=100, next_hop="hop")
-    plan = queue.plan_claim(MORE)
-    assert plan == Claim(100, frozenset())
-    queue.add([number(n) for n in range(30)], NOW)
-    assert not queue.wants_claim(MORE)
-    resolve(queue)
-    for work in start_all(queue):
-        queue.finished(work, [DELIVERED], NOW)
-    assert queue.waiting == 20
-    assert queue.wants_claim(MORE)
-    assert not queue.wants_claim(())
-
-
-def test_a_long_line_is_passed_over_and_fetched_by_name_when_short() -> None:
-    queue = make(window=64, max_connections_per_destination=1)
-    queue.add([number(n, "u@slow.example") for n in range(8)], NOW)
-    resolve(queue)
-    assert queue.plan_claim(MORE) == Claim(8, frozenset({"slow.example"}))
-    assert queue.plan_claim(()) is None
-    for _ in range(5):
-        work = queue.next_work(NOW)
-        assert work is not None
-        queue.finished(work, [DELIVERED], NOW)
-    assert queue.waiting == 3
-    plan = queue.plan_claim(())
-    assert plan == Claim(5, domain="slow.example")
-    queue.add([number(50, "u@slow.example")], NOW)
-    queue.claimed(plan, 1)
-    assert queue.plan_claim(()) is None
-    assert queue.plan_claim(MORE) == Claim(8, frozenset())
-
-
-def test_a_crowded_window_shrinks_the_shares() -> None:
-    queue = make(window=64)
-    queue.add([number(n, f"u@d{n % 8}.example") for n in range(32)], NOW)
-    plan = queue.plan_claim(MORE)
-    assert isinstance(plan, Claim)
-    assert plan.skip == {f"d{n}.example" for n in range(8)}
-
-
-def test_domains_of_a_full_destination_go_back_to_the_store() -> None:
-    queue = make(window=64)
-    queue.add([number(n, f"u@d{n}.example") for n in range(20)], NOW)
-    resolve(queue, "provider")
-    returned = queue.take_returned()
-    assert queue.waiting == 8
-    assert len(returned) == 12
-    plan = queue.plan_claim(MORE)
-    assert isinstance(plan, Claim)
-    assert {d.domain for d in returned} <= plan.skip
-
-
-def test_an_unroutable_domain_that_was_passed_over_is_fetched() -> None:
-    queue = make(window=64)
-    queue.add([number(n, "u@gone.example") for n in range(8)], NOW)
-    assert queue.take_look_ups() == ["gone.example"]
-    assert isinstance(queue.plan_claim(MORE), Claim)
-    assert len(queue.unroutable("gone.example")) == 8
-    plan = queue.plan_claim(())
-    assert plan == Claim(8, domain="gone.example")
-    queue.add([number(9, "u@gone.example")], NOW)
-    queue.claimed(plan, 1)
-    assert queue.take_look_ups() == ["gone.example"]
 
 
 def test_forgotten_domains_are_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,62 +14,33 @@ ONE = '[[source]]\nname = "out1"\naddress = ["127.0.0.2"]\n'
 SIX = '[[source]]\nname = "six"\naddress = ["::1"]\n'
 
 REFUSED = [
-    ("no name", '[[source]]\naddress = ["127.0.0.2"]', "source[0].name", "is missing"),
-    ("no address", '[[source]]\nname = "a"', "source[0].address", "is missing"),
+    ('[[source]]\naddress = ["127.0.0.2"]', "source[0].name", "is missing"),
+    ('[[source]]\nname = "a"', "source[0].address", "is missing"),
+    (ONE + '[[source]]\nname = "out1"\naddress = ["127.0.0.3"]', "source[1].name", "source[0] already"),
     (
-        "a name twice",
-        ONE + '[[source]]\nname = "out1"\naddress = ["127.0.0.3"]',
-        "source[1].name",
-        "source[0] already",
-    ),
-    (
-        "two of one family",
         '[[source]]\nname = "a"\naddress = ["127.0.0.2", "::1", "127.0.0.3"]',
         "source[0].address[2]",
         "has one IPv4 address",
     ),
+    ('[[source]]\nname = "a"\naddress = ["::1", "::2"]', "source[0].address[1]", "has one IPv6 address"),
     (
-        "two of IPv6",
-        '[[source]]\nname = "a"\naddress = ["::1", "::2"]',
-        "source[0].address[1]",
-        "has one IPv6 address",
-    ),
-    (
-        "an address twice",
         ONE + '[[source]]\nname = "b"\naddress = ["127.0.0.2"]',
         "source[1].address[0]",
         "an address of source[0] already",
     ),
     (
-        "an address twice, written otherwise",
         SIX + '[[source]]\nname = "b"\naddress = ["0:0::0:1"]',
         "source[1].address[0]",
         "an address of source[0] already",
     ),
+    ('[[source]]\nname = "a"\naddress = ["::ffff:1.2.3.4"]', "source[0].address[0]", 'write "1.2.3.4"'),
+    ('[[source]]\nname = "a"\naddress = ["fe80::1"]', "source[0].address[0]", "its own link"),
+    (ONE + '[[zone]]\nsources = ["out2"]', "zone[0].sources[0]", "did you mean out1?"),
+    (ONE + '[[zone]]\nsources = ["x"]', "zone[0].sources[0]", 'there is "out1"'),
+    ('[[zone]]\nsources = ["x"]', "zone[0].sources[0]", 'no [[source]] is named "x"'),
+    (ONE + '[[zone]]\nsources = ["out1", "out1"]', "zone[0].sources[1]", "twice"),
+    (ONE + 'weight = 0\n[[zone]]\nsources = ["out1"]', "zone[0].sources", "weight = 0"),
     (
-        "IPv4 as IPv6",
-        '[[source]]\nname = "a"\naddress = ["::ffff:1.2.3.4"]',
-        "source[0].address[0]",
-        'write "1.2.3.4"',
-    ),
-    ("link local", '[[source]]\nname = "a"\naddress = ["fe80::1"]', "source[0].address[0]", "its own link"),
-    (
-        "a name that nobody has",
-        ONE + '[[zone]]\nsources = ["out2"]',
-        "zone[0].sources[0]",
-        "did you mean out1?",
-    ),
-    ("a far name", ONE + '[[zone]]\nsources = ["x"]', "zone[0].sources[0]", 'there is "out1"'),
-    ("no source at all", '[[zone]]\nsources = ["x"]', "zone[0].sources[0]", 'no [[source]] is named "x"'),
-    ("named twice", ONE + '[[zone]]\nsources = ["out1", "out1"]', "zone[0].sources[1]", "twice"),
-    (
-        "nothing but weight 0",
-        ONE + 'weight = 0\n[[zone]]\nsources = ["out1"]',
-        "zone[0].sources",
-        "weight = 0",
-    ),
-    (
-        "IPv6 only, and no IPv6",
         ONE + SIX + '[[zone]]\nsources = ["out1", "six"]\nipv6 = false',
         "zone[0].sources",
         '"six" has IPv6 only',
@@ -77,8 +48,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("why", "text", "path", "words"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_what_is_refused(why: str, text: str, path: str, words: str) -> None:
+@pytest.mark.parametrize(("text", "path", "words"), REFUSED)
+def test_what_is_refused(text: str, path: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_text(text)
     [problem] = caught.value.problems
