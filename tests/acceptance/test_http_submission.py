@@ -398,6 +398,41 @@ def test_the_first_answer_comes_again_however_the_key_was_given(app: Api, relay:
     assert (wrong.code, pointers(wrong)) == ((422, "invalid"), ["/headers/Idempotency-Key"])
 
 
+def test_the_first_answer_comes_again_when_the_user_may_send_no_more(relay: RelayProcess) -> None:
+    """A repetition was refused for the quota that the first had used up, or for recipients barred since."""
+    given: dict[str, object] = {"from": "a@example.org", "text": "hi " * 200}
+    two: dict[str, object] = {**given, "to": ["b@example.net", "c@example.org"]}
+    ways: list[Callable[[Api, dict[str, object]], Reply]] = [
+        lambda user, body: user("POST", "/v1/messages", body, Idempotency_Key="k"),
+        lambda user, body: user("POST", "/v1/messages", {**body, "headers": {"Idempotency-Key": "k"}}),
+        lambda user, body: user(
+            "POST", "/v1/messages/batch", {"messages": [{**body, "headers": {"Idempotency-Key": "k"}}]}
+        ),
+    ]
+    cases: list[tuple[dict[str, object], tuple[str, ...], tuple[str, ...]]] = [
+        (two, (), ("messages_per_hour=1",)),
+        (two, (), ("octets_per_day=1KB",)),
+        (two, (), ("recipients_per_day=2",)),
+        ({**two, "partial": True}, ("recipients_per_day=1",), ()),
+        ({**two, "partial": True}, ("recipients=*@example.net",), ("messages_per_day=1",)),
+        ({**two, "partial": True}, ("recipients=*@example.net",), ("recipients=*@example.com",)),
+        (two, (), ("recipients=*@example.net",)),
+    ]
+    for at, (body, before, after) in enumerate(cases):
+        name, way = f"held-{at}", ways[at % len(ways)]
+        user = user_of(relay, name)
+        assert run(relay, "user", "set", name, "messages_per_day=100", *before).returncode == 0
+        first = way(user, body)
+        assert first.status in (202, 207), first.body
+        if after:
+            assert run(relay, "user", "set", name, *after).returncode == 0
+        again = way(user, body)
+        assert (again.status, again.body) == (first.status, first.body), at
+        other = way(user, {**body, "to": ["d@example.org"], "text": "other"})
+        assert b'"id"' not in other.body, at
+    assert user("POST", "/v1/messages", {**two, "text": "other"}, Idempotency_Key="k").status >= 400
+
+
 def test_problems_point_at_the_member_in_words_of_json(app: Api) -> None:
     """Pointers ended with `...`, or one above, and texts named types of Python."""
     given = {"from": "a@example.org", "to": "b@example.net", "text": "hi"}

@@ -134,13 +134,15 @@ return another number afterwards. It must not raise.
 class Once:
     """The idempotency key of a submission, with which a message is stored only once. `identity` is a
     hexadecimal digest of the submitter, the key and the envelope, and `digest` one of the content. The store
-    remembers them, and the caller's `answer` to the submission, until the Unix time `until`.
+    remembers them, and the caller's `answer` to the submission, until the Unix time `until`. With `asks_only`
+    nothing is stored: NotStoredBeforeError is raised instead.
     """
 
     identity: str
     digest: str
     until: float
     answer: str = ""
+    asks_only: bool = False
 
     def kept(self, message_id: MessageId) -> Kept:
         """Return the entry of a message that is stored with this key."""
@@ -208,6 +210,10 @@ class StoredBeforeError(StoreError):
         self.message_id, self.answer = message_id, answer
 
 
+class NotStoredBeforeError(StoreError):
+    """No message was committed with a `Once` that only asks for it."""
+
+
 class OtherContentError(StoreError):
     """A message with the same identity and other content was committed before. Nothing was stored now."""
 
@@ -261,7 +267,7 @@ class MessageWriter(Protocol):
 
         The messages that `beside` returns are stored in the same write. `once` becomes durable in the same
         write. Raises StoredBeforeError, OtherContentError or BeingStoredError if another message has the key,
-        or may have it.
+        or may have it, and NotStoredBeforeError if `once` only asks.
         """
 
     async def abort(self) -> None: ...

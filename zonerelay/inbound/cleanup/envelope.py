@@ -46,8 +46,10 @@ from zonerelay.smtp.server.params import MailCommand
 from zonerelay.store.contract import Unhealthy
 
 
-def begin(submission: Submission, command: MailCommand) -> ServerReply:
-    """Start a transaction for this sender."""
+def begin(submission: Submission, command: MailCommand, key: str = "") -> ServerReply:
+    """Start a transaction for this sender. `key` is the idempotency key, if the client set it outside of the
+    message.
+    """
     refusal = _mail_refusal(submission, command)
     if refusal is not None:
         return refusal
@@ -59,6 +61,7 @@ def begin(submission: Submission, command: MailCommand) -> ServerReply:
             return submission.refuse(replies.TOO_FAR_AHEAD, "MAIL", mailbox=command.sender)
         release = release if release > now else 0.0
     transaction = Transaction(command, release=release, edits=submission.edits)
+    transaction.idempotency_key = key
     client_state = submission.client_state
     if client_state.user is not None and submission.context.guard is not None:
         return _guarded(submission, transaction, submission.context.guard, client_state.user.name)
@@ -91,7 +94,10 @@ def _allowed(
     else:
         refusal = allowance
     if refusal is not None:
-        return submission.refuse_guarded(refusal, "MAIL", mailbox=transaction.mail.sender)
+        answer = submission.refuse_guarded(refusal, "MAIL", mailbox=transaction.mail.sender)
+        if not transaction.idempotency_key or refusal.reason is not Reason.QUOTA:
+            return answer
+        transaction.unless_repeated = answer
     return _begin(submission, transaction)
 
 
@@ -340,7 +346,7 @@ def new_intake(submission: Submission, on_room: Callable[[], None]) -> Intake:
     assert transaction is not None
     origin = client_state.origin
     kind: type[Intake] = Intake
-    if WholeMessage in context.consultants.asked:
+    if WholeMessage in context.consultants.asked and transaction.unless_repeated is None:
         kind = WholeIntake
     elif context.rewriting is not None:
         context.rewriting.rewrite(transaction, origin)

@@ -43,6 +43,8 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
@@ -82,6 +84,7 @@ from zonerelay.store.contract import (
     CHUNK_SIZE,
     BeingStoredError,
     MessageWriter,
+    NotStoredBeforeError,
     Once,
     OtherContentError,
     StoredBeforeError,
@@ -570,6 +573,9 @@ class Intake:
                 self._on_room()
 
     async def _commit(self, writer: MessageWriter) -> MessageId | None:
+        if self.transaction.unless_repeated is not None:
+            await self._ask(writer, self.transaction.unless_repeated)
+            return None
         if EndOfData in self._context.consultants.asked and await self._refused_at_the_end():
             return None
         if self.transaction.allowance is not None and self._context.guard is not None:
@@ -583,7 +589,7 @@ class Intake:
         if refusal is not None:
             if refusal.quota:
                 self._context.events.metrics.quota_refused.add((refusal.quota,))
-            self.refuse(replies.guarded(refusal))
+            await self._ask(writer, replies.guarded(refusal))
         accepted: MessageId | None = None
         try:
             if self.refusal is None:
@@ -592,6 +598,13 @@ class Intake:
             if accepted is None and refusal is None:
                 await guard.give_back(allowance, *sent)
         return accepted
+
+    async def _ask(self, writer: MessageWriter, refusal: ServerReply) -> None:
+        """Refuse the message. Raise StoredBeforeError if it was submitted before."""
+        if self._key:
+            with suppress(NotStoredBeforeError):
+                await writer.commit((), once=replace(self._once(), asks_only=True))
+        self.refuse(refusal)
 
     async def _take_turn(self, writer: MessageWriter) -> MessageId | None:
         if len(self.envelope.recipients) <= LIST:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -228,7 +228,10 @@ class _Running:
             except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
                 self.context.events.trouble("inbound", error)
                 return _whole(replies.TROUBLE)
-            return refused or await self._take_content(pieces)
+            transaction = submission.transaction
+            if refused is None or (transaction is not None and transaction.unless_repeated is not None):
+                return await self._take_content(pieces, refused)
+            return refused
         finally:
             memory.holders.discard(self)
             submission.reset()
@@ -236,7 +239,7 @@ class _Running:
     async def _take_envelope(
         self, principal: Principal, envelope: SubmittedEnvelope, options: Options
     ) -> Refused | None:
-        """Check the envelope. Return a refusal, or None."""
+        """Check the envelope. Return a refusal, or None. A refused message with a key may be a repetition."""
         submission = self._submission
         client_state = submission.client_state
         client_state.came_by(principal.protocol, principal.helo)
@@ -248,29 +251,34 @@ class _Running:
             answer = submission.refuse(replies.AUTH_FIRST, "MAIL")
         if answer.reason is not None:
             return _whole(answer)
-        answer = await self._decided(begin(submission, envelope.mail))
+        answer = await self._decided(begin(submission, envelope.mail, options.idempotency_key))
         if answer.reason is not None:
             return _whole(answer, of_sender=True)
         transaction = submission.transaction
         assert transaction is not None
-        transaction.idempotency_key, transaction.zone_named = options.idempotency_key, options.zone
-        transaction.notes = options.notes
-        refused: dict[Mailbox, Refusal] = {}
+        transaction.zone_named, transaction.notes = options.zone, options.notes
+        refused: dict[Mailbox, ServerReply] = {}
         for each in envelope.recipients:
             answer = add(submission, transaction, recipient_key(each.address), each)
             if answer.then is not Then.GO_ON:
                 answer = await self._decided(answer)
             if answer.reason is not None:
-                refused[each.address] = answer.refusal
+                refused[each.address] = answer
+                if options.idempotency_key and not options.partial:
+                    transaction.recipients[recipient_key(each.address)] = each
+        if options.partial:
+            transaction.asked = mailboxes(envelope.recipients)
+            transaction.refused = {address: str(each.refusal.reply) for address, each in refused.items()}
+        if (whole := transaction.unless_repeated) is not None:
+            return _whole(whole, of_sender=True)
         if refused and (not options.partial or len(refused) == len(envelope.recipients)):
             # Prefer a permanent refusal, if there is one.
             worst = max(refused.values(), key=lambda each: each.reply.code)
-            return Refused(worst.reason, worst.reply, worst.retry_after, recipients=refused)
+            transaction.unless_repeated = worst if options.idempotency_key else None
+            recipients = {address: each.refusal for address, each in refused.items()}
+            return replace(_whole(worst), recipients=recipients)
         if not transaction.recipients:
             return _whole(submission.refuse(replies.NO_RECIPIENTS, "DATA"))
-        if options.partial:
-            transaction.asked = mailboxes(envelope.recipients)
-            transaction.refused = {address: str(each.reply) for address, each in refused.items()}
         return None
 
     async def _log_in(self, user: str) -> ServerReply | None:
@@ -294,7 +302,8 @@ class _Running:
             answer = self._submission.decided(await self.context.consultants.ask(self._submission.question))
         return answer
 
-    async def _take_content(self, pieces: Pieces) -> Accepted | Refused:
+    async def _take_content(self, pieces: Pieces, refused: Refused | None) -> Accepted | Refused:
+        """Store the message. A `refused` one is only compared with one that was submitted before."""
         transaction = self._submission.transaction
         assert transaction is not None
         transaction.chunked = True  # the pieces are chunks: they have neither dot-stuffing nor a final dot
@@ -317,6 +326,8 @@ class _Running:
             if accepted is not None:
                 return Accepted(accepted, transaction.refused)
             assert intake.refusal is not None
+            if refused is not None and intake.refusal is transaction.unless_repeated:
+                return refused
             self._refuse(intake, intake.refusal)
             return _whole(intake.refusal)
         except BaseException:

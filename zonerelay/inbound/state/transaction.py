@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.policy import Decision
@@ -17,6 +17,9 @@ from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import Priority
 from zonerelay.smtp.server.params import MailCommand
+
+if TYPE_CHECKING:
+    from zonerelay.inbound.state.replies import ServerReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,8 @@ class Transaction:
     `cost` is the memory counted for the recipients. `idempotency_key` is the key that the client set outside
     the message, or "" if the header may contain one. `rewritten` lists the changes of recipients since RCPT,
     with the new addresses. A submission that may be accepted in part has all its recipients in `asked`, and
-    the replies to those that are refused in `refused`.
+    the replies to those that are refused in `refused`. `unless_repeated` is the refusal of a message that is
+    accepted only if it was submitted before with the same key.
     """
 
     def __init__(self, mail: MailCommand, *, release: float, edits: Edits) -> None:
@@ -72,6 +76,7 @@ class Transaction:
         self.asked: tuple[Mailbox, ...] = ()
         self.refused: dict[Mailbox, str] = {}
         self.idempotency_key = ""
+        self.unless_repeated: ServerReply | None = None
         self.zone_named = ""  # the zone that the message itself names
         self.notes: tuple[str, ...] = ()  # notes for the trace
         self.zones: dict[Mailbox, str] = {}

@@ -240,7 +240,8 @@ class BodyWriter:
         **facts: Unpack[BodyFacts],
     ) -> Message:
         self._check_open()
-        check_deliveries(self._envelope.id, deliveries)
+        if once is None or not once.asks_only:
+            check_deliveries(self._envelope.id, deliveries)
         self._spool.check_writable()
         await self._previous_group()
         chunks = self._chunks

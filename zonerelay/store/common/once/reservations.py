@@ -25,6 +25,7 @@ from zonerelay.store.contract import (
     Kept,
     KeptKeys,
     KeyRegister,
+    NotStoredBeforeError,
     Once,
     StoreError,
     check_kept,
@@ -94,6 +95,8 @@ class Reservations:
             kept = await self._reserve(once, message_id, deadline)
             if kept is not None and kept.until > self._clock.now():
                 check_kept(once, kept)
+            if once.asks_only:
+                raise NotStoredBeforeError(once.identity)
             stored = submit()
         except BaseException:
             self._settled(once.identity, message_id, is_kept=False)
