@@ -131,7 +131,6 @@ FAULTS: dict[str, Fault] = {
         tables=lambda home: {"sendmail": {"drop": str(home / "drop")}},
         named="drop/new",
     ),
-    "the note of SRS is a directory": Fault(breaks=lambda home: directory(home / "srs-form")),
     "quotas damaged": Fault(breaks=lambda home: plain_file(home / "usage" / "usage.db")),
 }
 

@@ -230,7 +230,6 @@ def test_a_pattern_that_can_match_nothing_is_a_problem_where_it_stands(check: Ch
     [
         ('policy = "nowhere_at_all:X"', "listener[0].policy: there is no module 'nowhere_at_all': name the"),
         ('policy = "tests.bench.policies:Nothin"', "did you mean 'Nothing'?"),
-        ('policy = "zonerelay.policies.quota:Quota"', "zonerelay user set NAME recipients_per_hour=500"),
     ],
 )
 def test_a_policy_is_made_as_at_a_start(text: str, said: str, check: Check) -> None:

@@ -74,18 +74,10 @@ def test_a_hash_of_one_kind_is_no_hash_of_the_other() -> None:
 
 
 @pytest.mark.parametrize("local", [row[1] for row in POSTSRSD])
-def test_the_old_form_is_read_on_request_or_for_a_time_after_the_upgrade(local: str) -> None:
+def test_the_old_form_is_read_on_request(local: str) -> None:
     address = Mailbox(f"{local}@{OURS}")
     wanted = OLD.reverse(address, NOW)
     assert wanted is not None
-    for days, read in ((0, True), (20, True), (22, False), (-1, False)):
-        upgraded = Srs(SETTINGS, [SECRET], upgraded=NOW - days * DAY)
-        if read:
-            assert upgraded.reverse(address, NOW) == wanted
-            continue
-        with pytest.raises(SrsError) as refused:
-            upgraded.reverse(address, NOW)
-        assert refused.value.kind is SrsFault.OLD_FORM
     with pytest.raises(SrsError) as refused:
         SRS.reverse(address, NOW)
     assert refused.value.kind is SrsFault.OLD_FORM

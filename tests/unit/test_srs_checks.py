@@ -10,7 +10,7 @@ from zonerelay.cli.setup.check_config import try_out
 from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.problems import Report
 from zonerelay.config.settings import Settings, SrsSettings
-from zonerelay.config.tables.rewrite import note_upgrade, srs_secrets, upgraded_at
+from zonerelay.config.tables.rewrite import srs_secrets
 
 SECRET = "sixteen letters."
 
@@ -81,32 +81,3 @@ def test_a_start_and_check_config_say_the_same_about_secrets(
     with pytest.raises(ValueError, match=r"^srs\.old_secrets\[0\]: .* fewer than 16 characters$") as short:
         srs_secrets(srs, {"MISSING": SECRET})
     assert "too short" not in str(short.value)
-
-
-@pytest.mark.parametrize(
-    ("before", "noted"),
-    [
-        ((), 0.0),
-        (("spool/",), 0.0),
-        (("relay.toml",), 0.0),
-        (("redact.key",), 1_700_000_000.0),
-        (("spool/", "spool/CURRENT"), 1_700_000_000.0),
-    ],
-)
-def test_an_upgrade_is_told_from_a_first_start_and_noted_once(
-    tmp_path: Path, before: tuple[str, ...], noted: float
-) -> None:
-    spool = tmp_path / "spool"
-    for name in before:
-        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).write_text("x")
-    assert upgraded_at(spool) == 0.0
-    note_upgrade(spool, 1_700_000_000.0)
-    assert upgraded_at(spool) == noted
-    (tmp_path / "redact.key").write_text("x")
-    note_upgrade(spool, 1_800_000_000.0)
-    assert upgraded_at(spool) == noted
-    assert {path.name for path in tmp_path.iterdir()} == {
-        *(name.split("/")[0] for name in before),
-        "redact.key",
-        "srs-form",
-    }

@@ -57,15 +57,12 @@ from zonerelay.config.tables.listener import (
     UnsafeListener,
 )
 from zonerelay.config.tables.rewrite import (
-    NOTE,
     DkimSettings,
     RewriteSettings,
     RewriteWhere,
     SrsSettings,
-    note_upgrade,
     read_key_file,
     srs_secrets,
-    upgraded_at,
 )
 from zonerelay.config.tables.route import AccessAction, AccessSettings, AuthSettings, RouteSettings
 from zonerelay.config.tables.store import (

@@ -15,8 +15,7 @@ Policies:
 - The old form, which postsrsd and others make with the same secret, has 4 characters of base64 in any case,
   so one guess in a million is right, over parts that are joined without a separator: a hash for
   mbob@victim.co is right for bob@victim.com. (Longer hashes, as postsrsd makes them on request, are accepted
-  too.) It is read where `accept_legacy` says so, or for `max_age` after `upgraded`, the time when this
-  machine first knew the new form.
+  too.) It is read where `accept_legacy` says so.
 - The day of a time stamp may be tomorrow, because machines that share a secret share no clock.
 - An address that becomes too long for a path (RFC 5321 4.5.3.1.3) is an error, not a shortened address.
 - Local parts in quotes are wrapped without them, and get them back where they need them. Dots anywhere need
@@ -77,18 +76,15 @@ class SrsError(Exception):
 class Srs:
     """Rewrites and restores SRS addresses. `secrets`: the first signs, all are accepted. Raises ValueError
     when there is none.
-
-    `upgraded` is Unix time, 0.0 where the old form was never used.
     """
 
-    def __init__(self, settings: SrsSettings, secrets: Sequence[str], *, upgraded: float = 0.0) -> None:
+    def __init__(self, settings: SrsSettings, secrets: Sequence[str]) -> None:
         if not secrets or not all(secrets):
             raise ValueError("srs: there is no secret to sign with")
         self.domain = settings.domain.lower()
         self._keys = tuple(secret.encode() for secret in secrets)
         self._max_days = int(settings.max_age // DAY)
         self._accept_legacy = settings.accept_legacy
-        self._upgraded = int(upgraded // DAY)
         own = (self.domain, *(domain.lower() for domain in settings.local_domains))
         self._local = frozenset(domain for domain in own if not domain.startswith("*."))
         self._local_parents = frozenset(domain[2:] for domain in own if domain.startswith("*."))
@@ -143,7 +139,7 @@ class Srs:
             given, stamp, domain, user = found.groups()
             right = _is_new(found) and self._is_right(given, "SRS0", _day(stamp, today), domain, user)
             if not right:
-                self._check_old(found, given, stamp, domain, user, today=today)
+                self._check_old(found, given, stamp, domain, user)
             self._check_day(_day(stamp, today), today)
             return _mailbox(user, domain)
         if found := _SRS1.fullmatch(local):
@@ -152,7 +148,7 @@ class Srs:
             if _is_new(found) and self._is_right(given[2:], "SRS1", day, domain, rest):
                 self._check_day(day, today)
             else:
-                self._check_old(found, given, domain, rest, today=today)
+                self._check_old(found, given, domain, rest)
             return _mailbox(f"SRS0{rest}", domain)
         raise SrsError(SrsFault.MALFORMED)
 
@@ -171,9 +167,9 @@ class Srs:
             hmac.compare_digest(given, _hash(key, tag, day, *parts)) for key in self._keys
         )
 
-    def _check_old(self, found: re.Match[str], given: str, *parts: str, today: int) -> None:
+    def _check_old(self, found: re.Match[str], given: str, *parts: str) -> None:
         """Raise SrsError OLD_FORM where the old form is not read, so that no guess gets an answer."""
-        if not self._accept_legacy and not 0 <= today - self._upgraded <= self._max_days:
+        if not self._accept_legacy:
             raise SrsError(SrsFault.WRONG_HASH if _is_new(found) else SrsFault.OLD_FORM)
         if len(given) < OLD_HASH_LENGTH or not given.isascii():
             raise SrsError(SrsFault.WRONG_HASH)

@@ -11,14 +11,13 @@ import signal
 import socket
 import stat
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from zonerelay import durable
-from zonerelay.config.settings import NOTE, HistoryAddresses, LogFormat, Settings, note_upgrade
+from zonerelay.config.settings import HistoryAddresses, LogFormat, Settings
 from zonerelay.process.sockets import Inherited
 from zonerelay.telemetry.logs.redact import KEY_SIZE, RedactKeyError, Redactor, load_or_create_key
 
@@ -106,13 +105,6 @@ def prepare_home(settings: Settings) -> Path:
             f"cannot create {home}, where [spool] path is to be: {error.strerror};"
             " create it for this user, or choose another [spool] path"
         ) from error
-    try:
-        note_upgrade(settings.spool.path, time.time())
-    except OSError as error:
-        sys.stderr.write(
-            f"zonerelay: {home / NOTE} cannot be written: {error.strerror}; mail is safe, but reports to "
-            "senders that an earlier version has rewritten (SRS) are refused until a start has written it\n"
-        )
     return home
 
 

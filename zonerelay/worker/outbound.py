@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
-from zonerelay.config.settings import Settings, srs_secrets, upgraded_at
+from zonerelay.config.settings import Settings, srs_secrets
 from zonerelay.delivery.auth.logins import Logins, senders_of, token_directory
 from zonerelay.delivery.batch.capturing import Capturing
 from zonerelay.delivery.batch.courier import SmtpCourier
@@ -282,6 +282,4 @@ def build_srs(settings: Settings, environment: Mapping[str, str]) -> Srs | None:
     """Return the SRS rewriter, or None if no domain is set in [srs]."""
     if not settings.srs.domain:
         return None
-    return Srs(
-        settings.srs, srs_secrets(settings.srs, environment), upgraded=upgraded_at(settings.spool.path)
-    )
+    return Srs(settings.srs, srs_secrets(settings.srs, environment))

@@ -20,7 +20,7 @@ from zonerelay.capture.store import DIRECTORY as CAPTURED
 from zonerelay.cli.terminal import output
 from zonerelay.config.credentials import identities
 from zonerelay.config.credentials.identities import FILE_NAME, identities_file
-from zonerelay.config.settings import NOTE, Settings
+from zonerelay.config.settings import Settings
 from zonerelay.delivery.auth.logins import token_directory
 from zonerelay.history.database import open_for_reading
 from zonerelay.history.writer import DIRECTORY as HISTORY
@@ -50,7 +50,6 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
     """Yield files and directories by their name in a backup, whether or not they exist."""
     home = settings.spool.path.parent
     yield REDACT_KEY, redact_key_of(settings)
-    yield NOTE, home / NOTE
     yield REGISTER, home / REGISTER
     yield _POLICIES, policy_directory(settings)
     yield _REFRESH_TOKENS, token_directory(settings)
@@ -81,8 +80,7 @@ def octets_of(settings: Settings) -> int:
     """Return an upper limit for the size of a copy of all files, in bytes. Raise OSError if one cannot be
     read.
     """
-    places = [path for name, path in files_of(settings) if name != NOTE]  # a relay creates its own
-    return sum(file.stat().st_size + _BLOCK for path in places for file in _files(path))
+    return sum(file.stat().st_size + _BLOCK for _, path in files_of(settings) for file in _files(path))
 
 
 def save(settings: Settings, target: Path) -> Carried:
@@ -120,8 +118,7 @@ def bring_along(source: Settings, target: Settings, *, records: bool) -> Carried
     carried = Carried()
     theirs = dict(files_of(target))
     for name, path in files_of(source):
-        # Each relay has written its own note by now, and another one would add nothing.
-        if name == NOTE or (name in _DATABASES) is not records:
+        if (name in _DATABASES) is not records:
             continue
         if path.resolve() == theirs[name].resolve():
             continue

@@ -58,7 +58,6 @@ class SendmailSettings:
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-_QUOTA = "zonerelay.policies.quota:Quota"
 _FIELD_NAME = re.compile(r"[!-9;-~]{1,76}", re.ASCII)
 _NEEDED = {
     "received": "it is what ends a mail loop (RFC 5321 6.3)",
@@ -392,13 +391,6 @@ def _check_trusted(listener: ListenerSettings, path: KeyPath, report: Report) ->
 
 
 def _check_policy(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
-    if listener.policy == _QUOTA:
-        report.refuse(
-            (*path, "policy"),
-            "this policy has gone: take it and policy_file out, and give each user its quotas with "
-            "zonerelay user set NAME recipients_per_hour=500 recipients_per_day=2000 (docs/send/users.md); "
-            "clients that have not logged in have none",
-        )
     if listener.policy_file is not None and not listener.policy and report.sound(*path, "policy"):
         report.refuse(
             (*path, "policy_file"),

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zonerelay import durable
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.endpoints import is_domain
 from zonerelay.config.options import forms
@@ -20,14 +19,9 @@ from zonerelay.config.problems import KeyPath, Report, quoted, unreachable
 from zonerelay.config.tables.listener import ListenerAuth, ListenerSettings, check_named_listeners, has_users
 from zonerelay.config.tables.zone import DkimMode, ZoneSettings
 
-# [srs]: rewritten envelope senders, their secrets, and the time at which their present form was taken up.
-#
-# A file beside the spool says when a version with the present form of rewritten senders first ran here: for
-# `max_age` from then on, senders in the old form may still get reports. No secret is in a text of this
-# module, nor how long one is.
+# [srs]: rewritten envelope senders, and their secrets. No text of this module has a secret, or its length.
 
 MIN_SECRET = 16
-NOTE = "srs-form"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +48,7 @@ class SrsSettings:
     """How long reports to a rewritten sender are taken."""
     accept_legacy: bool = switch(False)
     """Take reports to senders in the form of postsrsd, libsrs2 and Mail::SRS, whose short hash can be
-    guessed: for max_age after taking over from one of these. After an upgrade from a version of this relay
-    with that form it is done without asking.
+    guessed: for max_age after taking over from one of these.
     """
 
 
@@ -96,26 +89,6 @@ def srs_secrets(srs: SrsSettings, environment: Mapping[str, str]) -> tuple[str, 
     places = [("srs.secret", srs.secret)]
     places += [(f"srs.old_secrets[{at}]", place) for at, place in enumerate(srs.old_secrets)]
     return tuple(_read(path, place, environment) for path, place in places)
-
-
-def note_upgrade(spool: Path, now: float) -> None:
-    """Record the time of the upgrade, or 0 on a machine that has no senders in the old form. Call this before
-    anything else is written next to the spool, or the first start would look like an upgrade. Raise OSError
-    on failure.
-    """
-    note = spool.with_name(NOTE)
-    if note.exists():
-        return
-    ran_before = spool.with_name("redact.key").exists() or (spool.is_dir() and any(spool.iterdir()))
-    durable.create(note, f"{now if ran_before else 0:.0f}\n".encode(), mode=0o644)
-
-
-def upgraded_at(spool: Path) -> float:
-    """Return the Unix time of the upgrade, or 0.0 if there was none or the file is invalid."""
-    try:
-        return float(spool.with_name(NOTE).read_text())
-    except (OSError, ValueError):
-        return 0.0
 
 
 def try_srs(srs: SrsSettings, environment: Mapping[str, str], report: Report) -> None:
