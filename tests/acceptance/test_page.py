@@ -225,7 +225,7 @@ def test_suspend_and_resume_a_domain(operator: Operator, relay: Served) -> None:
     operator.log_in(relay, "/suspensions?what=domain&value=example.net")
     assert page.get_by_label("Name").input_value() == "example.net"
     operator.write(page.get_by_label("Reason"), "the customer asks for it")
-    operator.press(operator.button("Give the order"))
+    operator.press(operator.button("Apply"))
     operator.text("it applies to queued and to new mail")
     command = page.locator(".same code").first.inner_text()
     assert command == "zonerelay suspend --domain=example.net '--reason=the customer asks for it'"

@@ -1,4 +1,4 @@
-"""Acts of operators over a running scheduler: an undo reverts what its act changed, and nothing else."""
+"""Changes by operators over a running scheduler: an undo reverts what its change did, and nothing else."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ async def test_what_cannot_be_undone_says_so(desk: Desk) -> None:
         assert "has left the queue" in gone.no_undo
         with pytest.raises(ControlError, match=f"{verb}.*cannot be undone"):
             await desk.undo(gone)
-    with pytest.raises(NotFoundError, match="no act 00000000"):
+    with pytest.raises(NotFoundError, match="no change 00000000"):
         await desk.undo("00000000")
     held = await desk.change("hold")
     assert isinstance(desk.relay.clock, ManualClock)

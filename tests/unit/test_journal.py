@@ -89,7 +89,7 @@ async def test_counts_of_several_parts_are_one_act(journal: Journal, clock: Manu
 async def test_an_id_is_never_a_path(journal: Journal, clock: ManualClock, act_id: str) -> None:
     with pytest.raises(JournalError, match="no id"):
         await begun(journal, clock, act_id)
-    with pytest.raises(JournalError, match="no act"):
+    with pytest.raises(JournalError, match="no change"):
         await journal.find(act_id)
 
 
@@ -119,7 +119,7 @@ async def test_an_act_without_room_goes_on_and_cannot_be_undone(
     assert await noted(journal) == []
     monkeypatch.setattr(module, "MAX_ACTS", 1)
     second = await begun(journal, clock, "22222222")
-    assert "1 acts" in (await journal.finish(second)).problem
+    assert "1 changes" in (await journal.finish(second)).problem
     (tmp_path / "file").touch()
     nowhere = Journal(tmp_path / "file", clock)
     third = await begun(nowhere, clock)

@@ -110,12 +110,12 @@ class OperatorActs:
         except JournalError as error:
             raise NotFoundError(str(error)) from error
         if undone.problem:
-            raise ControlError(f"act {undone.id} ({undone.verb}) cannot be undone: {undone.problem}")
+            raise ControlError(f"change {undone.id} ({undone.verb}) cannot be undone: {undone.problem}")
         if undone.undone_by:
             note = f"act {undone.id} was undone before, by act {undone.undone_by}"
             return Changed(action="undo", matched=0, changed=0, busy=0, undoes=undone.id, note=note)
         if self._journal.is_running(undone.id):
-            raise ControlError(f"act {undone.id} ({undone.verb}) still runs: undo it when it has ended")
+            raise ControlError(f"change {undone.id} ({undone.verb}) still runs: undo it when it has ended")
         what = f"act {undone.id}: {undone.verb} {undone.what}"
         act = await self._begin(request, call, Act(id="", at=0.0, verb="undo", what=what, undoes=undone.id))
         try:
@@ -148,7 +148,7 @@ class OperatorActs:
         """Return a change as a row. Raise NotFoundError if the journal does not have it."""
         found = [act for act in await self._journal.acts() if act.id == act_id]
         if not found:
-            raise NotFoundError(f"no act {act_id} in the last 24 hours")
+            raise NotFoundError(f"no change {act_id} in the last 24 hours")
         return _row(found[0])
 
     async def _begin(self, request: QueueChange | Undo, call: Call, act: Act) -> Act:

@@ -90,7 +90,7 @@ async def _carry_out(
             elif isinstance(frame, answers.Progress) and monotonic() > until:
                 of = f" of {frame.total:,}" if frame.total else ""
                 lines.append(
-                    f"It goes on: {frame.done:,}{of} deliveries were looked at. Its act will be listed below."
+                    f"It goes on: {frame.done:,}{of} deliveries were looked at. It will be listed below."
                 )
                 break
     if changed is not None:

@@ -161,7 +161,7 @@ def _tell(request: QueueChange, total: Changed) -> None:
 def tell_act(changed: Changed) -> None:
     """Print how to undo the change, or why that is not possible."""
     if changed.no_undo:
-        output.chatter().print(f"Act {changed.act} cannot be undone: {changed.no_undo}.")
+        output.chatter().print(f"Change {changed.act} cannot be undone: {changed.no_undo}.")
     elif changed.changed:
         output.chatter().print(f"zonerelay undo {changed.act} reverts this, within 24 hours.")
 

@@ -1,21 +1,21 @@
 """The journal of operators' changes: who changed what and why, and the previous state for undo.
 
-An *act* is one command that changes the queue. Its id is the same in all workers. For each act a worker
-writes two files next to its spool: `ID.json` records who did what, and `ID.log` holds the deliveries that the
-act changes, each with its state before and after. Other commands that change something, such as a suspension,
-use the same interface:
+A *change* is one command that changes the queue. Its id is the same in all workers. For each change a worker
+writes two files next to its spool: `ID.json` records who did what, and `ID.log` holds the deliveries that it
+changes, each with its state before and after. Other commands that change something, such as a suspension, use
+the same interface:
 
-    await journal.begin(act)            # record the act; raises JournalError
+    await journal.begin(act)            # record the change; raises JournalError
     noted = await journal.note(id, entries)     # durable; call this before the store is changed
     await journal.finish(act)           # record the counts
     async for entries in journal.entries(id): …     # what was noted, at most one `note` at a time
 
-The change in the store sets `Delivery.act` to the id of the act in the same write. This distinguishes an
+The change in the store sets `Delivery.act` to the id of the change in the same write. This distinguishes an
 entry that was applied from one that was noted but never applied because of a crash. An undo restores a
-delivery only if `State.of(delivery)` equals `Entry.after`, so it never reverts more than the act changed.
+delivery only if `State.of(delivery)` equals `Entry.after`, so it never reverts more than the command changed.
 
-Policy: acts are kept for `KEPT` seconds. A worker keeps at most `MAX_ACTS` acts and `MAX_SIZE` bytes.
-Failure: an act that cannot be noted, because the disk or the journal is full, continues and cannot be undone:
+Policy: changes are kept for `KEPT` seconds. A worker keeps at most `MAX_ACTS` of them and `MAX_SIZE` bytes.
+Failure: a change that cannot be noted, because the disk or the journal is full, goes on and cannot be undone:
 `note` returns false, and `problem_of` returns the reason. Files are read and written in other threads, one
 chunk at a time.
 """
@@ -84,8 +84,8 @@ class Entry(NamedTuple):
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
     """A change that an operator made to the queue, as stored in the journal for `undo`. `what` describes the
-    filter. `problem` says why the act cannot be undone and is "" if it can. `undoes` is the act that this one
-    has undone, and `undone_by` the act that has undone this one. `finished` is false while the act runs, or
+    filter. `problem` says why it cannot be undone and is "" if it can. `undoes` is the change that this one
+    has undone, and `undone_by` the change that has undone this one. `finished` is false while it runs, or
     after a crash has interrupted it.
     """
 
@@ -105,7 +105,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal:
-    """Stores the operators' changes of a worker. `directory` is created with the first act."""
+    """Stores the operators' changes of a worker. `directory` is created with the first one."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory = directory
@@ -117,19 +117,19 @@ class Journal:
         self._size = 0
 
     async def begin(self, act: Act) -> None:
-        """Start a change. Raise JournalError if its id is invalid or used by an earlier act. A request that
-        consists of several parts may begin its act again.
+        """Start a change. Raise JournalError if its id is invalid or used by an earlier change. A request
+        that consists of several parts may begin its change again.
         """
         if _ID.fullmatch(act.id) is None:
             raise JournalError(f"{act.id!r} is no id of an act: those have 8 hexadecimal digits")
         if act.id in self._running:
-            raise JournalError(f"act {act.id} still runs")
+            raise JournalError(f"change {act.id} still runs")
         self._running.add(act.id)
         if act.id in self._own:
             return
         if await OPERATORS.run(self._json(act.id).exists):
             self._running.discard(act.id)
-            raise JournalError(f"act {act.id} exists already")
+            raise JournalError(f"change {act.id} exists already")
         self._own[act.id] = act.at
         for old in [each for each, at in self._own.items() if at < act.at - KEPT]:
             del self._own[old]
@@ -141,7 +141,7 @@ class Journal:
             self._cannot_write(act.id, error)
 
     async def note(self, act_id: str, entries: Sequence[Entry]) -> bool:
-        """Store entries durably. Return false if that fails; then the whole act cannot be undone."""
+        """Store entries durably. Return false if that fails; then the whole change cannot be undone."""
         if entries and act_id not in self._problems:
             try:
                 await OPERATORS.run(self._append, act_id, entries)
@@ -169,7 +169,7 @@ class Journal:
 
     async def finish(self, act: Act) -> Act:
         """Add the counts of a change to those of its earlier parts, and return the stored change. The result
-        of `problem_of` takes precedence over the act's own `problem`.
+        of `problem_of` takes precedence over the change's own `problem`.
         """
         act = msgspec.structs.replace(act, finished=True, problem=self.problem_of(act.id) or act.problem)
         self._running.discard(act.id)
@@ -187,7 +187,7 @@ class Journal:
         """Return a change by its id. Raise JournalError if it does not exist or is too old."""
         act = await OPERATORS.run(self._read, act_id) if _ID.fullmatch(act_id) else None
         if act is None or act.at < self._clock.now() - KEPT:
-            raise JournalError(f"no act {act_id} in the last 24 hours (zonerelay acts lists them)")
+            raise JournalError(f"no change {act_id} in the last 24 hours (zonerelay acts lists them)")
         return act
 
     async def acts(self) -> list[Act]:
@@ -214,7 +214,7 @@ class Journal:
         durable.make_directory(self._directory)
         kept = self._prune()
         if kept >= MAX_ACTS:
-            self._problems[act.id] = f"the journal has {MAX_ACTS:,} acts of the last 24 hours already"
+            self._problems[act.id] = f"the journal has {MAX_ACTS:,} changes of the last 24 hours already"
             return
         self._write(act)
 
@@ -225,9 +225,9 @@ class Journal:
         for file in os.scandir(self._directory):
             try:
                 facts = file.stat()
-            except FileNotFoundError:  # the temporary file of an act that is just beginning was renamed
+            except FileNotFoundError:  # the temporary file of a change that is just beginning was renamed
                 continue
-            # The time of the file is never before that of the act, so thousands of files need not be read.
+            # The time of the file is never before that of the change, so thousands of files need not be read.
             if facts.st_mtime < oldest:
                 Path(file.path).unlink(missing_ok=True)
                 continue

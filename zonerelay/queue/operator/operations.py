@@ -12,7 +12,7 @@ event loop nor holds the queue in memory. If a change fails or is cancelled, the
 - reroute: deliveries move to another zone's queue and are due there as after a release. Held ones stay held.
 - bounce: deliveries leave with a failure report to the sender, as if the peer had refused them.
 - drop: deliveries leave without a report.
-- undo: restore what an act changed, unless something has changed it since (`journal`).
+- undo: restore what a command changed, unless something has changed it since (`journal`).
 
 With an `act`, the journal stores each delivery before the store changes it.
 
@@ -293,7 +293,7 @@ _Change = Callable[[Delivery], Delivery]
 _Work = Callable[[Sequence[Delivery]], Awaitable[int]]
 _Step = tuple[Delivery, Delivery]
 RACES = 5
-"""How often deliveries are retried that change while an act is being noted."""
+"""How often deliveries are retried that change while a change is being noted."""
 
 
 @dataclass(frozen=True, slots=True)
