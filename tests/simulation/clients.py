@@ -39,8 +39,6 @@ class Submission:
     identity: str = ""
     refused: bool = False
     """The answer was 5yz."""
-    turned_away: float | None = None
-    """When 4yz was the answer."""
     node: str = ""
     digest: str = field(init=False)
 
@@ -50,9 +48,8 @@ class Submission:
     def note_accepted(self, now: float, node: str, identity: str) -> None:
         self.answered, self.node, self.identity = now, node, identity
 
-    def note_refused(self, now: float, node: str, *, is_transient: bool) -> None:
+    def note_refused(self, node: str, *, is_transient: bool) -> None:
         self.refused, self.node = not is_transient, node
-        self.turned_away = now if is_transient else None
 
 
 def digest_of(body: bytes) -> str:
@@ -93,17 +90,17 @@ class _Conversation(asyncio.Protocol):
         return await self.reply()
 
 
+@dataclass
 class Clients:
     """`submit` hands one message in, once."""
 
-    def __init__(self, loop: SimLoop, network: Network, random: Random) -> None:
-        self._loop = loop
-        self._network = network
-        self._random = random
-        self.submissions: list[Submission] = []
-        self.mails_accepted: list[tuple[float, str]] = []
-        """When MAIL was answered 250."""
-        self.sometimes: Counter[str] = Counter()
+    loop: SimLoop
+    network: Network
+    random: Random
+    submissions: list[Submission] = field(default_factory=list)
+    mails_accepted: list[tuple[float, str]] = field(default_factory=list)
+    """When MAIL was answered 250, and by which node."""
+    sometimes: Counter[str] = field(default_factory=Counter)
 
     def note(self, what: str) -> None:
         self.sometimes[what] += 1
@@ -113,11 +110,11 @@ class Clients:
         address = node.address
         if address is None:
             return
-        if fault is None and self._random.random() < 0.2:
+        if fault is None and self.random.random() < 0.2:
             await self._submit_by_call(node, submission)
             return
         try:
-            end, protocol = await self._network.connect(address, _Conversation, fault)
+            end, protocol = await self.network.connect(address, _Conversation, fault)
         except ConnectionRefusedError:
             return
         talk = cast(_Conversation, protocol)
@@ -133,12 +130,12 @@ class Clients:
         if not (await talk.reply()).startswith(b"220"):
             return
         await talk.ask(b"EHLO client.test")
-        size = len(submission.body) if self._random.random() < 0.8 else self._random.randint(1, 500_000)
+        size = len(submission.body) if self.random.random() < 0.8 else self.random.randint(1, 500_000)
         if not (await talk.ask(b"MAIL FROM:<%b> SIZE=%d" % (submission.sender.encode(), size))).startswith(
             b"250"
         ):
             return
-        self.mails_accepted.append((self._loop.now, node.name))
+        self.mails_accepted.append((self.loop.now, node.name))
         accepted = []
         for each in submission.recipients:
             if (await talk.ask(b"RCPT TO:<%b>" % each.encode())).startswith(b"250"):
@@ -152,7 +149,7 @@ class Clients:
         if submission.keyed:
             text = b"Idempotency-Key: %b\r\n" % submission.tag.encode() + text
         body = text.replace(b"\r\n.", b"\r\n..")
-        if self._random.random() < 0.3:
+        if self.random.random() < 0.3:
             await self._send_chunks(talk, submission, text)
         else:
             if not (await talk.ask(b"DATA")).startswith(b"354"):
@@ -160,28 +157,27 @@ class Clients:
             await self._send(talk, body)
             submission.dot_sent = True
             talk.end.write(b".\r\n")
-        if self._random.random() < 0.05:
+        if self.random.random() < 0.05:
             self.note("client left after the dot")
             raise ConnectionAbortedError("the client leaves")
         reply = await talk.reply()
         if reply.startswith(b"250"):
-            submission.note_accepted(self._loop.now, node.name, reply.rsplit(b" ", 1)[1].decode())
+            submission.note_accepted(self.loop.now, node.name, reply.rsplit(b" ", 1)[1].decode())
         else:
             self.note(f"refused with {reply[:3].decode()} after the dot")
-            is_transient = not reply.startswith(b"5")
-            submission.note_refused(self._loop.now, node.name, is_transient=is_transient)
+            submission.note_refused(node.name, is_transient=not reply.startswith(b"5"))
 
     async def _send(self, talk: _Conversation, body: bytes) -> None:
-        stop = len(body) if self._random.random() < 0.95 else self._random.randrange(len(body))
+        stop = len(body) if self.random.random() < 0.95 else self.random.randrange(len(body))
         for start in range(0, stop, 20_000):
             talk.end.write(body[start : min(stop, start + 20_000)])
-            await asyncio.sleep(self._random.uniform(0.0, 0.01))
+            await asyncio.sleep(self.random.uniform(0.0, 0.01))
         if stop < len(body):
             self.note("client left in the body")
             raise ConnectionAbortedError("the client leaves")
 
     async def _send_chunks(self, talk: _Conversation, submission: Submission, body: bytes) -> None:
-        step = max(self._random.choice((100, 5_000, 70_000, 200_000)), len(body) // 20)
+        step = max(self.random.choice((100, 5_000, 70_000, 200_000)), len(body) // 20)
         for start in range(0, len(body), step):
             piece = body[start : start + step]
             last = start + step >= len(body)
@@ -194,7 +190,7 @@ class Clients:
         """What POST /v1/messages does with a request: 202 is `Accepted`."""
         assert node.process is not None
         assert node.worker is not None
-        random = self._random
+        random = self.random
         body = submission.body
         leaves = random.random() < 0.05
 
@@ -223,7 +219,7 @@ class Clients:
         if isinstance(answer, Accepted):
             self.note("HTTP: 202")
             submission.accepted = submission.recipients
-            submission.note_accepted(self._loop.now, node.name, answer.id)
+            submission.note_accepted(self.loop.now, node.name, answer.id)
         else:
             self.note(f"HTTP: refused with {answer.reply.code}")
-            submission.note_refused(self._loop.now, node.name, is_transient=answer.reply.is_transient)
+            submission.note_refused(node.name, is_transient=answer.reply.is_transient)

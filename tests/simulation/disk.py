@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -27,23 +28,23 @@ Ops = list[tuple[bytes, bytes | None]]
 Rows = SortedDict[bytes, bytes]
 
 
+@dataclass
 class Disk:
     """What one spool directory holds. `error` is asked at every write and read: it returns an error or
     `None`; `delay` is asked how long a sync takes.
     """
 
-    def __init__(self, random: Random) -> None:
-        self.live: SortedDict[bytes, bytes] = SortedDict()
-        self.durable: SortedDict[bytes, bytes] = SortedDict()
-        self.owner: object | None = None
-        self.error: Callable[[str], Exception | None] = lambda what: None
-        self.delay: Callable[[], float] = lambda: 0.002
-        self._random = random
-        self._tail: list[tuple[Ops, bool]] = []
+    random: Random
+    live: Rows = field(default_factory=SortedDict)
+    durable: Rows = field(default_factory=SortedDict)
+    owner: object | None = None
+    error: Callable[[str], Exception | None] = lambda what: None
+    delay: Callable[[], float] = lambda: 0.002
+    _tail: list[tuple[Ops, bool]] = field(default_factory=list)
 
     def write(self, ops: Ops, *, sync: bool) -> None:
         error = self.error("write")
-        if error is None or self._random.random() < 0.5:
+        if error is None or self.random.random() < 0.5:
             _apply(self.live, ops)
             self._tail.append((ops, sync))
         if error is not None:
@@ -65,9 +66,9 @@ class Disk:
 
     def fall_back(self) -> None:
         """A power cut: what was not synced may be gone. It stays in order, for a log is read to its end."""
-        cut = self._random.randint(0, len(self._tail))
+        cut = self.random.randint(0, len(self._tail))
         for number, (ops, sync) in enumerate(self._tail):
-            if number < cut and (sync or self._random.random() < 0.5):
+            if number < cut and (sync or self.random.random() < 0.5):
                 _apply(self.durable, ops)
         self._tail = []
         self.live = self.durable.copy()

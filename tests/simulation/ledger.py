@@ -166,21 +166,6 @@ class Ledger:
             if not any(who == node and since < at < until + NOTICED_WITHIN for who, since, until in slept)
         ]
 
-    def sent_though_refused(self, submissions: list[Submission], mails: list[Mail]) -> list[str]:
-        """Messages on a bucket whose clients have heard 451 and that were delivered all the same: the second
-        try of the client makes a copy. A relay that ends, or loses its lease, cannot take them back.
-        """
-        arrived = {tag[1].decode() for mail in mails if mail.sender and (tag := _TAG.search(mail.body))}
-        return [
-            f"{each.tag} was refused with 4yz at {each.turned_away:.3f} by {each.node}, and was delivered"
-            for each in submissions
-            if each.turned_away is not None and each.answered is None and each.tag in arrived
-            if not any(
-                fault.process.partition(".")[0] == each.node and fault.ended > each.turned_away - 1.0
-                for fault in self.injected
-            )
-        ]
-
     # --- the judgement
 
     def faults(

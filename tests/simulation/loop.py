@@ -90,24 +90,17 @@ class Process:
 
 
 class _Handle:
-    """A callback, now or at a time. It has what asyncio's handles have for their callers."""
+    """A callback, now or at a time."""
 
-    __slots__ = ("args", "callback", "context", "time")
+    __slots__ = ("args", "callback", "context")
 
-    def __init__(self, callback: Any, args: tuple[Any, ...], context: Any, time: float) -> None:
+    def __init__(self, callback: Any, args: tuple[Any, ...], context: Any) -> None:
         self.callback = callback
         self.args = args
         self.context = contextvars.copy_context() if context is None else context
-        self.time = time
 
     def cancel(self) -> None:
         self.callback, self.args = None, ()
-
-    def cancelled(self) -> bool:
-        return self.callback is None
-
-    def when(self) -> float:
-        return self.time
 
 
 class SimLoop(VirtualLoop):
@@ -127,7 +120,7 @@ class SimLoop(VirtualLoop):
     # What asyncio's do, without its checks for other threads and for debugging.
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
-        handle = _Handle(callback, args, context, 0.0)
+        handle = _Handle(callback, args, context)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
@@ -137,7 +130,7 @@ class SimLoop(VirtualLoop):
         return self.call_at(when, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
-        timer = _Handle(callback, args, context, when)
+        timer = _Handle(callback, args, context)
         self._number += 1
         heapq.heappush(self._timers, (when, self._number, timer))
         return timer
@@ -208,9 +201,6 @@ class SimLoop(VirtualLoop):
 
         self.call_later(self.random.uniform(0.0001, 0.003), work)
         return done
-
-    async def shutdown_default_executor(self, timeout: Any = None) -> None:
-        """There is none."""
 
     # Network
 

@@ -58,9 +58,6 @@ class End(asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self.protocol = protocol  # type: ignore[assignment]
 
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self.protocol
-
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self.link.facts(self).get(name, default)
 
@@ -74,9 +71,6 @@ class End(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self.closed
-
-    def is_reading(self) -> bool:
-        return self._reads
 
     def pause_reading(self) -> None:
         self._reads = False
@@ -110,9 +104,6 @@ class End(asyncio.Transport):
             loop = self.link.loop
             self._arrives = max(self._arrives + 1e-7, loop.now + self.link.latency())
             loop.call_at(self._arrives, self.other._arrive, data, context=self.other.context)
-
-    def can_write_eof(self) -> bool:
-        return False
 
     def close(self) -> None:
         if not self.closed:
@@ -177,7 +168,6 @@ class Link:
         self.silent = False
         self.client: End
         self.server: End
-        self.sock: Any = None
         self.broken = False
 
     def latency(self) -> float:
@@ -202,7 +192,6 @@ class Link:
             self.loop.call_at(when, end.reset, context=end.context)
 
     def ended(self, end: End) -> None:
-        self.network.open_ends.pop(end, None)
         self.network.on_close(end)
 
 
@@ -219,15 +208,6 @@ class _Server:
         if self.sockets[0] is not None:
             self.sockets[0].close()
 
-    def is_serving(self) -> bool:
-        return True
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self._network.loop
-
-    async def start_serving(self) -> None:
-        """It serves already."""
-
     async def wait_closed(self) -> None:
         """Connections are not waited for."""
 
@@ -240,12 +220,10 @@ class Network:
         self.random = random
         self.slowest = 0.02
         self.listening: dict[str, tuple[Factory, contextvars.Context]] = {}
-        self.links: dict[tuple[int, bool], End] = {}
         self.answer: Callable[[str, int], tuple[float, Factory | OSError, Fault | None]]
         self.on_write: Callable[[End, bytes], None] = lambda end, data: None
         self.on_open: Callable[[End], None] = lambda end: None
         self.on_close: Callable[[End], None] = lambda end: None
-        self.open_ends: dict[End, None] = {}
         self._dialled: dict[Any, tuple[str, Factory, contextvars.Context, Fault | None]] = {}
 
     def latency(self) -> float:
@@ -284,10 +262,8 @@ class Network:
 
     def adopt(self, sock: Any, factory: Factory) -> tuple[End, asyncio.Protocol]:
         key, serve, context, fault = self._dialled.pop(sock)
-        ends = self._join(key, factory, serve, context, fault)
-        ends[0].link.sock = sock
         sock.close()
-        return ends
+        return self._join(key, factory, serve, context, fault)
 
     def _join(
         self, key: str, factory: Factory, serve: Factory, context: contextvars.Context, fault: Fault | None
@@ -297,7 +273,6 @@ class Network:
         client = link.client = End(link, mine, is_server=False)
         server = link.server = context.run(lambda: End(link, serve(), is_server=True))
         client.other, server.other = server, client
-        self.open_ends[client] = self.open_ends[server] = None
         process = PROCESS.get()
         for end, owner in ((client, process), (server, context.get(PROCESS))):
             if owner is not None:

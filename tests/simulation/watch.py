@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from tests.simulation.bucket import LEASE, ObjectStore
 from tests.simulation.ledger import Ledger
@@ -27,48 +28,38 @@ HARMLESS = (b"QUIT", b"EHLO", b"HELO", b"NOOP")
 """What a relay may say that has lost its lease: nothing of a message."""
 
 
+@dataclass
 class Watch:
-    def __init__(
-        self,
-        loop: SimLoop,
-        ledger: Ledger,
-        zone: ZoneSettings,
-        *,
-        workers: int,
-        window: int,
-        objects: ObjectStore | None,
-    ) -> None:
-        """`window`: deliveries of a zone in memory. `objects`: the bucket that the nodes share; then each has
-        the limits for itself.
-        """
-        self.failures: list[str] = []
-        self.sometimes: Counter[str] = Counter()
-        self._loop = loop
-        self._ledger = ledger
-        self._zone = zone
-        self._workers = workers
-        self._window = window
-        self._objects = objects
-        self._open: Counter[str] = Counter()
-        self._spoke: defaultdict[str, deque[float]] = defaultdict(deque)
-        self._asked: dict[str, float] = {}
-        """When a host was connected to last, or a transaction with it began."""
-        self._due_since: dict[DeliveryKey, float] = {}
-        self._full_at = 0.0
-        self._began: dict[End, float] = {}
-        """When a connection outside began."""
+    loop: SimLoop
+    ledger: Ledger
+    zone: ZoneSettings
+    workers: int
+    window: int
+    """Deliveries of a zone in memory."""
+    objects: ObjectStore | None
+    """The bucket that the nodes share; then each has the limits for itself."""
+    failures: list[str] = field(default_factory=list)
+    sometimes: Counter[str] = field(default_factory=Counter)
+    _open: Counter[str] = field(default_factory=Counter)
+    _spoke: defaultdict[str, deque[float]] = field(default_factory=lambda: defaultdict(deque))
+    _asked: dict[str, float] = field(default_factory=dict)
+    """When a host was connected to last, or a transaction with it began."""
+    _due_since: dict[DeliveryKey, float] = field(default_factory=dict)
+    _full_at: float = 0.0
+    _began: dict[End, float] = field(default_factory=dict)
+    """When a connection outside began."""
 
     def _fail(self, what: str) -> None:
-        self.failures.append(f"{what} at {self._loop.now:.3f}")
+        self.failures.append(f"{what} at {self.loop.now:.3f}")
 
     # Connections and rates
 
     def dialled(self, host: str) -> None:
-        self._asked[host] = self._loop.now
+        self._asked[host] = self.loop.now
 
     def opened(self, end: End) -> None:
         if end.link.address.startswith(OUTSIDE):
-            self._began[end] = self._loop.now
+            self._began[end] = self.loop.now
             self._count(end, 1)
 
     def closed(self, end: End) -> None:
@@ -79,7 +70,7 @@ class Watch:
     def _sharing(self, end: End) -> str:
         """Workers of one machine share the limits, nodes on a bucket have them each."""
         process = process_of(end)
-        return process.name if self._objects is not None and process is not None else "all"
+        return process.name if self.objects is not None and process is not None else "all"
 
     def _count(self, end: End, by: int) -> None:
         """Connections that the relay has, over all workers."""
@@ -87,17 +78,17 @@ class Watch:
         zone = f"{who} zone"
         self._open[f"{who} {address}"] += by
         self._open[zone] += by
-        if self._open[zone] >= self._zone.max_connections:
-            self._full_at = self._loop.now
+        if self._open[zone] >= self.zone.max_connections:
+            self._full_at = self.loop.now
         if by < 0:
             return
         # Nobody knows what a worker has that stands still while a new supervisor asks: at most its limit.
-        times = self._workers if self._ledger.places_unknown() else 1
+        times = self.workers if self.ledger.places_unknown() else 1
         for what, most in (
-            (f"{who} {address}", self._zone.max_connections_per_destination),
-            (zone, self._zone.max_connections),
+            (f"{who} {address}", self.zone.max_connections_per_destination),
+            (zone, self.zone.max_connections),
         ):
-            if self._open[what] == most and times == 1 and who == "all" and self._workers > 1:
+            if self._open[what] == most and times == 1 and who == "all" and self.workers > 1:
                 self.sometimes["workers used a limit up"] += 1
             if self._open[what] > most * times:
                 self._fail(f"{self._open[what]} connections of {what}")
@@ -112,31 +103,31 @@ class Watch:
         if not data.startswith(HARMLESS) and data != b"RSET\r\n":
             self._check_lease(process, data)
         if data.startswith((b"MAIL ", b"RSET")) and b"MAIL FROM" in data:
-            self._asked[end.link.address.partition(":")[0]] = self._loop.now
+            self._asked[end.link.address.partition(":")[0]] = self.loop.now
             self._check_rate(end, process)
 
     def _check_rate(self, end: End, process: Process) -> None:
-        rate = self._zone.max_rate_per_destination
+        rate = self.zone.max_rate_per_destination
         if rate is None:
             return
         # A start forgets what was used, where no supervisor knows it.
-        who = f"{process.name if self._workers == 1 else self._sharing(end)} {end.link.address}"
+        who = f"{process.name if self.workers == 1 else self._sharing(end)} {end.link.address}"
         recent = self._spoke[who]
-        recent.append(self._loop.now)
-        while recent[0] <= self._loop.now - rate.seconds:
+        recent.append(self.loop.now)
+        while recent[0] <= self.loop.now - rate.seconds:
             recent.popleft()
         if len(recent) == rate.count:
             self.sometimes["a rate was used up"] += 1
-        if len(recent) > rate.count and not self._ledger.turns_forgotten(rate.seconds):
+        if len(recent) > rate.count and not self.ledger.turns_forgotten(rate.seconds):
             self._fail(f"{len(recent)} transactions in {rate.seconds} s with {who}")
 
     # Leases
 
     def has_lease(self, process: Process) -> bool:
         """By what others can see in the bucket, which is no earlier than what the process believes."""
-        if self._objects is None:
+        if self.objects is None:
             return True
-        return self._loop.now <= self._objects.renewed.get(process.name, 0.0) + LEASE
+        return self.loop.now <= self.objects.renewed.get(process.name, 0.0) + LEASE
 
     def _check_lease(self, process: Process, data: bytes) -> None:
         if not self.has_lease(process):
@@ -148,8 +139,8 @@ class Watch:
         if mine is None or other is None or first.other.closed or first.link.broken:
             return
         # What began under a lease that has ended goes on, although there is another lease now.
-        lapsed = 0.0 if self._objects is None else self._objects.lapsed.get(other.name, 0.0)
-        if self._began.get(first.other, self._loop.now) < lapsed:
+        lapsed = 0.0 if self.objects is None else self.objects.lapsed.get(other.name, 0.0)
+        if self._began.get(first.other, self.loop.now) < lapsed:
             return
         if other.alive and not other.still and self.has_lease(other):
             self._fail(f"{recipient} was offered by {mine.name}, and {other.name} was sending it,")
@@ -162,9 +153,9 @@ class Watch:
         if worker is None or not node.is_up:
             return
         for status in worker.parts.scheduler.snapshot():
-            if status.waiting >= self._window - 1:
+            if status.waiting >= self.window - 1:
                 self.sometimes["the window was full"] += 1
-            if status.waiting > self._window:
+            if status.waiting > self.window:
                 self._fail(f"{status.waiting} deliveries wait in the memory of {node.name}")
         bodies = getattr(worker.store, "_bodies", None)
         if bodies is not None and bodies._size > bodies._capacity:
@@ -174,7 +165,7 @@ class Watch:
 
     def look_at(self, due: Iterable[Delivery], hosts_of: Callable[[str], str]) -> None:
         """`due` is all that is due now, in every store."""
-        now, before = self._loop.now, self._due_since
+        now, before = self.loop.now, self._due_since
         self._due_since = {}
         if any(began < now - HANGS for began in self._began.values()):
             self._full_at = now
