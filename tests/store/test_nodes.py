@@ -37,7 +37,7 @@ from zonerelay.store.contract import (
 from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import PAGE_ROWS, KeyRange, SharedEngine
 from zonerelay.store.leveldb.reads import QueueReads
-from zonerelay.store.nodes.store import NodeStore, open_nodes
+from zonerelay.store.nodes.store import NodeStore
 from zonerelay.store.surroundings import Surroundings
 
 QUEUE = queue_of("default")
@@ -56,7 +56,7 @@ class Machine:
     async def start(self, number: int | None = None) -> NodeStore:
         engine = self.place.engine()
         assert isinstance(engine, SharedEngine)
-        self.nodes = await open_nodes(
+        self.nodes = await NodeStore(
             engine,
             Surroundings(
                 clock=SystemClock(),
@@ -69,7 +69,7 @@ class Machine:
             directory=self.directory,
             preferred=number,
             every=0.1,
-        )
+        ).opened()
         return self.nodes
 
     async def die(self) -> None:

@@ -22,7 +22,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store import shared
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError, Unhealthy
-from zonerelay.store.objects import alerts
+from zonerelay.store.objects import s3
 from zonerelay.store.objects.client import Bucket
 from zonerelay.store.offline import forget_queue
 
@@ -230,7 +230,7 @@ async def test_a_bucket_that_comes_back_empty_is_refused_until_an_operator_accep
 async def test_a_relay_that_has_stopped_tells_another_at_once(
     home: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alerts, "WAIT", 1)
+    monkeypatch.setattr(s3, "WAIT", 1)
     monkeypatch.setattr(shared, "LOOK_EVERY", 600.0)
     place = S3Settings(bucket=BUCKET, region="us-east-1", access_key=KEY)
     bucket = Bucket(place, lambda: SECRET)

@@ -17,8 +17,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common.body import BodyWriter, NewMessage, check_own_message, split
 from zonerelay.store.common.counts import Counts
-from zonerelay.store.common.once.reservations import Page, Reservations, register_for
-from zonerelay.store.common.reading import read_each
+from zonerelay.store.common.once.reservations import Reservations, register_for
 from zonerelay.store.contract import (
     Change,
     Finish,
@@ -89,8 +88,8 @@ class MemoryStore:
         self.check_writable()
         return self._kept.get(identity)
 
-    async def _kept_page(self, after: str) -> Page:
-        return {} if after else self._kept.items()
+    async def _kept_page(self, after: str) -> KeptKeys:
+        return [] if after else list(self._kept.items())
 
     async def keep_keys(self, keys: KeptKeys) -> None:
         self._kept.update(keys)
@@ -241,7 +240,7 @@ class MemoryStore:
             raise MessageNotFoundError(f"no message {message_id}") from None
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-        return await read_each(self.read_message, ids)
+        return {each: self._messages[each][0] for each in ids if each in self._messages}
 
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None

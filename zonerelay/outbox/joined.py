@@ -7,6 +7,7 @@ never waits for the outbox's database, and a failure of that database affects th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 from typing import Unpack
 
@@ -15,15 +16,16 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_row
 from zonerelay.model.queue_name import MAILBOXES, Kind, QueueName
 from zonerelay.outbox.store import OutboxStore
-from zonerelay.store.common.reading import read_each
 from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import (
     Change,
     ClaimFilter,
     Finish,
+    MessageNotFoundError,
     Postpone,
     QueueCounts,
     Store,
+    StoreCorruptError,
     Submit,
     Wanted,
     everybody,
@@ -145,8 +147,10 @@ class JoinedStore:
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         found = await self._spool.read_messages([each for each in ids if not is_row(each)])
-        rows = [each for each in ids if is_row(each)]
-        return {**found, **await read_each(self.read_message, rows)}
+        for identity in filter(is_row, ids):
+            with contextlib.suppress(MessageNotFoundError, StoreCorruptError):
+                found[identity] = await self._outbox.read_message(identity)
+        return found
 
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None

@@ -19,7 +19,7 @@ again (at least once).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
@@ -160,6 +160,10 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
     answer: str = ""
 
 
+KeptKeys = Sequence[tuple[str, Kept]]
+"""Idempotency keys by their identities."""
+
+
 class Reserved(NamedTuple):
     """The entry of an idempotency key in a register. `is_pending` is set while its message may still be
     stored.
@@ -178,26 +182,28 @@ class KeyRegister(Protocol):
     @property
     def worker(self) -> int: ...
 
-    publishes: bool
-    """Whether each worker publishes the keys of its own spool."""
     problem: str
     """A description of the register's problem for the operator, or ""."""
 
-    async def is_published(self) -> bool: ...
+    def start(
+        self,
+        page: Callable[[str], Awaitable[KeptKeys]],
+        settle: Callable[[str, MessageId], Awaitable[None]],
+    ) -> None:
+        """Publish the keys of this worker's spool, if the register needs that. `page(after)` returns the keys
+        after an identity, and `settle` settles a pending reservation.
+        """
 
-    async def mark_published(self) -> None: ...
+    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
+        """Return the entry of the key. If there is none, create a pending one for this message."""
 
-    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None: ...
+    async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
+        """Settle a reservation: its message is stored, or will never be."""
 
-    async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None: ...
+    async def forget(self, now: float, most: int) -> None:
+        """Remove expired keys. Pending ones are left to their worker."""
 
-    async def pending(self) -> list[tuple[str, MessageId]]: ...
-
-    async def publish(self, page: Collection[tuple[str, Kept]]) -> None: ...
-
-    async def forget(self, now: float, most: int) -> None: ...
-
-    def close(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class StoredBeforeError(StoreError):
@@ -294,7 +300,25 @@ class ClaimFilter(TypedDict, total=False):
     """
 
 
-class QueueStore(Protocol):
+class QueueReader(Protocol):
+    """The operations with which mail is read."""
+
+    async def read_message(self, message_id: MessageId) -> Message:
+        """Return a message's envelope and metadata. Raises MessageNotFoundError or StoreCorruptError."""
+
+    def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+        """Yield the body in order, in chunks of at most `CHUNK_SIZE`.
+
+        Raises MessageNotFoundError, or StoreCorruptError if a chunk is missing.
+        """
+
+    async def queues(self) -> set[QueueName]:
+        """Return the queues that hold deliveries, including those of webhooks, so that no queue is orphaned
+        when it is removed from the configuration.
+        """
+
+
+class QueueStore(QueueReader, Protocol):
     """The operations that the running relay needs."""
 
     def begin(self, envelope: Envelope) -> MessageWriter:
@@ -318,15 +342,6 @@ class QueueStore(Protocol):
 
         With `lazy` the write may be delayed by up to 50 ms to join others. A `Finish` or `Postpone` of a
         delivery that no longer exists, because an operator has dropped it, is ignored.
-        """
-
-    async def read_message(self, message_id: MessageId) -> Message:
-        """Return a message's envelope and metadata. Raises MessageNotFoundError or StoreCorruptError."""
-
-    def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
-        """Yield the body in order, in chunks of at most `CHUNK_SIZE`.
-
-        Raises MessageNotFoundError, or StoreCorruptError if a chunk is missing.
         """
 
     def check_claim(self, message_id: MessageId) -> None:
@@ -382,11 +397,6 @@ class QueueStore(Protocol):
 
         Deliveries whose `created` is after `now` are skipped, because their senders hold them back. If
         thousands of them come first, a store may give up and return `None`.
-        """
-
-    async def queues(self) -> set[QueueName]:
-        """Return the queues that hold deliveries, including those of webhooks, so that no queue is orphaned
-        when it is removed from the configuration.
         """
 
     async def left_over(self) -> str:
@@ -475,8 +485,8 @@ class EveryNth:
         return True
 
 
-class QueueOperations(Protocol):
-    """The additional operations for operators. Callers withdraw the deliveries from the scheduler first."""
+class QueueView(QueueReader, Protocol):
+    """The operations of `Store` with which a backup or an export reads a queue."""
 
     def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
@@ -493,11 +503,20 @@ class QueueOperations(Protocol):
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         """Return the open deliveries of one message in recipient order."""
 
-    async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        """Return those of `deliveries_of` that belong to this node, which it can settle."""
-
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         """Return those messages that exist and can be read, for a list."""
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        """Return a page of the idempotency keys and the cursor of the next page. The cursor is "" at the
+        beginning and at the end.
+        """
+
+
+class QueueOperations(QueueView, Protocol):
+    """The additional operations for operators. Callers withdraw the deliveries from the scheduler first."""
+
+    async def own_deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        """Return those of `deliveries_of` that belong to this node, which it can settle."""
 
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
@@ -514,37 +533,8 @@ class QueueOperations(Protocol):
         """
 
 
-KeptKeys = Sequence[tuple[str, Kept]]
-"""Idempotency keys by their identities."""
-
-
-class QueueView(Protocol):
-    """The operations of `Store` with which a backup or an export reads a queue."""
-
-    def scan(
-        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
-    ) -> AsyncIterator[Delivery]: ...
-
-    async def queues(self) -> set[QueueName]: ...
-
-    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]: ...
-
-    async def read_message(self, message_id: MessageId) -> Message: ...
-
-    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]: ...
-
-    def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]: ...
-
-    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
-        """Return a page of the idempotency keys and the cursor of the next page. The cursor is "" at the
-        beginning and at the end.
-        """
-
-
 class Store(QueueStore, QueueOperations, Protocol):
     """The complete interface that an engine implements."""
-
-    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]: ...
 
     async def keep_keys(self, keys: KeptKeys) -> None:
         """Store the idempotency keys of another store, whose messages may have left."""

@@ -88,7 +88,7 @@ async def _open_s3(settings: SpoolSettings, s3: S3Settings, around: Surroundings
     """Open a queue on S3. Raises StoreOpenError."""
     with driver("s3", "aiobotocore", "botocore"):
         from zonerelay.store.objects.s3 import S3Engine
-    from zonerelay.store.nodes.store import open_nodes
+    from zonerelay.store.nodes.store import NodeStore
 
     seen = seen_directory(settings.path, place)
     engine = S3Engine(s3, settings.path / "index" / seen.name, around.clock, around.environment)
@@ -97,7 +97,7 @@ async def _open_s3(settings: SpoolSettings, s3: S3Settings, around: Surroundings
         if not s3.shared:
             return await _open_alone(engine, around, seen)
         every = s3.lease / 4
-        return await open_nodes(engine, around, directory=seen, every=every, wait=engine.wait)
+        return await NodeStore(engine, around, directory=seen, every=every, wait=engine.wait).opened()
     except BaseException as error:
         await engine.close()
         if isinstance(error, StoreError):

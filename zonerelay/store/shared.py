@@ -97,17 +97,17 @@ async def open_shared(
     preferred: int | None = None,
 ) -> Store:
     """Open the queue of one node. Raises StoreOpenError."""
-    from zonerelay.store.nodes.store import open_nodes
+    from zonerelay.store.nodes.store import NodeStore
 
     try:
-        return await open_nodes(
+        return await NodeStore(
             engine,
             around,
             directory=seen_directory(spool.path, place),
             preferred=preferred,
             every=min(LOOK_EVERY, engine.lease / 4),
             min_free_space=spool.min_free_space,
-        )
+        ).opened()
     except StoreOpenError:
         raise
     except StoreError as error:

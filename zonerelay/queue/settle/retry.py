@@ -180,14 +180,21 @@ class ZoneRetryPolicy:
 
 
 class RetryPolicies:
-    """The retry policies of [retry] and of zones with their own settings."""
+    """The retry policies of [retry] and of zones with their own settings. Rows of the outbox are retried n²
+    minutes after the n-th failure, without jitter, and the failure of attempt `row_attempts` is final.
+    """
 
     def __init__(
-        self, otherwise: ZoneRetryPolicy, zones: dict[str, ZoneRetryPolicy], random: _random.Random
+        self,
+        otherwise: ZoneRetryPolicy,
+        zones: dict[str, ZoneRetryPolicy],
+        random: _random.Random,
+        row_attempts: int,
     ) -> None:
         self._otherwise = otherwise
         self._zones = zones
         self._random = random
+        self._row_attempts = row_attempts
 
     def lifetime(self, envelope: Envelope, zone: str) -> float:
         return self._of(zone).lifetime(envelope)
@@ -196,6 +203,9 @@ class RetryPolicies:
         return self._of(zone).shortest_lifetime()
 
     async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
+        if is_row(delivery.message_id):
+            is_over = delivery.attempts >= self._row_attempts
+            return None if is_over else now + quadratic(envelope, max(1, delivery.attempts))
         horizon = self._of(delivery.zone)
         last = delivery.created + horizon.lifetime(envelope)
         if last - now < _TOO_CLOSE or horizon.is_used_up(delivery.attempts):
@@ -205,26 +215,6 @@ class RetryPolicies:
 
     def _of(self, zone: str) -> ZoneRetryPolicy:
         return self._zones.get(zone, self._otherwise)
-
-
-class OutboxRetries:
-    """The retry policy for outbox rows: n² minutes after the n-th failure, without jitter, up to the number
-    of attempts in [outbox]. The failure of the last attempt is final. Other mail, and the maximum age, follow
-    the policy `otherwise`.
-    """
-
-    def __init__(self, otherwise: RetryPolicy, max_attempts: int) -> None:
-        self._otherwise = otherwise
-        self._max_attempts = max_attempts
-        self.lifetime = otherwise.lifetime
-        self.shortest_lifetime = otherwise.shortest_lifetime
-
-    async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
-        if not is_row(delivery.message_id):
-            return await self._otherwise.next_attempt(envelope, delivery, now)
-        if delivery.attempts >= self._max_attempts:
-            return None
-        return now + quadratic(envelope, max(1, delivery.attempts))
 
 
 def build(
@@ -244,8 +234,8 @@ def build(
         backoff = _built_in(settings)
     general = ZoneRetryPolicy(settings, bounce.max_age, backoff)
     own = {zone.name: _of_zone(zone, settings, bounce, backoff) or general for zone in zones}
-    policy = RetryPolicies(own.get(DEFAULT_ZONE, general), own, random)
-    return OutboxRetries(policy, outbox.max_attempts) if outbox is not None and outbox.url else policy
+    rows = (outbox or OutboxSettings()).max_attempts
+    return RetryPolicies(own.get(DEFAULT_ZONE, general), own, random, rows)
 
 
 def _of_zone(

@@ -36,7 +36,6 @@ class NodeRegister:
     node can still store data in its partition.
     """
 
-    publishes = False
     problem = ""
 
     def __init__(
@@ -57,8 +56,12 @@ class NodeRegister:
     def worker(self) -> int:
         return self._node()
 
+    def start(self, page: object, settle: object) -> None:
+        """Do nothing. The partition holds its keys, and reservations of an earlier process are found when
+        their keys are used again.
+        """
+
     async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
-        """Return the entry of the key. If there is none, create a pending one for this message."""
         key = once.identity.encode("ascii")
         node = self._node()
         value = msgspec.msgpack.encode(_Reserved(node, message_id, once.digest, once.until))
@@ -85,27 +88,12 @@ class NodeRegister:
             await self._engine.reserve(identity.encode("ascii"), msgspec.msgpack.encode(value), kept.until)
 
     async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
-        """Settle a reservation: its message is stored, or will never be."""
         value = self._values.pop(identity, None)
         if value is not None and not is_kept:
             await self._engine.unreserve(identity.encode("ascii"), value)
 
-    async def pending(self) -> list[tuple[str, MessageId]]:
-        """Return nothing. Reservations of an earlier process are found when their keys are used again."""
-        return []
-
-    async def publish(self, page: Collection[tuple[str, Kept]]) -> None:
-        """Do nothing, because the partition holds its keys."""
-
     async def forget(self, now: float, most: int) -> None:
         """Do nothing, because the engine removes expired reservations."""
 
-    async def is_published(self) -> bool:
-        """Return true, because nothing needs to be published."""
-        return True
-
-    async def mark_published(self) -> None:
-        """Do nothing, because nothing needs to be published."""
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """Do nothing, because the owner of the engine closes it."""

@@ -33,7 +33,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 from uuid import uuid4
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -93,9 +93,7 @@ class HeldPartition:
 
 
 class NodeStore:
-    """The store of one node of a shared queue. `open_nodes` creates it. It belongs to the event loop that was
-    running then.
-    """
+    """The store of one node of a shared queue. It belongs to the event loop that opened it."""
 
     def __init__(
         self,
@@ -103,11 +101,15 @@ class NodeStore:
         around: Surroundings,
         *,
         directory: Path,
-        preferred: int | None,
-        every: float,
-        wait: Wait,
-        min_free_space: int,
+        preferred: int | None = None,
+        every: float = 2.0,
+        wait: Wait = asyncio.sleep,
+        min_free_space: int = 0,
     ) -> None:
+        """Create the store. `directory` is where this machine records the engine's partitions that it has
+        seen. `preferred` is the configured number of the node, if any. The other nodes are checked every
+        `every` seconds. `wait` returns after that time, or earlier if another node has left.
+        """
         self._engine = engine
         self._min_free_space = min_free_space
         self._around = around
@@ -142,13 +144,18 @@ class NodeStore:
 
     # --- opening
 
-    async def start(self) -> None:
-        """Acquire a partition. Raises StoreError, after which `close` must be called too."""
-        self._own = await self._take_partition()
-        self._is_open = True
-        await self._look_at_peers()
+    async def opened(self) -> Self:
+        """Acquire a partition. Raises StoreOpenError and StoreError, in which case nothing is left open."""
+        try:
+            self._own = await self._take_partition()
+            self._is_open = True
+            await self._look_at_peers()
+        except BaseException:
+            await self.close()
+            raise
         self._tasks.start(self._watch())
         self._tasks.start(self._replace_lost())
+        return self
 
     async def _take_partition(self) -> HeldPartition:
         """Become the writer of the preferred partition, of one that this machine has used, of one whose lease
@@ -689,36 +696,3 @@ class NodeStore:
 
     async def probe(self) -> None:
         await self._own.queue.probe()
-
-
-async def open_nodes(
-    engine: SharedEngine,
-    around: Surroundings,
-    *,
-    directory: Path,
-    preferred: int | None = None,
-    every: float = 2.0,
-    wait: Wait = asyncio.sleep,
-    min_free_space: int = 0,
-) -> NodeStore:
-    """Open the queue of this node. `directory` is where this machine records the engine's partitions that it
-    has seen. `preferred` is the configured number of the node, if any. The other nodes are checked every
-    `every` seconds. `wait` returns after that time, or earlier if another node has left.
-
-    Raises StoreOpenError and StoreError, in which case nothing is left open.
-    """
-    nodes = NodeStore(
-        engine,
-        around,
-        directory=directory,
-        preferred=preferred,
-        every=every,
-        wait=wait,
-        min_free_space=min_free_space,
-    )
-    try:
-        await nodes.start()
-    except BaseException:
-        await nodes.close()
-        raise
-    return nodes

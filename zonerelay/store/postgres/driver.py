@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -45,8 +45,7 @@ COMMAND_TIMEOUT = 30.0
 CLOSE_TIMEOUT = 3.0
 MAX_LINKS = 4
 MOST_PATIENCE = 60.0
-READ_PATIENCE = 600.0
-"""Seconds that the server waits for the next statement of a transaction."""
+"""Seconds that the server waits at most for the next statement of a transaction."""
 
 _INSTALL = (
     'backend = "postgres" needs asyncpg, which is not installed; in zonerelay\'s source,'
@@ -91,10 +90,6 @@ class ClashError(StoreError):
     """Another transaction conflicted with this one."""
 
 
-class DamagedFilesError(StoreCorruptError):
-    """The database reported damaged files or an internal error (class XX)."""
-
-
 @dataclass(frozen=True, slots=True)
 class Access:
     """The database's address, login and lease. `read_password` is called for each connection."""
@@ -109,22 +104,20 @@ class Access:
     def __repr__(self) -> str:
         return f"Access({self.url!r}, schema={self.schema!r})"
 
-    def settings(self, *, reads: bool = False) -> dict[str, str]:
+    def settings(self) -> dict[str, str]:
         """Return the settings of every session.
 
         The statistics of a queue are always outdated, and a plan must never scan the whole table. A reload of
         the server does not change options that the session has set itself (`synchronous_commit`, see
         `_SETTINGS`). A relay that stops within a transaction keeps locks on rows that others must take over,
-        so the server ends its session. A session that only `reads` may take longer, because it may wait for
-        its reader.
+        so the server ends its session.
         """
-        patience = READ_PATIENCE if reads else min(self.lease, MOST_PATIENCE)
         return {
             "search_path": f'"{self.schema}"',
             "enable_seqscan": "off",
             "jit": "off",
             **({} if self.accepts_loss else {"synchronous_commit": "at least on"}),
-            "idle_in_transaction_session_timeout": f"{patience:.0f}s",
+            "idle_in_transaction_session_timeout": f"{min(self.lease, MOST_PATIENCE):.0f}s",
             # If the machine of a relay has died, the relay's number must not stay in use for two hours, TCP's
             # default.
             "tcp_keepalives_idle": "10",
@@ -168,9 +161,9 @@ class Link:
         connection.add_log_listener(self._hear_log)
 
     @classmethod
-    async def open(cls, access: Access, *, reads: bool = False) -> Link:
+    async def open(cls, access: Access) -> Link:
         """Connect. If the caller is cancelled, no incomplete connection remains. Raises StoreError."""
-        return await _kept(cls._open(access, reads=reads))
+        return await _kept(cls._open(access))
 
     @classmethod
     async def plain(cls, access: Access, *, timeout: float = COMMAND_TIMEOUT) -> Link:
@@ -198,9 +191,15 @@ class Link:
         return await cls._connect(access, timeout, prepared=100)
 
     @classmethod
-    async def _open(cls, access: Access, *, reads: bool) -> Link:
+    async def _open(cls, access: Access) -> Link:
         link = await cls._connect(access, COMMAND_TIMEOUT, prepared=100)
-        await link._set(access.settings(reads=reads))
+        settings = access.settings()
+        # Not while connecting, because a pooler refuses unknown settings there, or silently drops them.
+        try:
+            ((link.pid, _), *_) = await link.fetch(_SETTINGS, list(settings), list(settings.values()))
+        except BaseException:
+            link.cut()
+            raise
         return link
 
     @classmethod
@@ -220,27 +219,15 @@ class Link:
         link.pid = connection.get_server_pid()
         return link
 
-    async def _set(self, settings: Mapping[str, str]) -> None:
-        # Not while connecting, because a pooler refuses unknown settings there, or silently drops them.
-        try:
-            rows = await self.fetch(_SETTINGS, list(settings), list(settings.values()))
-        except BaseException:
-            self.cut()
-            raise
-        self.pid = rows[0][0]
-
     async def fetch(self, statement: str, *values: object, timeout: float | None = None) -> Sequence[Columns]:
         async with self._lock:
             return await self._fetch(statement, *values, timeout=timeout)
 
     @contextlib.asynccontextmanager
-    async def transaction(self, *, one_moment: bool = False) -> AsyncIterator[Fetch]:
-        """Run a transaction, which is committed if the block succeeds. With `one_moment` every statement sees
-        the same state.
-        """
+    async def transaction(self) -> AsyncIterator[Fetch]:
+        """Run a transaction, which is committed if the block succeeds."""
         async with self._lock:
-            isolation = "repeatable_read" if one_moment else "read_committed"
-            manager = self._connection.transaction(isolation=isolation, readonly=one_moment)
+            manager = self._connection.transaction(isolation="read_committed")
             with self._ending(), translated(self._driver):
                 await manager.__aenter__()
             try:
@@ -409,7 +396,8 @@ def _refused(state: str, message: str, password: str) -> StoreError:
         return SickError(text)
     if state in _FULL:
         return StoreFullError(text)
-    return DamagedFilesError(text) if state.startswith("XX00") else StoreError(text)
+    # Damaged files, or an internal error.
+    return StoreCorruptError(text) if state.startswith("XX00") else StoreError(text)
 
 
 def _hide(text: str, password: str) -> str:

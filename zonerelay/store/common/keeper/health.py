@@ -40,17 +40,10 @@ class Health:
 
     async def usable(self) -> bool:
         """Wait until the store is usable. Return whether there was one."""
-        return await self.wait_while(lambda: self._refusal is not None)
-
-    async def wait_while(self, holds: Callable[[], bool]) -> bool:
-        """Wait until `holds` returns false, checked after each change. Return whether it was true at
-        first.
-        """
-        if not holds():
-            return False
-        while holds():
+        was_refused = self._refusal is not None
+        while self._refusal is not None:
             await self._changed.wait()
-        return True
+        return was_refused
 
     def _tell(self) -> None:
         # A caller that begins to wait now waits for the next change.

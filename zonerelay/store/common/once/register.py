@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+import logging
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
@@ -22,7 +23,9 @@ from msgspec.structs import astuple
 
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.files import SideDatabase, in_words, is_damage
-from zonerelay.store.contract import BeingStoredError, Kept, Once, Reserved, StoreError, Unhealthy
+from zonerelay.process.tasks import Tasks
+from zonerelay.process.threads import STORE
+from zonerelay.store.contract import BeingStoredError, Kept, KeptKeys, Once, Reserved, StoreError, Unhealthy
 from zonerelay.store.surroundings import Siblings
 
 if TYPE_CHECKING:
@@ -31,8 +34,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+LOOK = 1.0
+"""Seconds between two checks whether the register still has the worker's keys."""
 BUSY = 5.0
 """Seconds that a statement waits for the statement of another worker."""
+
+_log = logging.getLogger("zonerelay.store")
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS kept (
@@ -48,8 +55,6 @@ CREATE TABLE IF NOT EXISTS published (worker INTEGER PRIMARY KEY);
 class Register:
     """One worker's view of the shared index of idempotency keys."""
 
-    publishes = True
-
     def __init__(self, siblings: Siblings) -> None:
         self.worker = siblings.worker
         self._all = siblings.all
@@ -60,6 +65,7 @@ class Register:
         self._executor: ThreadPoolExecutor | None = None
         self._complete: sqlite3.Connection | None = None
         """The database in which all workers have published."""
+        self._tasks = Tasks()
         self._closed = False
 
     async def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -82,47 +88,72 @@ class Register:
         self.problem = ""
         return found
 
-    def close(self) -> None:
+    def start(
+        self,
+        page: Callable[[str], Awaitable[KeptKeys]],
+        settle: Callable[[str, MessageId], Awaitable[None]],
+    ) -> None:
+        self._tasks.start(self._keep_published(page, settle))
+
+    async def _keep_published(
+        self,
+        page: Callable[[str], Awaitable[KeptKeys]],
+        settle: Callable[[str, MessageId], Awaitable[None]],
+    ) -> None:
+        """Publish the keys of this spool at the start and whenever the register was created again."""
+        told, is_first = "", True
+        while True:
+            try:
+                is_published = await self._run(self._is_published)
+                if is_first or not is_published:
+                    for identity, message_id in await self._run(self._pending):
+                        await settle(identity, message_id)
+                if not is_published:
+                    await self._publish(page)
+                told, is_first = "", False
+            except StoreError as error:
+                if str(error) != told:
+                    told = str(error)
+                    _log.warning(
+                        "the idempotency keys of this worker cannot be made known to the others, so that"
+                        " messages with keys are refused temporarily: %s",
+                        error,
+                    )
+            await asyncio.sleep(LOOK)
+
+    async def _publish(self, page: Callable[[str], Awaitable[KeptKeys]]) -> None:
+        after = ""
+        while keys := await page(after):
+            await self._run(self._add, keys)
+            after = max(identity for identity, _ in keys)
+        await self._run(self._mark_published)
+
+    async def close(self) -> None:
         self._closed = True
+        await self._tasks.cancel()
+        await STORE.run(self._end)
+
+    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
+        return await self._run(self._reserve, once, message_id, now)
+
+    async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
+        await self._run(self._settle, identity, message_id, is_kept)
+
+    async def forget(self, now: float, most: int) -> None:
+        await self._run(self._forget, now, most)
+
+    # --- in the thread
+
+    def _end(self) -> None:
         if self._executor is not None:
             self._executor.shutdown()
         self._database.close()
 
-    async def is_published(self) -> bool:
-        """Return whether every key of this worker's spool is in the register."""
-        return await self._run(lambda: self.worker in self._published())
+    def _is_published(self) -> bool:
+        return self.worker in self._published()
 
-    async def mark_published(self) -> None:
-        """Record that every key of this worker's spool is in the register."""
-        await self._run(
-            lambda: self._database.opened().execute(
-                "INSERT OR IGNORE INTO published VALUES (?)", (self.worker,)
-            )
-        )
-
-    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
-        """Return the entry of the key. If there is none, create a pending one for this message."""
-        return await self._run(self._reserve, once, message_id, now)
-
-    async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
-        """Settle a reservation: its message is stored, or will never be."""
-        await self._run(self._settle, identity, message_id, is_kept)
-
-    async def pending(self) -> list[tuple[str, MessageId]]:
-        """Return the pending reservations of this worker."""
-        return await self._run(self._pending)
-
-    async def publish(self, page: Collection[tuple[str, Kept]]) -> None:
-        """Add keys of this worker's spool. If two spools hold the same key, the one that expires later
-        wins.
-        """
-        await self._run(self._publish, page)
-
-    async def forget(self, now: float, most: int) -> None:
-        """Remove expired keys. Pending ones are left to their worker."""
-        await self._run(self._forget, now, most)
-
-    # --- in the thread
+    def _mark_published(self) -> None:
+        self._database.opened().execute("INSERT OR IGNORE INTO published VALUES (?)", (self.worker,))
 
     def _reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
         self._check_complete()
@@ -154,8 +185,11 @@ class Register:
             .fetchall()
         )
 
-    def _publish(self, page: Collection[tuple[str, Kept]]) -> None:
-        rows = [(name, *astuple(kept), self.worker) for name, kept in page]
+    def _add(self, keys: KeptKeys) -> None:
+        """Add keys of this worker's spool. If two spools hold the same key, the one that expires later
+        wins.
+        """
+        rows = [(name, *astuple(kept), self.worker) for name, kept in keys]
         with self._exclusive() as database:
             database.executemany(
                 "INSERT INTO kept VALUES (?, ?, ?, ?, ?, ?, 0) ON CONFLICT (identity) DO UPDATE SET"

@@ -13,13 +13,13 @@ these keys to other workers wait for that. A failure of the register only affect
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
-from zonerelay.process.threads import STORE
 from zonerelay.store.contract import (
     BeingStoredError,
     Kept,
@@ -34,15 +34,11 @@ from zonerelay.store.surroundings import Siblings
 
 PATIENCE = 10.0
 LOOK_AGAIN = 0.1
-LOOK = 1.0
-"""Seconds between two checks whether the register still has the worker's keys."""
 FORGET_EVERY = 60.0
 """Expired keys are removed after this many seconds, or after as many messages as one step removes keys."""
 FORGET = 500
 
 _log = logging.getLogger("zonerelay.store")
-
-Page = Collection[tuple[str, Kept]]
 
 
 class Reservations:
@@ -56,7 +52,7 @@ class Reservations:
     def __init__(
         self,
         find: Callable[[str], Awaitable[Kept | None]],
-        page: Callable[[str], Awaitable[Page]],
+        page: Callable[[str], Awaitable[KeptKeys]],
         forget: Callable[[float, int, Callable[[str], bool]], Awaitable[None]],
         usable: Callable[[], Awaitable[bool]],
         *,
@@ -75,8 +71,8 @@ class Reservations:
 
     def start(self) -> None:
         """Publish the keys of this spool to the other workers. Until then they refuse keys temporarily."""
-        if self._register is not None and self._register.publishes:
-            self._tasks.start(self._keep_published(self._register))
+        if (register := self._register) is not None:
+            register.start(self._page, functools.partial(self._settle, register))
 
     async def store(
         self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
@@ -188,34 +184,6 @@ class Reservations:
         problem = "" if self._register is None else self._register.problem
         return (f"{problem}: messages with a key are refused temporarily",) if problem else ()
 
-    async def _keep_published(self, register: KeyRegister) -> None:
-        """Publish the keys of this spool at the start and whenever the register was created again."""
-        told, is_first = "", True
-        while True:
-            try:
-                if is_first or not await register.is_published():
-                    for identity, message_id in await register.pending():
-                        await self._settle(register, identity, message_id)
-                if not await register.is_published():
-                    await self._publish(register)
-                told, is_first = "", False
-            except StoreError as error:
-                if str(error) != told:
-                    told = str(error)
-                    _log.warning(
-                        "the idempotency keys of this worker cannot be made known to the others, so that"
-                        " messages with keys are refused temporarily: %s",
-                        error,
-                    )
-            await asyncio.sleep(LOOK)
-
-    async def _publish(self, register: KeyRegister) -> None:
-        after = ""
-        while page := await self._page(after):
-            await register.publish(page)
-            after = max(identity for identity, _ in page)
-        await register.mark_published()
-
     async def _forget(self) -> None:
         try:
             self._used.clear()
@@ -233,7 +201,7 @@ class Reservations:
         """Close the register, before the spool is closed. Reservations stay until the next start."""
         await self._tasks.cancel()
         if self._register is not None:
-            await STORE.run(self._register.close)
+            await self._register.close()
 
 
 def register_for(siblings: Siblings | None) -> KeyRegister | None:

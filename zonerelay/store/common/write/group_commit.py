@@ -17,8 +17,6 @@ If a batch fails, everything submitted after it fails for the same reason, and s
 until `resume`. `applied` callbacks run on the event loop as soon as the write is durable, even if the
 submitter no longer waits. If a callback raises, the store fails after this batch: all of the batch stays
 durable and is applied.
-
-`then` processes an answer when it arrives, and passes errors on, even if the caller no longer waits.
 """
 
 from __future__ import annotations
@@ -32,46 +30,6 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from zonerelay.model.clock import Clock
 from zonerelay.store.contract import StoreError
-
-Asked = TypeVar("Asked")
-Learned = TypeVar("Learned")
-
-
-def _ignore(_: object) -> None:
-    """Ignore a result."""
-
-
-def then(
-    asked: asyncio.Future[Asked],
-    take: Callable[[Asked], Learned],
-    failed: Callable[[StoreError], None] = _ignore,
-    unwanted: Callable[[Learned], None] = _ignore,
-) -> asyncio.Future[Learned]:
-    """Return a future with the result of `take` for the answer. `take` is called in the loop iteration in
-    which the answer arrives, so answers keep their order.
-
-    `failed` is called with a StoreError, also with one of `take`. `unwanted` is called with a result whose
-    caller no longer waits.
-    """
-    learned: asyncio.Future[Learned] = asked.get_loop().create_future()
-
-    def answered(future: asyncio.Future[Asked]) -> None:
-        try:
-            result = take(future.result())
-        except Exception as broken:  # noqa: BLE001 - the caller must hear of a bug, too
-            error = broken if isinstance(broken, StoreError) else StoreError(f"unexpected answer: {broken!r}")
-            failed(error)
-            if not learned.done():
-                learned.set_exception(error)
-                learned.exception()  # retrieved here: the caller may have left
-        else:
-            if learned.done():
-                unwanted(result)
-            else:
-                learned.set_result(result)
-
-    asked.add_done_callback(answered)
-    return learned
 
 
 def refuse(waiting: asyncio.Future[Any], error: BaseException) -> None:  # Any: any result
@@ -230,7 +188,7 @@ class GroupCommitter(Generic[Change, P, W]):
         """Queue `ops` for one atomic write. The future is done when the write is durable or has failed."""
         done: asyncio.Future[None] = self._loop.create_future()
         if self._refusal is not None:
-            _refuse(done, self._refusal)
+            refuse(done, self._refusal)
             return done
         self._pending.append(_Submission(ops, size, applied, done))
         self._pending_size += size
@@ -361,14 +319,4 @@ class GroupCommitter(Generic[Change, P, W]):
         self._pending_size = self._urgent = 0
         self._failed(refusal)
         for submission in batch:
-            if not submission.done.done():
-                _refuse(submission.done, refusal)
-
-
-def _refuse(done: asyncio.Future[None], reason: StoreError) -> None:
-    error = type(reason)(*reason.args)
-    error.__cause__ = reason
-    done.set_exception(error)
-    # Nobody may wait for it, as after a lazy removal or a cancelled session. The loop must not report the
-    # error as unhandled.
-    done.exception()
+            refuse(submission.done, refusal)
