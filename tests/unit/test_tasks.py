@@ -14,7 +14,7 @@ async def test_a_drain_ends_when_the_tasks_had_ended_before_it_began() -> None:
     tasks._running.add(task := asyncio.create_task(asyncio.sleep(0)))
     await task  # it is never discarded by a callback, as one that had no turn yet
     async with asyncio.timeout(5):
-        await tasks.drain()
+        await tasks.wait()
 
 
 async def test_a_drain_waits_for_what_is_started_meanwhile() -> None:
@@ -29,5 +29,5 @@ async def test_a_drain_waits_for_what_is_started_meanwhile() -> None:
         tasks.start(second())
 
     tasks.start(first())
-    await tasks.drain()
+    await tasks.wait()
     assert ended == [2]

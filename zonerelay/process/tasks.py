@@ -30,23 +30,27 @@ class Tasks:
         task.add_done_callback(self._running.discard)
         return task
 
-    async def wait(self) -> None:
-        """Wait until the tasks that run now have ended. Does not raise their exceptions."""
-        if self._running:
-            await asyncio.wait(self._running)
-
-    async def drain(self) -> None:
-        """Wait until no task runs, including tasks that are started in the meantime."""
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until no task runs, including tasks that are started in the meantime. Return false after
+        `timeout` seconds. Does not raise their exceptions.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
         while self._running:
-            ended = set(self._running)
-            await asyncio.gather(*ended, return_exceptions=True)
-            # From Python 3.12 on, the loop runs no iteration, and so no callbacks, if all tasks had ended
-            # already.
+            left = None if deadline is None else deadline - loop.time()
+            if left is not None and left <= 0:
+                return False
+            ended, _ = await asyncio.wait(self._running, timeout=left)
+            # The loop runs no iteration, and so no callbacks, if all tasks had ended already.
             self._running -= ended
+        return True
 
     async def cancel(self) -> None:
-        """Cancel the tasks that run now, and wait for their end."""
-        await cancel_all(*self._running)
+        """Cancel the tasks, and wait until none runs."""
+        while self._running:
+            ended = set(self._running)
+            await cancel_all(*ended)
+            self._running -= ended
 
 
 async def cancel_all(*tasks: asyncio.Task[Any] | None) -> None:  # Any: tasks may have any result

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Iterable
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from zonerelay.process import tasks
 from zonerelay.telemetry.events.events import Events
 
 LONGEST_TIMER = 60.0
@@ -19,51 +20,28 @@ SLICE = 0.005
 """Seconds of work on the event loop before other tasks get their turn. A longer step is a slice of its own.
 """
 
+_Result = TypeVar("_Result")
 _Step = TypeVar("_Step")
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-class Tasks:
+class Tasks(tasks.Tasks):
     """The running background tasks of one owner. Unlike in a TaskGroup, the other tasks continue when one
     fails.
     """
 
     def __init__(self, where: str, events: Events) -> None:
+        super().__init__()
         self._where = where
         self._events = events
-        self._running: set[asyncio.Task[None]] = set()
 
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def start(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._running.add(task)
+    def start(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:  # Any: as in the base
+        task = super().start(work)
         task.add_done_callback(self._ended)
+        return task
 
-    async def wait(self, timeout: float | None) -> bool:
-        """Wait until every task has ended, including tasks started while waiting. Return false after
-        `timeout` seconds.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
-        while self._running:
-            left = None if deadline is None else deadline - loop.time()
-            if left is not None and left <= 0:
-                return False
-            await asyncio.wait(self._running, timeout=left)
-        return True
-
-    async def cancel(self) -> None:
-        """Cancel the remaining tasks and wait until they have ended."""
-        while self._running:
-            for task in self._running:
-                task.cancel()
-            await asyncio.wait(self._running)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+    def _ended(self, task: asyncio.Task[Any]) -> None:  # Any: tasks may have any result
         if not task.cancelled() and (error := task.exception()) is not None:
             self._events.trouble(self._where, error)
 
@@ -123,7 +101,7 @@ async def in_slices(steps: Iterable[_Step], monotonic: Callable[[], float]) -> A
 class Alarm:
     """Calls `call` when the clock `now` has reached the earliest requested time."""
 
-    def __init__(self, now: Callable[[], float], call: Callable[[], None]) -> None:
+    def __init__(self, now: Callable[[], float], call: Callable[[], object]) -> None:
         self._now = now
         self._call = call
         self._when: float | None = None

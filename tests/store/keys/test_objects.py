@@ -99,7 +99,7 @@ def keys_of(partition: Partition) -> ObjectKeys:
 
 async def settled(partition: Partition) -> None:
     """Removals and snapshots are done."""
-    await keys_of(partition)._tasks.drain()
+    await keys_of(partition)._tasks.wait()
 
 
 async def test_a_log_is_replaced_by_snapshots(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

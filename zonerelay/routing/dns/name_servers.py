@@ -72,7 +72,7 @@ class NameServerWatch:
         self.servers = servers
         self._ask = ask
         self._observer = observer
-        self.on_restored: Callable[[], None] | None = None
+        self.on_restored: Callable[[], object] | None = None
         self._failed: dict[str, None] = {}
         self._answers = 0
         self._reason: Outage | None = None

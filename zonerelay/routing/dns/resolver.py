@@ -220,7 +220,7 @@ class Resolver:
         self._txt_cache: AnswerCache[str] = AnswerCache(settings.cache_size, clock)
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
-    def when_restored(self, call: Callable[[float], None]) -> None:
+    def when_restored(self, call: Callable[[float], object]) -> None:
         """Register `call`. It is called when an outage of the name servers is over, with the seconds for
         which failures stay cached.
         """
