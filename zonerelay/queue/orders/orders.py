@@ -128,6 +128,11 @@ def _later(mine: Order, other: Order) -> Order:
     return msgspec.structs.replace(mine, ended=ended, until=until)
 
 
+def _subject(delivery: Delivery, message: Message | None, destination: str, label: str) -> Subject:
+    client = ("", "") if message is None else (message.envelope.sender, message.envelope.origin.user)
+    return Subject(delivery.zone, delivery.recipient, *client, destination, label)
+
+
 class Orders:
     """Manages the suspensions and hold rules of a worker. `changed` is called when the set of active orders
     changes. `release` releases what ended orders have held and returns the number of deliveries; it raises
@@ -193,14 +198,8 @@ class Orders:
         """
         if not self.table.orders or delivery.held:
             return None
-        if message is None:
-            return self.table.keeping(
-                Subject(delivery.zone, delivery.recipient, "", "", delivery.domain, hosts)
-            )
-        envelope = message.envelope
-        client = envelope.sender, envelope.origin.user
-        mail = Subject(delivery.zone, delivery.recipient, *client, delivery.domain, hosts)
-        return self.table.holding(mail, delivery.act)
+        mail = _subject(delivery, message, delivery.domain, hosts)
+        return self.table.keeping(mail) if message is None else self.table.holding(mail, delivery.act)
 
     def endless(self) -> int:
         """Return the number of orders without an end time."""
@@ -280,15 +279,7 @@ class Orders:
     def paused(self, delivery: Delivery, message: Message | None, destination: str) -> float:
         if message is None or not self.table.pauses:
             return 0.0
-        envelope = message.envelope
-        mail = Subject(
-            delivery.zone,
-            delivery.recipient,
-            envelope.sender,
-            envelope.origin.user,
-            delivery.domain,
-            destination,
-        )
+        mail = _subject(delivery, message, delivery.domain, destination)
         return self.table.paused(mail, delivery.created, self._clock.now())
 
     def keep_unattempted(
@@ -311,12 +302,10 @@ class Orders:
         """Hold the deliveries of a message to which orders apply, and return the others. `name` and `label`
         are those of the destination. `reserved` has the same meaning as in `Settler.hold`.
         """
-        envelope = message.envelope
         left: list[Delivery] = []
         by_order: dict[Order, list[Delivery]] = {}
         for each in deliveries:
-            user = envelope.origin.user
-            mail = Subject(each.zone, each.recipient, envelope.sender, user, name or each.domain, label)
+            mail = _subject(each, message, name or each.domain, label)
             order = self.table.holding(mail, each.act)
             if order is None:
                 left.append(each)

@@ -40,7 +40,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import cast
 
 from zonerelay.config.settings import (
     BounceSettings,
@@ -72,22 +72,6 @@ _TOO_CLOSE = 1.0
 """A last attempt this close to the previous one is skipped, which also absorbs the rounding of
 stored times.
 """
-
-
-class RetryPolicy(Protocol):
-    """Interface: decides when a delivery is retried."""
-
-    def lifetime(self, envelope: Envelope, zone: str) -> float:
-        """Return the age in seconds at which a message expires in a zone."""
-
-    def shortest_lifetime(self, zone: str) -> float:
-        """Return the age in seconds before which no message in the zone expires."""
-
-    async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
-        """Return the Unix time of the next attempt, or None if there is none.
-
-        `delivery.attempts` includes the attempt that was just deferred. Only CancelledError is raised.
-        """
 
 
 class IsolatedBackoff:
@@ -179,7 +163,7 @@ class ZoneRetryPolicy:
         return delay * (1 + random.uniform(-spread, spread))
 
 
-class RetryPolicies:
+class RetryPolicy:
     """The retry policies of [retry] and of zones with their own settings. Rows of the outbox are retried n²
     minutes after the n-th failure, without jitter, and the failure of attempt `row_attempts` is final.
     """
@@ -197,12 +181,18 @@ class RetryPolicies:
         self._row_attempts = row_attempts
 
     def lifetime(self, envelope: Envelope, zone: str) -> float:
+        """Return the age in seconds at which a message expires in a zone."""
         return self._of(zone).lifetime(envelope)
 
     def shortest_lifetime(self, zone: str) -> float:
+        """Return the age in seconds before which no message in the zone expires."""
         return self._of(zone).shortest_lifetime()
 
     async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
+        """Return the Unix time of the next attempt, or None if there is none.
+
+        `delivery.attempts` includes the attempt that was just deferred. Only CancelledError is raised.
+        """
         if is_row(delivery.message_id):
             is_over = delivery.attempts >= self._row_attempts
             return None if is_over else now + quadratic(envelope, max(1, delivery.attempts))
@@ -235,7 +225,7 @@ def build(
     general = ZoneRetryPolicy(settings, bounce.max_age, backoff)
     own = {zone.name: _of_zone(zone, settings, bounce, backoff) or general for zone in zones}
     rows = (outbox or OutboxSettings()).max_attempts
-    return RetryPolicies(own.get(DEFAULT_ZONE, general), own, random, rows)
+    return RetryPolicy(own.get(DEFAULT_ZONE, general), own, random, rows)
 
 
 def _of_zone(

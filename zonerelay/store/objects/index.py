@@ -43,13 +43,6 @@ class LogState(msgspec.Struct, frozen=True, array_like=True):
     live: int = 0
 
 
-class Changes(NamedTuple):
-    """The changes of one log entry. The ranges are emptied first. None removes a key."""
-
-    changes: Sequence[tuple[bytes, bytes | None]]
-    ranges: Sequence[tuple[bytes, bytes]]
-
-
 class Span(NamedTuple):
     """The location of a value outside of the index: a range of bytes in an object, and their CRC-32."""
 
@@ -120,9 +113,15 @@ class ObjectIndex(Database):
             yield batch
             batch.write()
 
-    def apply(self, made: Changes, state: LogState, is_beginning: bool) -> tuple[LogState, list[str]]:
-        """Apply one entry of the log. Return the new state, and the names of the objects that no row refers
-        to any more.
+    def apply(
+        self,
+        changes: Sequence[tuple[bytes, bytes | None]],
+        ranges: Sequence[KeyRange],
+        state: LogState,
+        is_beginning: bool,
+    ) -> tuple[LogState, list[str]]:
+        """Apply the changes of one entry of the log, after the ranges are emptied. Return the new state, and
+        the names of the objects that no row refers to any more.
         """
         live, emptied = state.live, set[bytes]()
         made_names, gone_names = Counter[str](), Counter[str]()
@@ -134,13 +133,13 @@ class ObjectIndex(Database):
                     gone_names[name] += 1
                 return len(key) + len(stored)
 
-            for start, end in made.ranges:
+            for start, end in ranges:
                 for key, stored in self.rows(start, end, limit=2**62):
                     if key not in emptied:
                         emptied.add(key)
                         batch.delete(key)
                         live -= drop(key, stored)
-            for key, value in made.changes:
+            for key, value in changes:
                 old = None if key in emptied else get(key)
                 if old is not None:
                     live -= drop(key, old)

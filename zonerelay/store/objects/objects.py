@@ -62,7 +62,6 @@ from zonerelay.store.keys.port import (
     after,
 )
 from zonerelay.store.objects.index import (
-    Changes,
     LogState,
     ObjectIndex,
     Span,
@@ -591,7 +590,6 @@ class ObjectKeys:
             old.log + len(data),
             old.live,
         )
-        changes = Changes(entry.changes, entry.ranges)
         if entry.ranges or len(self._spans) > MOST_SPANS:
             self._spans.clear()
         for key, row in entry.changes:
@@ -600,7 +598,9 @@ class ObjectKeys:
             elif self._spans:
                 self._spans.pop(key, None)
         try:
-            self._state, dropped = await self._threads.read(ObjectIndex.apply, changes, state, is_beginning)
+            self._state, dropped = await self._threads.read(
+                ObjectIndex.apply, entry.changes, entry.ranges, state, is_beginning
+            )
         except StoreError:
             self._spans.clear()
             self._is_open, self._is_suspect = False, True  # rebuilt by the next `enter`
@@ -862,24 +862,17 @@ def _stem(name: str) -> str:
     return name.partition("-")[0]
 
 
-def summed(data: bytes) -> bytes:
+def packed(content: object) -> bytes:
     """Return the content of an object, which is a checksum followed by the data."""
+    data = msgspec.msgpack.encode(content)
     return zlib.crc32(data).to_bytes(4, "big") + data
 
 
-def checked(data: bytes, name: str) -> bytes:
+def unpacked(data: bytes, kind: type[T], name: str) -> T:
     """Return the data of an object. Raises StoreCorruptError."""
     if zlib.crc32(data[4:]) != int.from_bytes(data[:4], "big"):
         raise StoreCorruptError(f"the object {name} is damaged")
-    return data[4:]
-
-
-def packed(content: object) -> bytes:
-    return summed(msgspec.msgpack.encode(content))
-
-
-def unpacked(data: bytes, kind: type[T], name: str) -> T:
     try:
-        return msgspec.msgpack.decode(checked(data, name), type=kind)
+        return msgspec.msgpack.decode(data[4:], type=kind)
     except msgspec.MsgspecError as error:
         raise StoreCorruptError(f"the object {name} is invalid: {error}") from error
