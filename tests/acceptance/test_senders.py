@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import smtplib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.submission import Papers, Submission, anonymous, submission
-from tests.support.ports import LOOPBACK, free_port
+from tests.support.ports import free_port
 from tests.support.senders import RECIPIENT, SENDER, Msmtp, Openssl, PhpMail, Result, Server, Swaks, Tls
 from tests.support.sink import Sink
 
@@ -67,51 +66,11 @@ async def test_swaks_logs_in_over_tls(swaks: Swaks, doors: Submission, tls: Tls,
     assert b" with ESMTPSA (TLSv1.3) id " in message.body
 
 
-def auth_in_clear(port: int) -> bytes:
-    with smtplib.SMTP(LOOPBACK, port, timeout=20) as client:
-        client.ehlo("client.test")
-        code, text = client.docmd("AUTH", "PLAIN AGEAYg==")
-    return b"%d %s" % (code, text)
-
-
-async def test_auth_in_clear_text_is_not_offered_and_refused(swaks: Swaks, doors: Submission) -> None:
-    clear = replace(doors.starttls, tls=Tls.NONE)
-    result = await by_swaks(swaks, clear)
-    assert not result.said("250-AUTH")
-    assert result.code == 28, result.transcript  # swaks: no AUTH to be had
-    # Sent all the same, the password is not even looked at.
-    assert (await asyncio.to_thread(auth_in_clear, doors.starttls.port)).startswith(b"530 5.7.0")
-    assert not doors.sink.messages
-
-
-@pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
-async def test_a_wrong_password_is_refused(swaks: Swaks, doors: Submission, tls: Tls) -> None:
-    result = await by_swaks(swaks, replace(doors.door(tls), password="wrong"))
-    assert result.code == 28
-    assert result.said("535 5.7.8")
-    assert not doors.sink.messages
-
-
-@pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
-async def test_nobody_sends_without_logging_in(swaks: Swaks, doors: Submission, tls: Tls) -> None:
-    result = await by_swaks(swaks, anonymous(doors.door(tls)))
-    assert result.code == 23, result.transcript  # swaks: MAIL was refused
-    assert result.said("530 5.7.0")
-    assert not doors.sink.messages
-
-
 async def test_a_listed_client_certificate_is_enough(swaks: Swaks, doors: Submission) -> None:
     client = doors.papers.client
     result = await by_swaks(swaks, replace(anonymous(doors.starttls), certificate=client, key=client))
     assert result.code == 0, result.transcript
     assert (await doors.delivered()).body.endswith(ARRIVED)
-
-
-async def test_another_client_certificate_is_as_good_as_none(swaks: Swaks, doors: Submission) -> None:
-    server = doors.papers.server
-    result = await by_swaks(swaks, replace(anonymous(doors.starttls), certificate=server, key=server))
-    assert result.code == 23
-    assert result.said("530 5.7.0")
 
 
 async def test_pipelined_commands_of_swaks_are_answered_in_order(swaks: Swaks, doors: Submission) -> None:

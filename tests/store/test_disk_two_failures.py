@@ -23,9 +23,9 @@ from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.common.keeper import health
 from zonerelay.store.common.write import group_commit
 from zonerelay.store.contract import Finish, Store, StoreError, Submit
+from zonerelay.store.keys import partition
 
 CALLS = ("writev", "link", "rename", "unlink", "fsync")
 BODIES = {1: b"original", 2: b"other", 3: b"refused", 5: b"bounce"}
@@ -86,7 +86,7 @@ async def found_in(store: Store) -> set[int]:
 async def test_two_failures_and_a_crash_lose_neither_the_original_nor_its_bounce(
     monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
-    monkeypatch.setattr(health, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(partition, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(group_commit, "GATHER_LIMIT", 0.0)
     tried = first = 0
     more = True
