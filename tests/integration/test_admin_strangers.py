@@ -20,7 +20,7 @@ from multidict import CIMultiDict
 from zonerelay.admin.http import AdminServer
 from zonerelay.admin.http_server import MAX_CONNECTIONS, MAX_OPERATORS
 from zonerelay.admin.operators import MAX_OF_TOKEN, build_operators
-from zonerelay.admin.page import forms
+from zonerelay.admin.page import page
 from zonerelay.admin.requests import visit_of
 from zonerelay.config.credentials.file import replace_file
 from zonerelay.config.credentials.identities import (
@@ -177,7 +177,7 @@ async def test_any_small_body_is_answered_and_nothing_is_logged(site: Site, body
 
 
 async def test_slow_bodies_at_the_log_in_end_soon(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "PATIENCE", 0.05)
+    monkeypatch.setattr(page, "PATIENCE", 0.05)
     assert (await site.ask("POST /login", b"", Content_Type=FORM, Content_Length="10"))[0] == 408
     assert (await site.ask("POST /login", b"", Content_Type=FORM, Transfer_Encoding="chunked"))[0] == 408
 

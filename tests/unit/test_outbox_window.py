@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from zonerelay.model.queue_name import QueueName, queue_of
-from zonerelay.outbox.rows import window
-from zonerelay.outbox.rows.window import BATCH, FEW, MOST, RESERVE, SHARE, Window
+from zonerelay.outbox.rows import claims
+from zonerelay.outbox.rows.claims import BATCH, FEW, MOST, RESERVE, SHARE, Window
 
 SLOW = queue_of("slow")
 
@@ -78,4 +78,4 @@ def test_nothing_is_forgotten_whatever_comes_and_goes() -> None:
             count[queue] -= 1
         assert not any(not count[each] for each in held.full())
     assert held.queues == {each for each, left in count.items() if left}
-    assert sum(count.values()) <= window.MOST + window.RESERVE
+    assert sum(count.values()) <= claims.MOST + claims.RESERVE

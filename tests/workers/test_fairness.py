@@ -10,7 +10,7 @@ from tests.support.outbox import OutboxBed, to_sink
 from tests.support.relay import Running
 from tests.support.sink import Sink
 from zonerelay.model.queue_name import Priority, queue_of
-from zonerelay.outbox.rows import window
+from zonerelay.outbox.rows import claims
 from zonerelay.outbox.rows.claims import OutboxClaims
 
 SLOW = 4
@@ -67,8 +67,8 @@ async def test_an_urgent_row_goes_before_a_long_run_of_bulk_mail(
     bed: OutboxBed, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is claimed although bulk mail has its share already, and sent next although bulk mail was first."""
-    monkeypatch.setattr(window, "SHARE", 4)
-    monkeypatch.setattr(window, "FEW", 2)
+    monkeypatch.setattr(claims, "SHARE", 4)
+    monkeypatch.setattr(claims, "FEW", 2)
     async with bed.relay(to_sink(sink.port, max_connections=1)) as running:
         bed.insert(to_addresses=["slow-1s@example.com"])
         await running.until(lambda: any("slow-1s" in each for each in sink.commands), what="sending")

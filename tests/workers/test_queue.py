@@ -11,7 +11,7 @@ from tests.support.outbox import OutboxBed, to_sink
 from tests.support.sink import Sink
 from zonerelay.outbox.database.sql import Statements
 from zonerelay.outbox.database.tables import Names
-from zonerelay.outbox.rows import window
+from zonerelay.outbox.rows import claims
 from zonerelay.store.postgres.driver import Access, Link
 
 LIMIT = 10
@@ -56,8 +56,8 @@ async def test_select_for_update_skip_locked(bed: OutboxBed, sink: Sink) -> None
 async def test_two_relays_share_the_rows_and_send_each_once(
     bed: OutboxBed, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "MOST", 40)
-    monkeypatch.setattr(window, "BATCH", 20)
+    monkeypatch.setattr(claims, "MOST", 40)
+    monkeypatch.setattr(claims, "BATCH", 20)
     zone = to_sink(sink.port)
     async with bed.relay(zone) as first, bed.relay(zone, name="second") as second:
         bed.psql(
@@ -131,9 +131,9 @@ async def test_a_relay_that_lost_its_claim_changes_nothing(bed: OutboxBed, sink:
 async def test_a_zone_that_is_full_leaves_room_for_the_others(
     bed: OutboxBed, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "SHARE", 4)
-    monkeypatch.setattr(window, "BATCH", 3)
-    monkeypatch.setattr(window, "FEW", 2)
+    monkeypatch.setattr(claims, "SHARE", 4)
+    monkeypatch.setattr(claims, "BATCH", 3)
+    monkeypatch.setattr(claims, "FEW", 2)
     async with bed.relay(to_sink(sink.port, max_connections=1)) as running:
         mailbox = bed.mailbox(sink.port, password=None, smtp_tls="none")
         slow = [bed.insert(to_addresses=[f"slow-1s+{n}@example.com"]) for n in range(8)]

@@ -15,6 +15,7 @@ from datetime import datetime
 
 from zonerelay.config.settings import Settings
 from zonerelay.config.units import format_duration, format_size
+from zonerelay.control.history import in_words
 from zonerelay.history.reader import Gap, Histories, Record
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.reply import same_reply
@@ -175,10 +176,7 @@ def _queue(status: RelayStatus | ControlError) -> Iterable[str]:
 def _gaps(gaps: Sequence[Gap]) -> Iterable[str]:
     if gaps:
         yield "The history is not whole, so these figures are too low:"
-        for gap in gaps[:MOST]:
-            began = "the beginning" if gap.began is None else _when(gap.began)
-            ended = "now" if gap.ended is None else _when(gap.ended)
-            yield f"  worker {gap.worker}, from {began} to {ended}: {gap.why}"
+        yield from (f"  {line}" for line in in_words(gaps, _when, several=True))
 
 
 def _when(at: float) -> str:

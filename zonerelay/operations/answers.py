@@ -81,6 +81,12 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     suspended: int = 0
     oldest_seconds: float = 0.0
 
+    @property
+    def matters(self) -> bool:
+        """Whether mail waits or is being sent, or the destination is suspended."""
+        mail = self.ready or self.active or self.waiting or self.deferred or self.held or self.suspended
+        return bool(mail) or self.suspended_until is not None
+
 
 def hurts(row: DestinationStatus) -> tuple[object, ...]:
     """Return the sort key of `status`: suspended destinations first, then the most deferred and the oldest

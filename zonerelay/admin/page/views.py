@@ -4,25 +4,37 @@ and the live tail. Views query the relay and change nothing.
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from urllib.parse import urlencode
 
 import msgspec
 from aiohttp import web
 
-from zonerelay.admin.page import search
 from zonerelay.admin.page.filter_text import FilterTextError, command, parse, term
-from zonerelay.admin.page.flow import flow_of, mail_of, plot_of
+from zonerelay.admin.page.flow import flow_of, plot_of
 from zonerelay.admin.page.text import when
 from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor
 from zonerelay.config import toml_text
 from zonerelay.config.problems import Report
+from zonerelay.config.units import parse_duration
+from zonerelay.control.history import (
+    ask,
+    entries,
+    in_words,
+    of_interest,
+    pseudonyms,
+    questions,
+    search,
+    whole_line,
+)
 from zonerelay.history.reader import OUTCOMES
 from zonerelay.model.message_id import is_message_id
 from zonerelay.operations import answers, requests
 from zonerelay.operations.errors import BusyError, ControlError, NotFoundError
-from zonerelay.process.threads import OPERATORS
-from zonerelay.telemetry.logs.redact import printable
+from zonerelay.process.threads import LOOKUPS, OPERATORS
+from zonerelay.telemetry.logs.redact import RedactKeyError, SearchError, printable
 
 ROWS = 50
 """Deliveries on one page of the queue."""
@@ -31,6 +43,8 @@ MOST = 500
 """The maximum number of destinations, recipients and steps on a page."""
 RECENT = "1h"
 """The time range that the history shows before a search."""
+FOUND = 200
+"""Entries of the history on a page."""
 MAX_BODY = 256 * 1024
 """Bytes of a body that are shown."""
 BEAT = 15.0
@@ -45,7 +59,7 @@ async def overview(visitor: Visitor) -> web.StreamResponse:
     return await visitor.page(
         "overview.html",
         status=status,
-        hurting=_with_filters(visitor, list(filter(_matters, status.destinations))[:HURTING]),
+        hurting=_with_filters(visitor, [row for row in status.destinations if row.matters][:HURTING]),
         flow=flow_of(status),
         plot=plot_of(status),
     )
@@ -57,14 +71,10 @@ async def destinations(visitor: Visitor) -> web.StreamResponse:
     wanted = [
         row
         for row in status.destinations
-        if (is_all or _matters(row)) and name.lower() in f"{row.destination} {row.hosts}".lower()
+        if (is_all or row.matters) and name.lower() in f"{row.destination} {row.hosts}".lower()
     ]
     rows = _with_filters(visitor, wanted[:MOST])
     return await visitor.page("destinations.html", status=status, rows=rows, name=name, all=is_all)
-
-
-def _matters(row: answers.DestinationStatus) -> bool:
-    return bool(mail_of(row) or row.waiting) or row.suspended_until is not None
 
 
 def _with_filters(
@@ -122,7 +132,7 @@ async def message(visitor: Visitor) -> web.StreamResponse:
         queued, _ = await visitor.all(requests.QueueTrace(message_id=message_id), answers.TraceStep)
     except (NotFoundError, ControlError) as error:
         absent = str(error)
-    steps, gaps = await search.time_line(visitor, message_id, queued, answers.addresses_in(detail))
+    steps, gaps = await _time_line(visitor, message_id, queued, answers.addresses_in(detail))
     return await visitor.page(
         "message.html",
         200 if detail or steps else 404,
@@ -134,6 +144,21 @@ async def message(visitor: Visitor) -> web.StreamResponse:
         most=MOST,
         verbs=VERBS,
     )
+
+
+async def _time_line(
+    visitor: Visitor, message_id: str, queued: Sequence[answers.TraceStep], known: Sequence[str]
+) -> tuple[list[answers.TraceStep], list[str]]:
+    """Return the whole time line of a message, and a description of the gaps in the history."""
+    settings, now = visitor.operators.settings(), visitor.now
+    try:
+        if visitor.operates:
+            found = await ask(entries, settings, message_id, None, now)
+            known = [*known, *await visitor.operators.addresses(questions(found))]
+        line, gaps = await ask(whole_line, settings, message_id, queued, known, now)
+    except RedactKeyError as error:
+        return list(queued), [str(error)]
+    return line, in_words(gaps, when, several=settings.workers > 1)
 
 
 async def body(visitor: Visitor) -> web.StreamResponse:
@@ -166,10 +191,39 @@ async def history(visitor: Visitor) -> web.StreamResponse:
 
     wanted = given if common["asked"] else {**given, "since": RECENT}
     try:
-        answer = await search.find(visitor, wanted)
-    except search.SearchError as error:
+        answer = await _found(visitor, wanted)
+    except (ValueError, RedactKeyError, SearchError) as error:
         return await visitor.page("history.html", 400, problem=error, **common)
     return await visitor.page("history.html", problem="", **common, **answer)
+
+
+async def _found(visitor: Visitor, given: Mapping[str, str]) -> dict[str, object]:
+    """Return the values for the template `history`. Raise ValueError, SearchError or RedactKeyError if the
+    search is not possible.
+    """
+    settings, now = visitor.operators.settings(), visitor.now
+    value, outcome = given["value"], given["outcome"]
+    since = now - parse_duration(given["since"]) if given["since"] else 0.0
+    wanted = {"about": value or None, "outcome": outcome or None, "reply": given["reply"]}
+    query = msgspec.convert({**wanted, "since": since, "limit": FOUND}, requests.HistoryFind)
+    answer = await ask(search, settings, query, now)
+    clear = [value] if value else []
+    if visitor.operates:
+        clear += await visitor.operators.addresses(questions(answer.found))
+    known = await LOOKUPS.run(pseudonyms, settings, clear)
+    gaps = of_interest(answer, asked=bool(since))
+    told = in_words(gaps, when, several=settings.workers > 1)
+    if answer.other_machines:
+        told.append("other machines with the same queue were not asked: they have their own history")
+    options = [f"--{name}={given[name]}" for name in ("since", "outcome", "reply") if given[name]]
+    return {
+        "found": answer.found[::-1],
+        "more": answer.more,
+        "counted": answer.refused_more if not answer.found or outcome == "refused" else 0,
+        "known": known,
+        "gaps": told,
+        "command": shlex.join(["zonerelay", "log", "find", *([value] if value else []), *options]),
+    }
 
 
 async def configuration(visitor: Visitor) -> web.StreamResponse:

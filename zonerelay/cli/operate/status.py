@@ -117,7 +117,7 @@ def _parts(found: RelayStatus, config: Path | None, *, is_all: bool, wide: bool)
         yield _workers(found.workers)
     shown = found.destinations
     if not is_all:
-        shown = tuple(filter(_matters, shown))[:MAX_SHOWN]
+        shown = tuple(each for each in shown if each.matters)[:MAX_SHOWN]
     if shown:
         yield Text()
         yield (_destinations if wide else _narrow)(shown, now, found.every)
@@ -141,11 +141,6 @@ def _quotas(rows: Sequence[QuotaStatus]) -> Table:
         for row in sorted(rows, key=lambda row: -row.used / row.most)
     ]
     return output.table(["user", "quota", "used", "of"], shown, cut=("user",))
-
-
-def _matters(each: DestinationStatus) -> bool:
-    waits = each.ready or each.active or each.waiting or each.deferred or each.held or each.suspended
-    return bool(waits) or each.suspended_until is not None
 
 
 def _configuration(found: RelayStatus, config: Path | None, now: float) -> Iterator[str]:
