@@ -31,6 +31,8 @@ CLOCK = "clock stepped"
 KILL = "kill -9"
 POWER_CUT = "power cut"
 DEATHS = (KILL, POWER_CUT)
+DISK = {"disk full", "failing writes", "failing reads"}
+"""These repeat mail only if its process ends before the outcome is written again."""
 REPEATS_NOTHING = (CLOCK, NO_SUPERVISOR)
 NOTICED_WITHIN = 9.0
 """Seconds: a quarter of the lease, and the time in which the fate of a batch is found out."""
@@ -116,15 +118,16 @@ class Ledger:
         self.log.append((now, process or "world", f"FAULT {what}", {}))
         return self.injected[-1]
 
-    def _hit(self, process: str, start: float, stop: float) -> bool:
-        """A fault that may repeat mail met the process in this time."""
-        return any(
-            each.at <= stop
+    def _hits(self, process: str, start: float, stop: float) -> set[str]:
+        """The faults that may repeat mail and met the process in this time."""
+        return {
+            each.what
+            for each in self.injected
+            if each.at <= stop
             and each.ended >= start
             and each.process in ("", process)
             and not each.what.startswith(REPEATS_NOTHING)
-            for each in self.injected
-        )
+        }
 
     def places_unknown(self) -> bool:
         """A worker stood still as a new supervisor's quiet time ended, and has not said yet what it has."""
@@ -284,13 +287,14 @@ class Ledger:
         for mail, later in itertools.pairwise(mails):
             process = process_of(mail.end.other)
             name = "" if process is None else process.name
+            if mail.replied is None or mail.end.link.broken:
+                continue
             # From the final dot on its way to the outcome that is stored.
-            excused = (
-                mail.replied is None
-                or mail.end.link.broken
-                or self._hit(name, mail.at - ON_ITS_WAY, mail.replied + SETTLED_WITHIN)
-            )
-            if not excused:
+            begun, settled = mail.at - ON_ITS_WAY, mail.replied + SETTLED_WITHIN
+            met = self._hits(name, begun, settled)
+            if met and met <= DISK:
+                met = self._hits(name, begun, later.at) - DISK
+            if not met:
                 found.append(
                     f"{key[0]} came to {key[1]} twice, at {mail.at:.3f} from {name} and at {later.at:.3f}"
                 )
@@ -329,7 +333,7 @@ class Ledger:
         found = []
         for (identity, recipient), ended in self.finals.items():
             for (at, process, what), (again, other, later) in itertools.pairwise(ended):
-                excused = self._hit(process, at - SETTLED_WITHIN, at + SETTLED_WITHIN)
+                excused = self._hits(process, at - SETTLED_WITHIN, at + SETTLED_WITHIN)
                 if not (excused or (other != process and self._held_up(other, recipient, again, offers))):
                     found.append(
                         f"{identity} to {recipient} ended twice: {what} at {at:.3f}, {later} at {again:.3f}"
@@ -340,11 +344,11 @@ class Ledger:
         """The process logged an outcome that it could not store: a fault met its transaction, or it notices
         only now what it has missed.
         """
-        return self._hit(process, until - LEASE, until) or any(
+        return bool(self._hits(process, until - LEASE, until)) or any(
             offer.recipient == recipient
             and (owner := process_of(offer.end.other)) is not None
             and owner.name == process
-            and self._hit(process, offer.at - ON_ITS_WAY, until)
+            and bool(self._hits(process, offer.at - ON_ITS_WAY, until))
             for offer in offers
             if offer.at < until
         )

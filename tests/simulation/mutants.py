@@ -133,7 +133,7 @@ def refusal_of_another(real: Any, self: Any, index: int, reply: Any) -> None:
         self._accepted[-1] = index
 
 
-@_mutant("2.2: an outcome that could not be written is kept", "queue.settle.outcome_log:OutcomeLog._keep")
+@_mutant("2.2: an outcome that could not be written is kept", "queue.settle.outcome_log:OutcomeLog._keep", 3)
 def outcome_not_tried_again(real: Any, self: Any, entries: Any) -> None:
     for entry in entries:
         self._settled(entry)
@@ -261,12 +261,6 @@ def site_given_twice(real: Any, self: Any, entry: Any) -> Any:
 @_mutant("limits over workers: a turn is given once", "limits.authority:Calendar.add", 7)
 def turn_given_twice(real: Any, self: Any, at: Any, interval: Any, line: Any) -> Any:
     return None
-
-
-@_mutant("limits over workers: a further turn is asked for", "limits.worker.allowance:LeasedTurns._ask")
-def turn_not_asked_for(real: Any, self: Any) -> None:
-    if not self._watching:
-        real(self)
 
 
 @_mutant("limits over workers: a new supervisor learns of turns", "limits.authority:ZoneLimits._declare", 199)
