@@ -51,6 +51,16 @@ async def test_what_happened_is_reported_once_and_a_missed_report_at_the_next_st
             zonerelay.found(relay, "greylist@example.com", "--outcome", "delivered")
             now = zonerelay(relay, "report")
             assert now.status == 0
+            order = zonerelay(relay, "suspend", "--zone", "default", "--reason", "they move")
+            assert order.status == 0
+            submit(relay, "waits@example.com")
+            relay.wait_for(lambda: "suspended" in zonerelay(relay, "queue", "list").out, what="it waits")
+            stopped = zonerelay(relay, "report").out
+            assert "default                0          0          0          1  " in stopped, stopped
+            assert "suspend zone default, by " in stopped, stopped
+            assert ", until resumed: they move\n" in stopped, stopped
+            assert zonerelay(relay, "resume", "--zone", "default").status == 0
+            relay.wait_until_empty()
             assert wait_until(note.exists, timeout=10)
             assert not reports(), "the first one is about the time from the first start on"
             relay.terminate()

@@ -161,12 +161,20 @@ def _queue(status: RelayStatus | ControlError) -> Iterable[str]:
     if isinstance(status, ControlError):
         yield from ("The queue now", f"  is not known: {status}", "")
         return
-    yield "The queue now        ready   deferred       held  oldest"
+    yield "The queue now        ready   deferred       held  suspended  oldest"
     for zone in status.zones:
         ready = zone.ready + zone.active
         oldest = format_duration(float(int(zone.oldest_seconds))) if zone.oldest_seconds else "-"
-        yield f"  {zone.name[:14]:<14}{ready:>10,} {zone.deferred:>10,} {zone.held:>10,}  {oldest}"
+        counts = (ready, zone.deferred, zone.held, zone.suspended)
+        yield f"  {zone.name[:14]:<14}{' '.join(f'{count:>10,}' for count in counts)}  {oldest}"
     yield ""
+    if status.orders:
+        yield "Suspensions and hold rules now"
+        for order in status.orders:
+            ends = "until resumed" if order.until is None else f"until {_when(order.until)}"
+            line = f"  {order.id}  {order.effect} {order.about}, by {order.who}, {ends}: {order.reason}"
+            yield line[:WIDTH].rstrip()
+        yield ""
     if status.problems:
         yield "Problems now"
         yield from (f"  {each}" for each in status.problems)

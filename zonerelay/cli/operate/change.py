@@ -201,7 +201,7 @@ def undo(arguments: Namespace) -> int:
 
 def _tell_undone(changed: Changed) -> None:
     were = "was restored" if changed.changed == 1 else "were restored"
-    before = f"before change {changed.undoes}"
+    before = f"to the state before change {changed.undoes}"
     output.console().print(f"{text.deliveries(changed.changed)} {were} {before}.")
     chatter = output.chatter()
     for count, what in (
