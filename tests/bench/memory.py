@@ -30,7 +30,7 @@ IN_A_SESSION = 1000
 SILENT, MUTE = "127.0.0.2", "127.0.0.3"
 EVERY = 10.0
 BODY = "From: <a@example.org>\r\nSubject: memory\r\n\r\n" + ("0123456789" * 7 + "\r\n") * 56
-RATES = {"hanging": 4.0, "draining": 25.0}
+RATES = {"hanging": 6.0, "draining": 45.0}
 """Messages a second."""
 
 
@@ -92,15 +92,19 @@ async def record(directory: Path, seconds: float, file: Path) -> None:
 
 
 def feed(name: str, relay: RelayProcess, accepted: dict[str, int]) -> None:
-    """Submit at the relay's rate."""
+    """Submit at the relay's rate, and connect again after an error."""
     began = time.monotonic()
-    while True:
-        with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=120) as client:
-            for _ in range(IN_A_SESSION):
-                number = accepted[name]
-                client.sendmail("a@example.org", [f"u{number}@d{number % DOMAINS}.example"], BODY)
-                accepted[name] = number + 1
-                time.sleep(max(0.0, began + number / RATES[name] - time.monotonic()))
+    while relay.running:
+        try:
+            with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=120) as client:
+                for _ in range(IN_A_SESSION):
+                    number = accepted[name]
+                    client.sendmail("a@example.org", [f"u{number}@d{number % DOMAINS}.example"], BODY)
+                    accepted[name] = number + 1
+                    time.sleep(max(0.0, began + number / RATES[name] - time.monotonic()))
+        except (OSError, smtplib.SMTPException) as error:
+            print(f"{name}, message {accepted[name]}: {error!r}", file=sys.stderr, flush=True)
+            time.sleep(1.0)
 
 
 def memory(pid: int, name: str) -> float:
