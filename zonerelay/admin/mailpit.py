@@ -9,7 +9,6 @@ policy that forbids scripts, and a file that is not an image is served as binary
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
@@ -28,7 +27,7 @@ from zonerelay import __version__
 from zonerelay.admin.access import DeniedError
 from zonerelay.admin.captured import CapturedMail, CaptureError, ReleaseError
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.requests import media_type
+from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
 from zonerelay.admin.visit import VISIT
 from zonerelay.capture.parts import Part, Parts, decoded, take_apart
 from zonerelay.capture.search import SearchError
@@ -151,13 +150,10 @@ class _Call:
         return self.request.query.get("tz", "")
 
     async def body(self) -> bytes:
-        octets = bytearray()
-        async with asyncio.timeout(BODY_TIMEOUT):
-            async for piece in self.request.content.iter_any():
-                octets += piece
-                if len(octets) > MAX_BODY:
-                    raise _RefusedError(413, f"the body exceeds the limit of {MAX_BODY} bytes")
-        return bytes(octets)
+        try:
+            return await read_body(self.request, MAX_BODY, BODY_TIMEOUT)
+        except BodyTooLargeError:
+            raise _RefusedError(413, f"the body exceeds the limit of {MAX_BODY} bytes") from None
 
 
 class Mailpit:

@@ -7,6 +7,7 @@ text without details, unless a part has its own format; the details go to `troub
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 from collections.abc import Callable
@@ -48,6 +49,23 @@ def media_type(request: web.BaseRequest) -> str:
     used, because it decodes parameters with any codec that they name (RFC 2231).
     """
     return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+class BodyTooLargeError(Exception):
+    """The body has more bytes than the request may have."""
+
+
+async def read_body(request: web.BaseRequest, most: int, seconds: float) -> bytes:
+    """Return the body. Raise BodyTooLargeError, or TimeoutError if it does not arrive in time."""
+    octets = bytearray()
+    if (request.content_length or 0) > most:
+        raise BodyTooLargeError
+    async with asyncio.timeout(seconds):
+        async for piece in request.content.iter_any():
+            octets += piece
+            if len(octets) > most:
+                raise BodyTooLargeError
+    return bytes(octets)
 
 
 def visit_of(request: web.BaseRequest, proxies: Networks, *, secure: bool) -> Visit:

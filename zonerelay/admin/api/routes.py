@@ -8,7 +8,6 @@ most `BODY_TIMEOUT` seconds.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from zonerelay.admin.api.openapi import document
 from zonerelay.admin.api.problems import Problem, decoded, invalid, problem_of, wrong
 from zonerelay.admin.api.verbs import JSON, LINES, Call, Verb
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.requests import media_type
+from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Token
 from zonerelay.operations.errors import ControlError
@@ -194,16 +193,10 @@ def _parameters(request: web.Request, verb: Verb) -> msgspec.Struct:
 async def _body(request: web.Request, of: type[msgspec.Struct]) -> msgspec.Struct:
     if media_type(request) != JSON:
         raise Problem(415, "unsupported_media_type", f"send the body as Content-Type: {JSON}")
-    too_large = Problem(413, "too_large", f"the body exceeds the limit of {MAX_BODY} bytes")
-    if (request.content_length or 0) > MAX_BODY:
-        raise too_large
-    octets = bytearray()
     try:
-        async with asyncio.timeout(BODY_TIMEOUT):
-            async for piece in request.content.iter_any():
-                octets += piece
-                if len(octets) > MAX_BODY:
-                    raise too_large
+        octets = await read_body(request, MAX_BODY, BODY_TIMEOUT)
+    except BodyTooLargeError:
+        raise Problem(413, "too_large", f"the body exceeds the limit of {MAX_BODY} bytes") from None
     except TimeoutError:
         raise Problem(
             408, "too_slow", f"timed out waiting for the request body ({BODY_TIMEOUT:.0f} seconds)"

@@ -24,7 +24,7 @@ from zonerelay.admin.page import acts, views
 from zonerelay.admin.page.captured import CapturedPages
 from zonerelay.admin.page.sessions import LONGEST, Session, Sessions
 from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor, own_path, see_other
-from zonerelay.admin.requests import media_type
+from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Scope
 from zonerelay.operations.errors import ControlError, NotFoundError
@@ -255,13 +255,10 @@ async def _read_form(request: web.Request, most: int = MAX_FORM) -> dict[str, st
     parameters = request.headers.get("Content-Type", "").partition(";")[2]
     if media_type(request) != FORM or not _UTF_8.fullmatch(parameters):
         raise web.HTTPUnsupportedMediaType
-    body = bytearray()
     try:
-        async with asyncio.timeout(PATIENCE):
-            async for piece in request.content.iter_any():
-                body += piece
-                if len(body) > most:
-                    raise web.HTTPRequestEntityTooLarge(most, len(body))
+        body = await read_body(request, most, PATIENCE)
+    except BodyTooLargeError:
+        raise web.HTTPRequestEntityTooLarge(most) from None
     except TimeoutError:
         raise web.HTTPRequestTimeout from None
     try:

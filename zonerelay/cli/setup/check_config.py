@@ -47,6 +47,13 @@ if TYPE_CHECKING:
     from zonerelay.inbound.tls.certificate_files import Pair
 
 
+_PATTERNS = (
+    ("access", "sender"), ("access", "recipient"), ("route", "sender"), ("route", "recipient"),
+    ("destination", "domain"), ("destination", "mx"), ("rewrite", "address"), ("credential", "sender"),
+)  # fmt: skip
+"""The options that contain patterns of addresses or domains."""
+
+
 def check_config(arguments: Namespace) -> int:
     return run(config_path(arguments.config))
 
@@ -80,23 +87,14 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     notes += _admin(settings.admin, report)
     _users(settings, report)
     notes += _guard_rails(settings, report)
-    for at, rule in enumerate(settings.access):
-        _patterns(rule.sender, ("access", at, "sender"), report)
-        _patterns(rule.recipient, ("access", at, "recipient"), report)
-    for at, route in enumerate(settings.route):
-        _patterns(route.sender, ("route", at, "sender"), report)
-        _patterns(route.recipient, ("route", at, "recipient"), report)
-    for at, destination in enumerate(settings.destination):
-        _patterns(destination.domain, ("destination", at, "domain"), report)
-        _patterns(destination.mx, ("destination", at, "mx"), report)
+    for table, key in _PATTERNS:
+        for at, row in enumerate(getattr(settings, table)):
+            _patterns(getattr(row, key), (table, at, key), report)
     for at, rewrite in enumerate(settings.rewrite):
-        _patterns(rewrite.address, ("rewrite", at, "address"), report)
         _target(rewrite.to, ("rewrite", at, "to"), report)
     _backoff(settings.retry.backoff, report)
     notes += try_secrets(settings, os.environ, report)
     _outbox(settings, report)
-    for at, credential in enumerate(settings.credential):
-        _patterns(credential.sender, ("credential", at, "sender"), report)
     notes += _dkim(settings, report)
     notes += _sources(settings)
     return [*notes, *_open_secrets(settings), *_rights(settings)]
