@@ -1,4 +1,4 @@
-"""Policies that do nothing, for what asking costs."""
+"""A policy that does nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,4 @@ class Nothing(Policy):
         return None
 
     def rcpt(self, event: Rcpt) -> Decision | None:
-        return None
-
-
-class AsyncNothing(Policy):
-    """Asked in the event loop of another thread."""
-
-    async def mail(self, event: Mail) -> Decision | None:
-        return None
-
-    async def rcpt(self, event: Rcpt) -> Decision | None:
         return None

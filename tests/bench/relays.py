@@ -15,13 +15,8 @@ from tests.bench.client import PASSWORD
 from tests.bench.load import Sink
 from tests.bench.papers import Papers, make_papers
 from tests.bench.rows import (
-    ASYNC_POLICY,
-    BOTH_KEYS,
-    ED25519_KEY,
     MIB,
-    POLICY,
     POSTFIX,
-    RSA_KEY,
     SENDER_DOMAIN,
     ZONERELAY,
     Row,
@@ -31,7 +26,6 @@ from tests.bench.rows import (
     sink_address,
 )
 from tests.bench.spools import SpoolStarter, leveldb
-from tests.support.debian import REPOSITORY
 from tests.support.meters import ProcessGroup
 from tests.support.opendkim import signing_milter
 from tests.support.ports import LOOPBACK, free_port
@@ -39,8 +33,6 @@ from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.toml import Table
 
-POLICIES = {POLICY: "Nothing", ASYNC_POLICY: "AsyncNothing"}
-KEYS = {RSA_KEY: ("rsa",), ED25519_KEY: ("ed25519",), BOTH_KEYS: ("rsa", "ed25519")}
 LIMITS: Mapping[str, str | int | list[str]] = {
     "max_connections_per_client": 1000,
     "max_message_size": "50 MB",
@@ -81,23 +73,16 @@ def next_hops(row: Row, sink_port: int) -> dict[str, str]:
 
 def zonerelay_starter(
     *,
-    policy: str = "",
-    keys: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     spool: SpoolStarter = leveldb,
     workers: int = 1,
 ) -> Starter:
-    """Limits that the row's sessions cannot reach; otherwise the defaults.
-
-    `keys`: algorithms to sign with.
-    """
+    """Limits that the row's sessions cannot reach; otherwise the defaults."""
 
     @contextlib.contextmanager
     def start(directory: Path, row: Row, sink_port: int, launcher: Sequence[str]) -> Iterator[Running]:
         papers = make_papers(directory, row)
         listener = {**LIMITS, **_security(row, papers)}
-        if policy:
-            listener["policy"] = f"tests.bench.policies:{policy}"
         implicit = free_port() if row.tls is Tls.IMPLICIT else 0
         with (
             spool(launcher) as server,
@@ -110,7 +95,7 @@ def zonerelay_starter(
                 more_listeners=[{"address": f"{LOOPBACK}:{implicit}", **listener}] if implicit else [],
                 tables={
                     **_tables(row, sink_port, papers),
-                    **_signing(directory, keys or ("rsa",) * row.signed),
+                    **_signing(directory, ("rsa",) * row.signed),
                     **{name: table for name, table in server.tables.items() if name != "spool"},
                 },
                 launcher=launcher,
@@ -217,12 +202,7 @@ def _opendkim(directory: Path, launcher: Sequence[str]) -> Iterator[None]:
 
 def starters(tools: PostfixTools) -> dict[str, Starter]:
     """Every relay that a row may name."""
-    with_policies = {
-        name: zonerelay_starter(policy=policy, environment={"PYTHONPATH": str(REPOSITORY)})
-        for name, policy in POLICIES.items()
-    }
-    signing = {name: zonerelay_starter(keys=algorithms) for name, algorithms in KEYS.items()}
-    return {ZONERELAY: zonerelay_starter(), POSTFIX: postfix_starter(tools), **with_policies, **signing}
+    return {ZONERELAY: zonerelay_starter(), POSTFIX: postfix_starter(tools)}
 
 
 @dataclass(frozen=True, slots=True)

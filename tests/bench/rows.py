@@ -15,11 +15,6 @@ MIB = 1024 * KIB
 
 ZONERELAY = "zonerelay"
 POSTFIX = "postfix"
-POLICY = "with a policy"
-ASYNC_POLICY = "with an async policy"
-RSA_KEY = "DKIM, RSA-2048"
-ED25519_KEY = "DKIM, Ed25519"
-BOTH_KEYS = "DKIM, both keys"
 
 SESSIONS = 50
 CLIENTS = 20
@@ -172,23 +167,6 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        key="tls",
-        shape="4 KiB, a new STARTTLS session each",
-        source=Source.DRIVER,
-        messages=2000,
-        size=4 * KIB,
-        tls=Tls.STARTTLS,
-    ),
-    Row(
-        key="tls-reused",
-        shape="4 KiB, STARTTLS sessions reused",
-        source=Source.DRIVER,
-        messages=2000,
-        size=4 * KIB,
-        tls=Tls.STARTTLS,
-        reuse=True,
-    ),
-    Row(
         key="auth",
         shape="4 KiB, a new session with implicit TLS and AUTH PLAIN each, one user",
         source=Source.DRIVER,
@@ -242,23 +220,6 @@ ROWS: tuple[Row, ...] = (
         size=4 * KIB,
         sessions=CLIENTS,
         goals=_line(rate=3.0, cpu=0.18),
-    ),
-    Row(
-        key="policy",
-        shape="4 KiB, a new session each, a policy that does nothing at MAIL and RCPT",
-        source=Source.POSTFIX,
-        messages=5000,
-        size=4 * KIB,
-        relays=(POLICY, ASYNC_POLICY, ZONERELAY),
-    ),
-    Row(
-        key="dkim",
-        shape="4 KiB, sessions reused, signed with DKIM when sent",
-        source=Source.POSTFIX,
-        messages=3000,
-        size=4 * KIB,
-        reuse=True,
-        relays=(BOTH_KEYS, RSA_KEY, ED25519_KEY, ZONERELAY),
     ),
 )
 
