@@ -122,7 +122,7 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
         worker=identity.index if identity.supervised else None,
     )
     hostname = resolve_hostname(settings, socket.getfqdn)
-    notifier = Notifier(os.environ, lambda error: worker.events.trouble("systemd", error), channel)
+    notifier = Notifier(os.environ, lambda error: worker.events.error("systemd", error), channel)
     collector = GcTimer()
     try:
         worker = await build(
@@ -183,7 +183,7 @@ class Reloading:
                 with self._settling():
                     refused = await self._once()
             except Exception as error:  # noqa: BLE001 - what is wrong once must not stop later reloads
-                worker.events.trouble("reload", error)
+                worker.events.error("reload", error)
                 refused = f"unexpected {type(error).__name__}: {error}"
             if worker.draining:
                 return  # a status sent now would revoke that the relay is stopping
@@ -239,7 +239,7 @@ class _Lifecycle:
         allow_reload()
         self._notifier.ready(self._where())
         self._notifier.start_watchdog(loop)
-        emptied = await self._until_told()
+        emptied = await self._until_stopped()
         self._notifier.stopping()
         stopping = asyncio.ensure_future(self._worker.stop())
         if self._channel is None:
@@ -251,16 +251,16 @@ class _Lifecycle:
             await STORE.run(self._worker.remove_spool)
             self._notifier.tell("EMPTY=1")
 
-    async def _until_told(self) -> bool:
+    async def _until_stopped(self) -> bool:
         """Wait until there is a reason to stop. Return true if the reason is that the spool of a removed
         worker is empty.
         """
-        told: asyncio.Future[object] = asyncio.ensure_future(self._stop.wait())
-        waits: set[asyncio.Future[object]] = {told}
+        stop_wait: asyncio.Future[object] = asyncio.ensure_future(self._stop.wait())
+        waits: set[asyncio.Future[object]] = {stop_wait}
         if self._worker.identity.drains_spool:
             waits.add(asyncio.ensure_future(until_empty(self._worker.store, self._worker.note_left_over)))
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        emptied = not told.done()
+        emptied = not stop_wait.done()
         for each in waits:
             each.cancel()
         return emptied

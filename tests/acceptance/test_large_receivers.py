@@ -153,7 +153,7 @@ async def test_forty_receivers_at_once(tmp_path: Path) -> None:
         sender = Sender(relay.smtp_port, RATE)
         await sender.run(mails)
         await asyncio.to_thread(relay.wait_until_empty, timeout=MAX_AGE + 15)
-        troubles = relay.events("trouble")
+        faults = relay.events("trouble")
         suspended = Counter(event["destination"].partition(":")[0] for event in relay.events("suspended"))
         assert await asyncio.to_thread(relay.terminate) == 0
         report = await players.report()
@@ -169,7 +169,7 @@ async def test_forty_receivers_at_once(tmp_path: Path) -> None:
     assert not sender.refusals
     assert len(sender.sent) == len(mails)
     assert not ledger.wrongs(mails)
-    assert not troubles
+    assert not faults
     assert ledger.statuses(of(mails, NULL_MX)).keys() == {"5.1.10"}
     assert ledger.statuses(of(mails, NOWHERE)).keys() == {"5.1.2"}
     assert ledger.statuses(plain(mails)).keys() == {"5.1.1"}

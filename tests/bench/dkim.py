@@ -152,7 +152,7 @@ async def loop_round(keys: Sequence[DkimKey], signing: Signing, work: Job) -> tu
 def loop_table() -> Iterable[str]:
     work = busy()
     yield f"{'beside 250 µs of work':24} {'where':>10} {'µs a message':>14} {'CPU':>8} {'turn, p99 ms':>14}"
-    signings = {"loop": Signing(beside=False), "thread": Signing(beside=True)}
+    signings = {"loop": Signing(threaded=False), "thread": Signing(threaded=True)}
     for name, keys in key_sets().items():
         found: dict[str, list[tuple[float, float, float]]] = {where: [] for where in signings}
         for _ in range(ROUNDS):

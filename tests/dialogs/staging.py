@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.support.certificates import Made, context_files, make
 from tests.support.credentials import file_of, user
-from tests.support.dns import SERVFAIL, FakeDns, Trouble
+from tests.support.dns import SERVFAIL, FakeDns, OnError
 from tests.support.inbound import HOSTNAME, EventLog, House, RememberingStore, events_into, listening
 from tests.support.tls_client import trusting
 from zonerelay.config.load import settings_in
@@ -174,10 +174,10 @@ async def _sender_domains(steps: Sequence[Step], stack: AsyncExitStack) -> Sende
     """With a name server that knows what the transcript says, and fails for names it says `{}` about."""
     names = [step.rest.partition(" = ") for step in steps if step.kind == "dns"]
     zones: dict[str, Any] = {name: tomllib.loads(f"x = {records}")["x"] for name, _, records in names}
-    troubles: dict[str | tuple[str, str], Trouble] = {
+    faults: dict[str | tuple[str, str], OnError] = {
         name: SERVFAIL for name, records in zones.items() if not records
     }
-    server = await stack.enter_async_context(FakeDns(zones, troubles))
+    server = await stack.enter_async_context(FakeDns(zones, faults))
     resolver = Resolver(DnsSettings(servers=(server.address,), timeout=0.5), ManualClock(), hosts=Hosts({}))
     stack.push_async_callback(resolver.close)
     return SenderDomains(resolver)

@@ -188,7 +188,7 @@ WAYS = {
 }
 
 
-class Trouble:
+class Failing:
     """Users in a backend that says too much when it fails."""
 
     async def check(self, credentials: Credentials, client_address: str, *_: object) -> Login:
@@ -200,11 +200,11 @@ class Nobody:
         return Login(LoginKind.WRONG, detail="wrong password")
 
 
-@pytest.mark.parametrize("users", [Trouble(), Nobody(), None], ids=["trouble", "wrong", "none"])
+@pytest.mark.parametrize("users", [Failing(), Nobody(), None], ids=["trouble", "wrong", "none"])
 @pytest.mark.parametrize("unsafe", [(), (UnsafeListener.CLEARTEXT_AUTH,)], ids=["needs TLS", "in clear"])
 @pytest.mark.parametrize("lines", WAYS.values(), ids=WAYS)
 async def test_a_password_is_in_no_log_and_in_no_reply(
-    lines: list[bytes], unsafe: tuple[UnsafeListener, ...], users: Trouble | Nobody | None
+    lines: list[bytes], unsafe: tuple[UnsafeListener, ...], users: Failing | Nobody | None
 ) -> None:
     settings = replace(HERE, auth=ListenerAuth.OPTIONAL, unsafe=unsafe)
     async with listening(settings, shared=SharedContext(users=users)) as house, await house.connect() as talk:

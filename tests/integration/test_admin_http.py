@@ -31,12 +31,12 @@ class Site:
         self.reasons: tuple[str, ...] = ()
         self.broken = False
         self.refreshed = 0
-        self.troubles: list[str] = []
+        self.faults: list[str] = []
         self.server = AdminServer(
             AdminSettings(address=address, **more),
             metrics=self._metrics,
             readiness=self._readiness,
-            trouble=lambda where, error: self.troubles.append(f"{where}: {error}"),
+            on_error=lambda where, error: self.faults.append(f"{where}: {error}"),
             before_metrics=self._refresh,
         )
 
@@ -125,7 +125,7 @@ async def test_a_page_that_fails_says_nothing_and_reports_everything(site: Site)
     page = await site.get("/metrics")
     assert page.status == 500
     assert b"secret" not in page.body
-    assert site.troubles == ["admin-http: a secret"]
+    assert site.faults == ["admin-http: a secret"]
 
 
 async def test_a_rebound_name_is_refused(site: Site) -> None:
@@ -215,7 +215,7 @@ async def test_an_address_in_use_is_named(site: Site) -> None:
         AdminSettings(address=f"127.0.0.1:{site.server.port}"),
         metrics=site._metrics,
         readiness=site._readiness,
-        trouble=lambda where, error: None,
+        on_error=lambda where, error: None,
     )
     with pytest.raises(AdminError, match=r"127\.0\.0\.1:\d+ for HTTP: the address is in use: [^(]*$"):
         await second.start()
@@ -234,7 +234,7 @@ async def test_tls_takes_a_renewed_certificate_and_keeps_one_that_a_wrong_one_wo
         assert await shown(site) == first.der
         certificate.write_bytes(second.pem)  # its key has yet to come
         assert await shown(site) == first.der
-        assert [trouble.partition(":")[0] for trouble in site.troubles] == ["admin-tls"]
+        assert [trouble.partition(":")[0] for trouble in site.faults] == ["admin-tls"]
         second.write(tmp_path, "admin")
         assert await shown(site) == second.der
     finally:

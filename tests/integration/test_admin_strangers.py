@@ -65,7 +65,7 @@ class Site:
     """A page on loopback, which believes the proxies of 127.0.0.0/8."""
 
     def __init__(self, directory: Path, **more: Any) -> None:
-        self.troubles: list[str] = []
+        self.faults: list[str] = []
         self.audited: list[Mapping[str, str]] = []
         admin = AdminSettings(address="127.0.0.1:0", page=True, **more)
         settings = Settings(spool=SpoolSettings(path=directory / "spool"), admin=admin)
@@ -74,7 +74,7 @@ class Site:
         self.operators = build_operators(
             self.events,
             lambda: settings,
-            trouble=self._trouble,
+            on_error=self._trouble,
             audit=self.audited.append,
             clock=SystemClock(),
             submit=_no_mail,
@@ -83,12 +83,12 @@ class Site:
             admin,
             metrics=lambda: b"",
             readiness=_ready,
-            trouble=self._trouble,
+            on_error=self._trouble,
             operators=lambda: self.operators,
         )
 
     def _trouble(self, where: str, error: BaseException) -> None:
-        self.troubles.append(f"{where}: {error!r}")
+        self.faults.append(f"{where}: {error!r}")
 
     def token(self, scope: Scope = "operate", name: str = "alice", expires: float = 0.0) -> str:
         text = make_token()
@@ -162,7 +162,7 @@ async def test_a_log_in_is_a_small_form_in_utf_8(site: Site, kind: str, status: 
     began = time.process_time()
     found, _, _ = await site.log_in(b"token=" + b"a-" * 500_000, kind)
     assert time.process_time() - began < 2
-    assert (found, site.troubles) == (status, [])
+    assert (found, site.faults) == (status, [])
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ async def test_a_log_in_is_a_small_form_in_utf_8(site: Site, kind: str, status: 
 async def test_any_small_body_is_answered_and_nothing_is_logged(site: Site, body: bytes) -> None:
     for kind in (FORM, "multipart/form-data; boundary=b", "multipart/form-data", "x", ""):
         assert (await site.log_in(body, kind))[0] in (400, 401, 415, 429)
-    assert site.troubles == []
+    assert site.faults == []
 
 
 async def test_slow_bodies_at_the_log_in_end_soon(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,4 +436,4 @@ async def test_a_control_character_in_a_request_is_refused(site: Site, text: str
     cookie = found["set-cookie"].partition(";")[0]
     for path in ("/queue?q=a", "/history?value=a", "/captured?q=a"):
         assert (await site.ask(f"GET {path}{quote(text)}b", Cookie=cookie))[0] in (400, 404), path
-    assert site.troubles == []
+    assert site.faults == []

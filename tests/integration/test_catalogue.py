@@ -108,7 +108,7 @@ async def test_what_completes_goes_on_without_its_client(
     request = msgspec.convert({**given, "operation": operation.name}, operation.request)
     async with AsyncExitStack() as stack, asyncio.timeout(30):
         for place, each in zip(places, waiting, strict=True):
-            server = WorkerSocket(place, each, trouble=_trouble)
+            server = WorkerSocket(place, each, on_error=_trouble)
             await server.start()
             stack.push_async_callback(server.close)
         handler = waiting[0] if workers == 1 else FanOut(Workers(dict(enumerate(places))))

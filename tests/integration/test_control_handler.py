@@ -174,7 +174,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
             read=relay.events.body_read,
         ),
     )
-    server = control_socket(tmp_path / "control.sock", handler, relay.events.trouble)
+    server = control_socket(tmp_path / "control.sock", handler, relay.events.error)
     await server.start()
     yield Desk(relay, router, ControlClient(tmp_path / "control.sock"))
     await server.close()

@@ -101,13 +101,13 @@ class Relay:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.handler = Fake()
-        self.troubles: list[BaseException] = []
+        self.faults: list[BaseException] = []
         self.server = control_socket(path, self.handler, self._trouble)
         self.client = ControlClient(path, timeout=5)
 
     def _trouble(self, where: str, error: BaseException) -> None:
         assert where == "control"
-        self.troubles.append(error)
+        self.faults.append(error)
 
     async def ask(self, request: Request) -> list[Frame]:
         return await asyncio.to_thread(lambda: list(self.client.stream(request)))
@@ -177,7 +177,7 @@ async def test_an_unexpected_error_is_answered_blandly_and_reported(relay: Relay
     with pytest.raises(ControlError, match="unexpected RuntimeError") as caught:
         await relay.ask(Resolve(pseudonym="u-x"))
     assert "secret" not in str(caught.value)
-    assert [str(error) for error in relay.troubles] == ["a secret that stays in the log"]
+    assert [str(error) for error in relay.faults] == ["a secret that stays in the log"]
     assert (await relay.ask(Ping()))[-1] == End()
 
 
@@ -255,7 +255,7 @@ async def _read_enough(path: Path) -> None:
     await until(relay.handler.left.wait)
     assert (await relay.ask(Ping()))[-1] == End()
     await relay.server.close()
-    assert (relay.troubles, strays) == ([], [])
+    assert (relay.faults, strays) == ([], [])
 
 
 async def test_long_work_shows_progress(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:

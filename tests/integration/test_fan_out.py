@@ -99,9 +99,9 @@ def trouble(where: str, error: BaseException) -> None:
 async def relay_of(directory: Path, spools: Sequence[Handler]) -> AsyncIterator[Path]:
     """Where a supervisor of these workers answers."""
     places = {number: directory / f"{number}.sock" for number in range(len(spools))}
-    servers = [WorkerSocket(places[number], each, trouble=trouble) for number, each in enumerate(spools)]
+    servers = [WorkerSocket(places[number], each, on_error=trouble) for number, each in enumerate(spools)]
     path = directory / "control.sock"
-    servers.append(WorkerSocket(path, FanOut(Workers(places)), trouble=trouble))
+    servers.append(WorkerSocket(path, FanOut(Workers(places)), on_error=trouble))
     for server in servers:
         await server.start()
     try:

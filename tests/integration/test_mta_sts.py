@@ -232,7 +232,7 @@ async def test_a_policy_that_is_kept_counts_whatever_is_suppressed(world: World,
         case "record gone":
             del world.dns.zones[f"_mta-sts.{DOMAIN}"]
         case "dns broken":
-            world.dns.troubles[f"_mta-sts.{DOMAIN}"] = SERVFAIL
+            world.dns.faults[f"_mta-sts.{DOMAIN}"] = SERVFAIL
         case _:
             world.dns.zones[f"_mta-sts.{DOMAIN}"] = {"TXT": ['"v=STSv1; id=2;"']}
             world.web.pages[PAGE] = Page("<html>captive portal</html>", content_type="text/html")

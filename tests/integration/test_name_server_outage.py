@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dns import SERVFAIL, SILENCE, FakeDns, Trouble, Troubles, Zones
+from tests.support.dns import SERVFAIL, SILENCE, FakeDns, InjectedFaults, OnError, Zones
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.config.settings import RetrySettings, ZoneSettings
@@ -54,8 +54,8 @@ async def outages(running: Running) -> list[str]:
 
 
 @pytest.mark.parametrize("trouble", [SILENCE, "closed"])
-async def test_an_outage_is_told_and_so_is_its_end(tmp_path: Path, trouble: Trouble | str) -> None:
-    silent: Troubles = dict.fromkeys((*zones(), PROBE), SILENCE)
+async def test_an_outage_is_told_and_so_is_its_end(tmp_path: Path, trouble: OnError | str) -> None:
+    silent: InjectedFaults = dict.fromkeys((*zones(), PROBE), SILENCE)
     async with FakeDns(zones(), silent if trouble is SILENCE else None) as dns:
         address = dns.address if trouble is SILENCE else f"{LOOPBACK}:1"
         async with relay(tmp_path, address) as running:
@@ -67,7 +67,7 @@ async def test_an_outage_is_told_and_so_is_its_end(tmp_path: Path, trouble: Trou
             assert address in problem
             assert not reachable(running)
             if trouble is SILENCE:
-                dns.troubles.clear()
+                dns.faults.clear()
                 await running.until_logged("name-servers-restored")
                 assert await outages(running) == []
                 assert reachable(running)
@@ -75,7 +75,7 @@ async def test_an_outage_is_told_and_so_is_its_end(tmp_path: Path, trouble: Trou
 
 
 async def test_mail_of_an_outage_leaves_soon_after_it(tmp_path: Path) -> None:
-    silent: Troubles = dict.fromkeys((*zones(), PROBE), SILENCE)
+    silent: InjectedFaults = dict.fromkeys((*zones(), PROBE), SILENCE)
     sink = Sink()
     await sink.start()
     zone = ZoneSettings(port=sink.port, allow_private_addresses=True)
@@ -87,7 +87,7 @@ async def test_mail_of_an_outage_leaves_soon_after_it(tmp_path: Path) -> None:
         await send(running)
         await running.until_logged("deferred")
         await running.until_logged("name-servers-lost")
-        dns.troubles.clear()
+        dns.faults.clear()
         await running.until_logged("delivered")
     await sink.close()
 
@@ -104,12 +104,12 @@ async def test_a_domain_whose_servers_are_silent_is_no_outage(tmp_path: Path) ->
 
 
 async def test_servers_that_fail_for_every_name_are_an_outage(tmp_path: Path) -> None:
-    failing: Troubles = dict.fromkeys(zones(), SERVFAIL)
+    failing: InjectedFaults = dict.fromkeys(zones(), SERVFAIL)
     async with FakeDns(zones(), failing) as dns, relay(tmp_path, dns.address) as running:
         for number in range(FAILURES):
             assert not running.log.named("name-servers-lost")
             await send(running, f"d{number}.example")
         await running.until_logged("name-servers-lost")
-        dns.troubles.clear()
+        dns.faults.clear()
         await running.until_logged("name-servers-restored")
         assert await outages(running) == []

@@ -15,7 +15,7 @@ import dns.message
 import dns.rrset
 import pytest
 
-from tests.support.dns import GARBAGE, REFUSED, SERVFAIL, SILENCE, TRUNCATED, Edns, FakeDns, Trouble, Zones
+from tests.support.dns import GARBAGE, REFUSED, SERVFAIL, SILENCE, TRUNCATED, Edns, FakeDns, OnError, Zones
 from tests.support.ports import free_port
 from zonerelay.config.endpoints import NameServer, parse_name_server
 from zonerelay.routing.dns import name_servers
@@ -65,7 +65,7 @@ async def test_silence_is_asked_again_until_the_time_is_up() -> None:
 
 
 @pytest.mark.parametrize("trouble", [SERVFAIL, REFUSED])
-async def test_a_server_that_failed_is_asked_once_and_then_the_others(trouble: Trouble) -> None:
+async def test_a_server_that_failed_is_asked_once_and_then_the_others(trouble: OnError) -> None:
     async with FakeDns(ZONES, {"mx.example.com": trouble}) as failing, FakeDns(ZONES) as other:
         async with asking(failing.address, other.address) as servers:
             assert await ask(servers) == FOUND
@@ -89,7 +89,7 @@ async def test_one_that_failed_and_one_that_says_nothing_are_silence() -> None:
 @pytest.mark.parametrize(
     ("trouble", "why"), [(TRUNCATED, NotPlain.TRUNCATED), (GARBAGE, NotPlain.OTHER)], ids=["cut", "garbage"]
 )
-async def test_what_is_not_plain_is_said_to_be(trouble: Trouble, why: NotPlain) -> None:
+async def test_what_is_not_plain_is_said_to_be(trouble: OnError, why: NotPlain) -> None:
     async with FakeDns(ZONES, {"mx.example.com": trouble}) as server, asking(server.address) as servers:
         assert await ask(servers) is why
 
@@ -132,15 +132,15 @@ async def test_a_lost_packet_costs_no_room_for_long() -> None:
     async with FakeDns(ZONES, edns=Edns.SILENCE) as server, asking(server.address) as servers:
         assert await ask(servers) == FOUND
         server.edns = Edns.TAKEN
-        server.troubles["mx.example.com"] = TRUNCATED
+        server.faults["mx.example.com"] = TRUNCATED
         assert await ask(servers) is NotPlain.TRUNCATED
-        server.troubles.clear()
+        server.faults.clear()
         assert await ask(servers) == FOUND
         assert server.options == [True, False, False, True, True]
         # Of a server that refuses it, it is asked once each time.
         server.edns = Edns.FORMERR
         assert await ask(servers) == FOUND
-        server.troubles["mx.example.com"] = TRUNCATED
+        server.faults["mx.example.com"] = TRUNCATED
         assert await ask(servers) is NotPlain.TRUNCATED
         assert server.options[5:] == [True, False, False, True, False]
 

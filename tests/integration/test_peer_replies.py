@@ -16,7 +16,7 @@ from zonerelay.cli.main import main
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.operations.answers import AddressPlan, Explanation, HostPlan
 from zonerelay.operations.requests import Explain
-from zonerelay.smtp.client.transaction import BdatTrouble
+from zonerelay.smtp.client.transaction import BdatFailure
 from zonerelay.supervisor.merge.merging import merge_explained
 
 MESSAGE = b"Subject: hello\r\n\r\nhello\r\n"
@@ -73,10 +73,10 @@ async def test_a_host_that_swallows_bdat_gets_data_at_the_next_attempt_and_expla
             config = tmp_path / "relay.toml"
             config.write_text(f'[admin]\nsocket = "{tmp_path}/control.sock"\n')
             assert await asyncio.to_thread(main, ["explain", "b@example.com", "--config", str(config)]) == 0
-    words = f"127.0.0.1: it gets DATA instead of BDAT for a day: {BdatTrouble.UNANSWERED}"
+    words = f"127.0.0.1: it gets DATA instead of BDAT for a day: {BdatFailure.UNANSWERED}"
     assert words in " ".join(capsys.readouterr().out.split())
     assert commands.count("BDAT") == 1
-    assert any(BdatTrouble.UNANSWERED in line for line in found.hosts[0].addresses[0].learned)
+    assert any(BdatFailure.UNANSWERED in line for line in found.hosts[0].addresses[0].learned)
 
 
 EXPLAINED = Explanation(
@@ -86,8 +86,8 @@ EXPLAINED = Explanation(
 
 
 def test_what_one_worker_has_met_is_in_the_explanation_of_all() -> None:
-    def host(name: str, *troubles: str) -> HostPlan:
-        plans = (AddressPlan(address=f"192.0.2.{n}", learned=tuple(each)) for n, each in enumerate(troubles))
+    def host(name: str, *faults: str) -> HostPlan:
+        plans = (AddressPlan(address=f"192.0.2.{n}", learned=tuple(each)) for n, each in enumerate(faults))
         return HostPlan(name=name, port=25, preference=0, addresses=tuple(plans))
 
     whole = msgspec.structs.replace(

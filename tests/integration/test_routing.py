@@ -21,8 +21,8 @@ from tests.support.dns import (
     WRONG_ID,
     Edns,
     FakeDns,
-    Trouble,
-    Troubles,
+    InjectedFaults,
+    OnError,
     Zones,
 )
 from zonerelay.config.endpoints import parse_listen
@@ -93,7 +93,7 @@ class Bed:
 
 @asynccontextmanager
 async def bed(
-    troubles: Troubles | None = None,
+    faults: InjectedFaults | None = None,
     *,
     listeners: Sequence[str] = ("127.0.0.1:25",),
     timeout: float = 0.3,
@@ -102,7 +102,7 @@ async def bed(
     edns: Edns = Edns.TAKEN,
     tcp: bool = True,
 ) -> AsyncIterator[Bed]:
-    async with FakeDns(ZONES, troubles, edns=edns, tcp=tcp) as dns:
+    async with FakeDns(ZONES, faults, edns=edns, tcp=tcp) as dns:
         dns.secure.update(secure)
         clock = ManualClock()
         settings = DnsSettings(servers=(dns.address,), timeout=timeout, trust_ad=trust_ad)
@@ -219,10 +219,10 @@ async def test_a_denied_mx_and_our_own_address_are_a_loop() -> None:
 @pytest.mark.parametrize("trouble", [None, SERVFAIL, REFUSED, SILENCE, GARBAGE], ids=str)
 @pytest.mark.parametrize("kind", ["A", "AAAA"])
 async def test_a_domain_that_one_type_denies_and_another_does_not_never_bounces(
-    trouble: Trouble | None, kind: str
+    trouble: OnError | None, kind: str
 ) -> None:
     """`None`: the address look-up says that the name exists, without data of its type."""
-    denied: Troubles = {("empty.example", each): NXDOMAIN for each in {"MX", "A", "AAAA"} - {kind}}
+    denied: InjectedFaults = {("empty.example", each): NXDOMAIN for each in {"MX", "A", "AAAA"} - {kind}}
     if trouble is not None:
         denied = {**denied, ("empty.example", kind): trouble}
     async with bed(denied, timeout=0.2) as it:

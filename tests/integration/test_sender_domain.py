@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.support.dns import GARBAGE, NXDOMAIN, REFUSED, SERVFAIL, SILENCE, FakeDns, Trouble, Troubles
+from tests.support.dns import GARBAGE, NXDOMAIN, REFUSED, SERVFAIL, SILENCE, FakeDns, InjectedFaults, OnError
 from zonerelay.config.settings import DnsSettings
 from zonerelay.inbound.access.networks import NO_DOMAIN, NO_HOST, NULL_MX, UNKNOWN, SenderDomains
 from zonerelay.model.clock import ManualClock
@@ -29,8 +29,8 @@ ZONES = {
 
 
 @asynccontextmanager
-async def checking(troubles: Troubles | None = None) -> AsyncIterator[tuple[SenderDomains, FakeDns]]:
-    async with FakeDns(ZONES, troubles) as dns:
+async def checking(faults: InjectedFaults | None = None) -> AsyncIterator[tuple[SenderDomains, FakeDns]]:
+    async with FakeDns(ZONES, faults) as dns:
         settings = DnsSettings(servers=(dns.address,), timeout=0.2)
         resolver = Resolver(settings, ManualClock(), hosts=Hosts({"known.example": ("192.0.2.8",)}))
         try:
@@ -76,7 +76,7 @@ def test_replies_are_the_registered_ones() -> None:
 
 @pytest.mark.parametrize("trouble", [SERVFAIL, REFUSED, SILENCE, GARBAGE])
 @pytest.mark.parametrize("kind", ["MX", "A", "AAAA"])
-async def test_dns_trouble_is_temporary(trouble: Trouble, kind: str) -> None:
+async def test_dns_trouble_is_temporary(trouble: OnError, kind: str) -> None:
     async with checking({("empty.example", kind): trouble}) as (domains, _):
         assert await domains.check("empty.example") == UNKNOWN
 
@@ -89,7 +89,7 @@ async def test_a_denied_mx_of_a_domain_with_an_address_is_no_mx(domain: str) -> 
 
 @pytest.mark.parametrize("kind", ["A", "AAAA"])
 async def test_a_domain_that_one_type_denies_and_another_does_not_is_temporary(kind: str) -> None:
-    denied: Troubles = {("empty.example", each): NXDOMAIN for each in {"MX", "A", "AAAA"} - {kind}}
+    denied: InjectedFaults = {("empty.example", each): NXDOMAIN for each in {"MX", "A", "AAAA"} - {kind}}
     async with checking(denied) as (domains, _):
         assert await domains.check("empty.example") == UNKNOWN
     for trouble in (SERVFAIL, REFUSED, SILENCE, GARBAGE):

@@ -186,7 +186,7 @@ async def test_every_page_and_verb_answers_while_the_store_refuses(engine: tuple
         client = ControlClient(control_socket_path(chosen))
         for request in (Ping(), Explain(address="x@example.com")):
             assert await asyncio.to_thread(sentence, client, request) == "", request
-        asking = Runner(running.worker.endpoints.handler, running.worker.events.trouble)
+        asking = Runner(running.worker.endpoints.handler, running.worker.events.error)
         assert (await asking.one(PartMetrics(), Families, "")).families
         assert reason in (await asking.one(PartReadiness(), Reasons, "")).reasons
         everything = Filter()

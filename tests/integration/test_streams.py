@@ -414,9 +414,9 @@ async def test_several_workers_are_one_stream(tmp_path: Path, smarthost: Smartho
     ):
         both = (one, other)
         places = {number: tmp_path / f"worker-{number}.sock" for number in range(2)}
-        trouble = one.worker.events.trouble
+        trouble = one.worker.events.error
         servers: list[WorkerSocket | ControlSocket] = [
-            WorkerSocket(places[number], each.worker.endpoints.handler, trouble=trouble)
+            WorkerSocket(places[number], each.worker.endpoints.handler, on_error=trouble)
             for number, each in enumerate(both)
         ]
         servers.append(control_socket(tmp_path / "both.sock", FanOut(Two(places)), trouble))

@@ -135,7 +135,7 @@ async def test_a_client_that_may_not_relay_is_refused(way: Way) -> None:
     assert result.reason is Reason.RELAY
     result = await way.submit(replace(foreign, user="nobody"), ZOE, never(), Options())
     assert isinstance(result, Refused)
-    assert result.reason is Reason.AUTH_TROUBLE
+    assert result.reason is Reason.AUTH_FAILURE
     result = await way.submit(replace(foreign, may_relay=True), ZOE, [MESSAGE], Options())
     assert isinstance(result, Accepted)
 
@@ -178,7 +178,7 @@ async def test_a_store_that_fails_is_a_refusal_for_now(way: Way) -> None:
         raise RuntimeError("a bug")
 
     way.house.store.before_commit = fail
-    assert (await way.refuse(ZOE, [MESSAGE], Options())).reason is Reason.TROUBLE
+    assert (await way.refuse(ZOE, [MESSAGE], Options())).reason is Reason.LOCAL_ERROR
 
 
 async def test_a_caller_that_leaves_after_the_last_piece_does_not_undo_the_commit(way: Way) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dns import SILENCE, FakeDns, Troubles, Zones
+from tests.support.dns import SILENCE, FakeDns, InjectedFaults, Zones
 from tests.support.relay import relay_with, settings
 from zonerelay.config.settings import DnsSettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
@@ -25,7 +25,7 @@ ZONES: Zones = {
     "host.corp.example": {"A": ["192.0.2.7"]},
     "mx.example": {"A": ["127.0.0.1"]},
 }
-SILENT: Troubles = dict.fromkeys((*ZONES, PROBE), SILENCE)
+SILENT: InjectedFaults = dict.fromkeys((*ZONES, PROBE), SILENCE)
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n"
 TRY = 0.1
 
@@ -53,8 +53,8 @@ def own_address(number: int) -> str:
 
 
 @asynccontextmanager
-async def system_server(number: int, troubles: Troubles | None = None) -> AsyncIterator[FakeDns]:
-    server = FakeDns(ZONES, troubles, host=own_address(number), port=53)
+async def system_server(number: int, faults: InjectedFaults | None = None) -> AsyncIterator[FakeDns]:
+    server = FakeDns(ZONES, faults, host=own_address(number), port=53)
     try:
         await server.__aenter__()
     except PermissionError:

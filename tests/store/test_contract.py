@@ -382,7 +382,7 @@ class TestSettling:
             await writer.write(b"z" * 700_000)
             await writer.commit(
                 [delivery_for(envelope, "a@example.net")],
-                beside=lambda _: [Submit(event, b"event", (delivery,))],
+                companions=lambda _: [Submit(event, b"event", (delivery,))],
             )
         assert len(await claim_all(store)) == 1
         assert await store.queues() == {queue_of("default"), webhook_queue("hook")}

@@ -26,8 +26,8 @@ from zonerelay.store.check import Examination, Findings
 from zonerelay.store.common.once import register, reservations
 from zonerelay.store.contract import (
     CHUNK_SIZE,
-    BeingStoredError,
     Finish,
+    InProgressError,
     Kept,
     Once,
     OtherContentError,
@@ -255,7 +255,7 @@ async def test_no_key_is_taken_until_all_workers_have_said_what_they_hold(
     one = await workers.start(0)
     with monkeypatch.context() as impatient:
         impatient.setattr(reservations, "PATIENCE", 0.2)
-        with pytest.raises(BeingStoredError):
+        with pytest.raises(InProgressError):
             await submit(one, 1)
     waiting = asyncio.create_task(submit(one, 2))
     await asyncio.sleep(0)
@@ -347,7 +347,7 @@ async def until_known(store: Store) -> None:
     for number in range(500):
         try:
             await answer(store, 900 + number, Once("0" * 31 + "1", "c" * 32, 0.0))
-        except BeingStoredError:
+        except InProgressError:
             await asyncio.sleep(0.01)
         else:
             await store.settle(

@@ -21,9 +21,9 @@ def control_socket(
     operators = build_operators(
         handler,
         lambda: settings,
-        trouble=trouble,
+        on_error=trouble,
         audit=lambda fields: None,
         clock=SystemClock(),
         submit=cast("Submit", None),
     )
-    return ControlSocket(path, lambda: operators, trouble=trouble)
+    return ControlSocket(path, lambda: operators, on_error=trouble)

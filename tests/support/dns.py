@@ -13,7 +13,7 @@
         assert dns.queries == [("example.com", "MX", "udp")]
 
 A name that is not there is NXDOMAIN; a name that is there without the type is NODATA (`{}` has no data at
-all). `dns.zones`, `dns.troubles` and `dns.secure` may be changed while it runs. Answers about names in or
+all). `dns.zones`, `dns.faults` and `dns.secure` may be changed while it runs. Answers about names in or
 below `secure` have the AD bit, as a validating resolver's have, when the question asked for it (a `pushy` one
 does not wait for that), except those about `insecure` names and types. `dns.edns` says how the server treats
 a question with an OPT record, and `dns.options` whether each question had one. Without TCP (`tcp=False`) its
@@ -38,7 +38,7 @@ import dns.rrset
 DEFAULT_TTL = 60
 
 
-class Trouble(enum.Enum):
+class OnError(enum.Enum):
     SERVFAIL = "servfail"
     REFUSED = "refused"
     NXDOMAIN = "no such name"  # to this type, although the name may have others
@@ -63,18 +63,18 @@ class Edns(enum.Enum):
     GARBAGE = "garbage"
 
 
-SERVFAIL = Trouble.SERVFAIL
-REFUSED = Trouble.REFUSED
-NXDOMAIN = Trouble.NXDOMAIN
-SILENCE = Trouble.SILENCE
-TRUNCATED = Trouble.TRUNCATED
-WRONG_ID = Trouble.WRONG_ID
-GARBAGE = Trouble.GARBAGE
+SERVFAIL = OnError.SERVFAIL
+REFUSED = OnError.REFUSED
+NXDOMAIN = OnError.NXDOMAIN
+SILENCE = OnError.SILENCE
+TRUNCATED = OnError.TRUNCATED
+WRONG_ID = OnError.WRONG_ID
+GARBAGE = OnError.GARBAGE
 
 Records = Mapping[str, Sequence[str] | int]
 """Record texts by type; `"TTL"` is a number."""
 Zones = Mapping[str, Records]
-Troubles = Mapping[str | tuple[str, str], Trouble]
+InjectedFaults = Mapping[str | tuple[str, str], OnError]
 """By name, or by name and type."""
 
 
@@ -82,7 +82,7 @@ class FakeDns:
     def __init__(
         self,
         zones: Zones,
-        troubles: Troubles | None = None,
+        faults: InjectedFaults | None = None,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -93,7 +93,7 @@ class FakeDns:
         self.edns = edns
         self.options: list[bool] = []
         self.zones: dict[str, Records] = {name.lower(): data for name, data in zones.items()}
-        self.troubles: dict[str | tuple[str, str], Trouble] = dict(troubles or {})
+        self.faults: dict[str | tuple[str, str], OnError] = dict(faults or {})
         self.secure: set[str] = set()
         self.insecure: set[tuple[str, str]] = set()
         self.pushy = False
@@ -149,7 +149,7 @@ class FakeDns:
         self.options.append(question.edns >= 0)
         if question.edns >= 0 and self.edns not in (Edns.TAKEN, Edns.IGNORED):
             return _refusal_of_edns(wire, question, self.edns)
-        trouble = self.troubles.get(name) or self.troubles.get((name, kind))
+        trouble = self.faults.get(name) or self.faults.get((name, kind))
         if trouble is SILENCE:
             return None
         if trouble is GARBAGE:

@@ -23,7 +23,7 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import QueueName
 from zonerelay.routing.zones.zones import Choice, ChooseZone, ZoneOf
-from zonerelay.store.contract import Beside, Kept, Once, QueueStore, Submit, check_kept
+from zonerelay.store.contract import Companions, Kept, Once, QueueStore, Submit, check_kept
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
@@ -101,7 +101,7 @@ class _Writer:
         self,
         deliveries: Sequence[Delivery],
         *,
-        beside: Beside | None = None,
+        beside: Companions | None = None,
         once: Once | None = None,
         headers: Fields = (),
         eight_bit: bool = False,

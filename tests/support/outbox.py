@@ -110,10 +110,10 @@ class OutboxBed:
         zone: ZoneSettings | None = None,
         *,
         name: str = "relay",
-        troubles: int = 0,
+        faults: int = 0,
         outbox: Mapping[str, object] | None = None,
     ) -> AsyncIterator[Running]:
-        """`troubles`: how many trouble events there are to be."""
+        """`faults`: how many trouble events there are to be."""
         directory = self.directory / name
         directory.mkdir(exist_ok=True)
         chosen = replace(
@@ -122,7 +122,7 @@ class OutboxBed:
         async with relay_with(chosen, trouble_expected=True) as running:
             yield running
         found = running.log.named("trouble")
-        assert len(found) == troubles, found
+        assert len(found) == faults, found
 
     async def until(
         self, running: Running, row: int, status: str, *, timeout: float = 10.0

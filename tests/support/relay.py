@@ -173,5 +173,5 @@ async def relay_with(
         yield Running(worker, log)
     finally:
         await worker.stop()
-    troubles = log.named("trouble")
-    assert trouble_expected or not troubles, troubles
+    faults = log.named("trouble")
+    assert trouble_expected or not faults, faults

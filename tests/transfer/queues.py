@@ -63,10 +63,10 @@ async def import_into(store: Store, home: Path, system: str, place: str) -> Load
     """As the command does it."""
     register = Register(home)
     now = time.time()
-    troubles: list[Unusable] = []
+    faults: list[Unusable] = []
 
     def saw(trouble: Unusable | None) -> None:
-        troubles.extend([trouble] if trouble else [])
+        faults.extend([trouble] if trouble else [])
 
     try:
         loader = Loader(store, register, Zones(()), now=now, saw=saw)
@@ -74,7 +74,7 @@ async def import_into(store: Store, home: Path, system: str, place: str) -> Load
             await loader.load(source)
     finally:
         register.close()
-    assert len(troubles) == loader.loaded.unusable
+    assert len(faults) == loader.loaded.unusable
     return loader.loaded
 
 

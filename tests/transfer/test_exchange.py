@@ -73,7 +73,7 @@ async def contents(store: Store) -> dict[str, tuple[Message, list[Delivery], byt
 
 async def export_to(path: Path, store: Store, wanted: QueueFilter | None = None) -> list[Unusable]:
     matcher = Matcher(wanted or QueueFilter(), NOW)
-    troubles: list[Unusable] = []
+    faults: list[Unusable] = []
     with files.writing(path) as target:
         meant = await export.survey(store, matcher, NOW)
         await export.export(
@@ -82,23 +82,23 @@ async def export_to(path: Path, store: Store, wanted: QueueFilter | None = None)
             matcher,
             NOW,
             target,
-            saw=lambda _, trouble: troubles.extend([trouble] if trouble else []),
+            saw=lambda _, trouble: faults.extend([trouble] if trouble else []),
         )
-    return troubles
+    return faults
 
 
 async def import_from(path: Path, store: Store, home: Path) -> tuple[Loaded, list[Unusable]]:
-    troubles: list[Unusable] = []
+    faults: list[Unusable] = []
     register = Register(home)
     loader = Loader(
-        store, register, Zones(()), now=NOW, saw=lambda trouble: troubles.extend([trouble] if trouble else [])
+        store, register, Zones(()), now=NOW, saw=lambda trouble: faults.extend([trouble] if trouble else [])
     )
     try:
         with files.reading(path) as source:
             await loader.load(source)
     finally:
         register.close()
-    return loader.loaded, troubles
+    return loader.loaded, faults
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ async def test_mail_goes_out_and_comes_in_exactly_as_it_was(tmp_path: Path, vari
         assert await export_to(tmp_path / name, first.store) == []
     others = {one: tmp_path / f"second-{one}" for one in places}
     async with Spool(tmp_path / "b", backend=backend, places=others) as second:
-        loaded, troubles = await import_from(tmp_path / name, second.store, tmp_path)
-        assert (loaded.messages, loaded.deliveries, troubles) == (2, 3, [])
+        loaded, faults = await import_from(tmp_path / name, second.store, tmp_path)
+        assert (loaded.messages, loaded.deliveries, faults) == (2, 3, [])
         assert await contents(second.store) == before
         again, _ = await import_from(tmp_path / name, second.store, tmp_path)
         assert (again.messages, again.already) == (0, 3)
@@ -277,9 +277,9 @@ async def test_a_sheet_that_was_edited_wrongly_is_refused(tmp_path: Path, spool:
     assert before in text
     sheet.write_text(text.replace(before, after))
     async with Spool(tmp_path / "other") as other:
-        loaded, troubles = await import_from(tmp_path / "mail", other.store, tmp_path)
+        loaded, faults = await import_from(tmp_path / "mail", other.store, tmp_path)
         assert (loaded.messages, loaded.unusable) == (1, 1)
-        assert why in troubles[0].why
+        assert why in faults[0].why
 
 
 async def test_a_body_that_was_edited_is_refused(tmp_path: Path, spool: Spool) -> None:
@@ -289,8 +289,8 @@ async def test_a_body_that_was_edited_is_refused(tmp_path: Path, spool: Spool) -
     one.write_bytes(one.read_bytes() + b"more\r\n")
     two.write_bytes(two.read_bytes().replace(b"e\r\n", b"e\n.", 1))
     async with Spool(tmp_path / "other") as other:
-        loaded, troubles = await import_from(tmp_path / "mail", other.store, tmp_path)
-        assert (loaded.messages, len(troubles)) == (0, 2)
+        loaded, faults = await import_from(tmp_path / "mail", other.store, tmp_path)
+        assert (loaded.messages, len(faults)) == (0, 2)
         assert await contents(other.store) == {}
 
 

@@ -9,7 +9,7 @@ from tests.unit.test_transaction import LOST, PEER, outcomes, reply, summary, to
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.extensions import Capabilities
-from zonerelay.smtp.client.transaction import BdatTrouble, ChunkedTransaction, Phase, can_be_chunked
+from zonerelay.smtp.client.transaction import BdatFailure, ChunkedTransaction, Phase, can_be_chunked
 
 PLAIN = Capabilities(chunking=True)
 PIPELINING = Capabilities(chunking=True, pipelining=True)
@@ -37,10 +37,10 @@ def converse(
 
 
 UNKNOWN, UNANSWERED, REFUSED, SURPLUS = (
-    BdatTrouble.UNKNOWN,
-    BdatTrouble.UNANSWERED,
-    BdatTrouble.REFUSED,
-    BdatTrouble.SURPLUS,
+    BdatFailure.UNKNOWN,
+    BdatFailure.UNANSWERED,
+    BdatFailure.REFUSED,
+    BdatFailure.SURPLUS,
 )
 
 # (capabilities, recipients, replies, summary, trouble, why): the first octet, then the rest in one chunk.
@@ -87,14 +87,14 @@ def test_first_octet_then_the_rest(
     count: int,
     replies: list[str],
     expected: str,
-    trouble: BdatTrouble | None,
+    trouble: BdatFailure | None,
     why: str,
 ) -> None:
     transaction = converse(capabilities, count, *replies)
     assert summary(transaction, count) == expected, why
     assert transaction.phase is Phase.DONE
     assert transaction.delivered is ("D" in expected)
-    assert transaction.trouble is trouble
+    assert transaction.bdat_failure is trouble
     assert not transaction.again
 
 
@@ -151,7 +151,7 @@ def test_what_is_written() -> None:
 def test_a_server_that_does_not_know_bdat_is_to_be_asked_again(code: int) -> None:
     transaction = converse(PIPELINING, 3, OK, OK, "550 no", "452 many", f"{code} what", OK)
     assert summary(transaction, 3) == "-B-"
-    assert (transaction.trouble, transaction.again, transaction.closing) == (UNKNOWN, True, False)
+    assert (transaction.bdat_failure, transaction.again, transaction.closing) == (UNKNOWN, True, False)
 
 
 @pytest.mark.parametrize("said", ["500 BDAT?", "451 disk"])
@@ -171,7 +171,7 @@ def test_a_server_that_takes_the_octet_for_the_beginning_of_a_command_is_brought
 def test_a_server_that_cannot_be_brought_in_step_is_left(replies: list[str]) -> None:
     transaction = converse(PIPELINING, 2, OK, OK, "550 no", "502 what", *replies)
     assert summary(transaction, 2) == "FB"
-    assert (transaction.trouble, transaction.again, transaction.closing) == (UNKNOWN, False, True)
+    assert (transaction.bdat_failure, transaction.again, transaction.closing) == (UNKNOWN, False, True)
 
 
 def test_bdat_is_known_once_one_was_taken() -> None:
@@ -201,7 +201,7 @@ def test_our_own_trouble_blames_no_peer() -> None:
     [outcome] = outcomes(transaction, 1)
     assert (outcome.verdict, outcome.scope, outcome.in_doubt) == (Verdict.DEFERRED, Scope.LOCAL, False)
     assert transaction.closing
-    assert transaction.trouble is None
+    assert transaction.bdat_failure is None
 
 
 @pytest.mark.parametrize("head", [b"", b"\r\n", b"\n", b" x", b"\tx", b"\0", b"\x7f", b"\xff"])

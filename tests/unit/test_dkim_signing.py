@@ -47,7 +47,7 @@ async def test_the_thread_is_for_what_is_slow(
 ) -> None:
     keys, seen = watched(*files)
     headers = [HEADER + b"Subject: %d\r\n" % number for number in range(messages)]
-    signing = Signing(beside=beside)
+    signing = Signing(threaded=beside)
     try:
         found = await asyncio.gather(*(signing.sign(header, "", keys, now=NOW) for header in headers))
     finally:
@@ -63,7 +63,7 @@ async def test_a_key_that_fails_fails_for_who_asked(messages: int) -> None:
         raise RuntimeError("no")
 
     right, _ = watched("rsa.pem")
-    signing = Signing(beside=True)
+    signing = Signing(threaded=True)
     keys = [[DkimKey("a.b", "s", RSA, broken, slow=True)], right][:messages]
     try:
         found = await asyncio.gather(
@@ -77,7 +77,7 @@ async def test_a_key_that_fails_fails_for_who_asked(messages: int) -> None:
 
 async def test_signatures_that_wait_at_the_end_are_cancelled() -> None:
     keys, seen = watched("rsa.pem")
-    signing = Signing(beside=True)
+    signing = Signing(threaded=True)
     waits = asyncio.ensure_future(signing.sign(HEADER, "", keys, now=NOW))
     await asyncio.sleep(0)
     signing.close()

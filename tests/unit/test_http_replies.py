@@ -24,7 +24,7 @@ def quota(limit: str, seconds: float) -> Refusal:
         (replies.OTHER_CONTENT.refusal, 422, None),
         (replies.BEING_STORED.refusal, 409, None),
         (replies.STORE_FULL.refusal, 503, "10"),
-        (replies.STORE_TROUBLE.refusal, 503, "10"),
+        (replies.STORE_FAILURE.refusal, 503, "10"),
         (replies.SHUTTING_DOWN.refusal, 503, "10"),
         (replies.TOO_MUCH_MEMORY.refusal, 503, "10"),
         (replies.too_many_recipients(3).refusal, 422, None),

@@ -271,7 +271,7 @@ def test_trouble_says_where_it_was_raised(lines: Lines) -> None:
     try:
         int("x")
     except ValueError as error:
-        events.trouble("courier", error)
+        events.error("courier", error)
     (event,) = lines.events()
     assert event["where"] == "courier"
     assert event["at"].startswith("test_logs.py:")

@@ -166,7 +166,7 @@ def test_two_relays_in_one_process_do_not_share_counters() -> None:
 def test_every_place_that_tells_of_trouble_is_there_from_the_start() -> None:
     sources = [path.read_text("utf-8") for path in Path(zonerelay.__file__).parent.rglob("*.py")]
     places = {
-        place for text in sources for place in re.findall(r'(?:\.trouble|Tasks)\(\s*"([a-z._]+)"', text)
+        place for text in sources for place in re.findall(r'(?:events\.error|Tasks)\(\s*"([a-z._]+)"', text)
     }
     assert len(places) > 20
     assert places <= set(TROUBLES)

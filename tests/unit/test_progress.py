@@ -6,13 +6,13 @@ import pytest
 
 from tests.support.mail import make_batch, make_message, route_to
 from zonerelay.delivery.batch.batch_state import NO_8BITMIME, BatchProgress
-from zonerelay.delivery.peer import HostTrouble, NoSource
+from zonerelay.delivery.peer import HostFailure, NoSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.transaction import Peer
 
 OTHERWISE = Outcome(Verdict.DEFERRED, Reply(451, "4.4", "no host"), Scope.LOCAL)
-NO_ANSWER = HostTrouble(Reply(451, "4.2", "no answer"), asked=False)
+NO_ANSWER = HostFailure(Reply(451, "4.2", "no answer"), asked=False)
 
 
 def progress() -> BatchProgress:
@@ -36,7 +36,7 @@ def test_what_every_host_lacks_is_final() -> None:
 )
 @pytest.mark.parametrize("first", [True, False])
 def test_nothing_is_final_while_a_host_could_not_be_asked(
-    trouble: HostTrouble, scope: Scope, first: bool
+    trouble: HostFailure, scope: Scope, first: bool
 ) -> None:
     assert trouble.scope is scope
     some = progress()

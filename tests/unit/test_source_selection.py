@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.mail import Reported, make_message, make_sources, route_to
 from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
-from zonerelay.delivery.peer import ConnectionKey, SourceTrouble, Terms
+from zonerelay.delivery.peer import ConnectionKey, SourceFailure, Terms
 from zonerelay.delivery.source import (
     ABSENT_FOR,
     MAX_REMEMBERED,
@@ -240,8 +240,8 @@ def test_an_address_that_this_machine_has_not_got_is_told_at_once_and_passed_ove
 
 def test_an_address_that_is_lost_later_is_passed_over_and_told_when_it_is_back() -> None:
     stage = Stage(A, B)
-    assert stage.selection.lost(A, SourceTrouble("a", "127.0.0.2", "cannot assign"))
-    assert stage.selection.lost(A, SourceTrouble("a", "127.0.0.2", "cannot assign"))
+    assert stage.selection.lost(A, SourceFailure("a", "127.0.0.2", "cannot assign"))
+    assert stage.selection.lost(A, SourceFailure("a", "127.0.0.2", "cannot assign"))
     assert stage.name() == "b"
     stage.selection.bound(A, "127.0.0.9")
     stage.selection.bound(A, "127.0.0.9")
@@ -250,7 +250,7 @@ def test_an_address_that_is_lost_later_is_passed_over_and_told_when_it_is_back()
 
 def test_status_asks_the_system_again() -> None:
     stage = Stage(A)
-    stage.selection.lost(A, SourceTrouble("a", "127.0.0.2", "cannot assign"))
+    stage.selection.lost(A, SourceFailure("a", "127.0.0.2", "cannot assign"))
     assert stage.selection.problems() == ()
     assert stage.name() == "a"
     assert stage.told.events[-1] == ("back", "a", "127.0.0.2")
@@ -258,7 +258,7 @@ def test_status_asks_the_system_again() -> None:
 
 def test_without_its_ipv6_a_source_goes_on_over_ipv4() -> None:
     stage = Stage(C)
-    assert not stage.selection.lost(C, SourceTrouble("c", "::1", "cannot assign"))
+    assert not stage.selection.lost(C, SourceFailure("c", "::1", "cannot assign"))
     key = stage.choose()
     assert key is not None
     assert key.ipv4_only
@@ -268,7 +268,7 @@ def test_without_its_ipv6_a_source_goes_on_over_ipv4() -> None:
 
 def test_without_its_ipv4_a_source_is_passed_over() -> None:
     stage = Stage(C, A)
-    assert stage.selection.lost(C, SourceTrouble("c", "127.0.0.4", "cannot assign"))
+    assert stage.selection.lost(C, SourceFailure("c", "127.0.0.4", "cannot assign"))
     assert stage.name() == "a"
 
 

@@ -17,7 +17,7 @@ from zonerelay.routing.mta_sts import (
     StsMode,
     StsPolicies,
     StsPolicy,
-    StsUntold,
+    StsUnreported,
 )
 
 CLOCK = ManualClock()
@@ -26,7 +26,7 @@ HOSTS = ("mx1.example.com", "mx2.example.com", "evil.example.net")
 STS = TlsDemand(TlsMode.VERIFY, because="mta-sts")
 
 
-class Mismatches(StsUntold):
+class Mismatches(StsUnreported):
     def __init__(self) -> None:
         self.hosts: list[str] = []
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.mail import ZONE, Names
 from zonerelay.config.settings import TlsMode
-from zonerelay.delivery.peer import HostTrouble, Terms
+from zonerelay.delivery.peer import HostFailure, Terms
 from zonerelay.delivery.tls.plan import TlsPlan, TlsPlanner
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
@@ -44,7 +44,7 @@ async def plan(
 async def refusal(
     demand: TlsDemand, names: Names | None = None, *, found: Addresses = SECURE, host: MxHost = HOST
 ) -> str:
-    with pytest.raises(HostTrouble) as caught:
+    with pytest.raises(HostFailure) as caught:
         await plan(demand, names, found=found, host=host)
     assert (caught.value.reply.status, caught.value.asked) == ("4.7.5", False)
     return caught.value.reply.text

@@ -112,10 +112,10 @@ def _submit(address: str, sender: str, recipients: Sequence[str], octets: bytes)
     except (OSError, smtplib.SMTPException, ValueError) as error:
         raise ReleaseError(f"{address} did not accept the message: {error}") from error
     if refused:
-        told = "; ".join(
+        replies = "; ".join(
             f"<{who}>: {code} {text.decode('utf-8', 'replace')}" for who, (code, text) in refused.items()
         )
-        raise ReleaseError(f"{address} rejected {told}")
+        raise ReleaseError(f"{address} rejected {replies}")
 
 
 __all__ = ["CaptureError", "CapturedMail", "ReleaseError"]

@@ -1,7 +1,7 @@
 """Serves HTTP `/v1/` on the control socket, a Unix socket next to the spool for the users of this machine.
 
 It exists whether or not `[admin]` has an address. aiohttp is loaded at the first connection, in a thread. If
-that fails, `trouble` is called with the error, and the socket refuses connections from then on. At the end,
+that fails, `on_error` is called with the error, and the socket refuses connections from then on. At the end,
 the socket file is removed if it is still the relay's own.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zonerelay.control.runner import OnError
 from zonerelay.control.socket import bind
 from zonerelay.process.files import identity
 from zonerelay.process.threads import STATUS
@@ -23,16 +24,14 @@ if TYPE_CHECKING:
 
 _BACKLOG = 16
 
-Trouble = Callable[[str, BaseException], None]
-
 
 class ControlSocket:
     """Serves HTTP on the control socket. `operators` is called at the first connection."""
 
-    def __init__(self, path: Path, operators: Callable[[], Operators], *, trouble: Trouble) -> None:
+    def __init__(self, path: Path, operators: Callable[[], Operators], *, on_error: OnError) -> None:
         self._path = path
         self._operators = operators
-        self._trouble = trouble
+        self._on_error = on_error
         self._listener: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -79,7 +78,7 @@ class ControlSocket:
                 self._peers.connection, sock=listener, backlog=_BACKLOG
             )
         except Exception as error:  # noqa: BLE001 - monitoring sees it, mail goes on
-            self._trouble("control", error)
+            self._on_error("control", error)
             listener.close()
 
 

@@ -2,8 +2,8 @@
 
 The relay binds the address when it starts. If the address is in use, mail is still processed, and the owner
 tries again (`process/tasks`). aiohttp is loaded at the first connection, in a thread: with its certificate
-authorities it takes a fifth of the memory of an idle relay and of its start time. If loading fails, `trouble`
-is called with the error, and the address refuses connections from then on.
+authorities it takes a fifth of the memory of an idle relay and of its start time. If loading fails,
+`on_error` is called with the error, and the address refuses connections from then on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.settings import AdminSettings
+from zonerelay.control.runner import OnError
 from zonerelay.inbound.listen.listening_socket import bound, explained
 from zonerelay.process.sockets import NOTHING, Inherited
 from zonerelay.process.threads import STATUS
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from zonerelay.admin.operators import Operators
 
 _BACKLOG = 64
-
-Trouble = Callable[[str, BaseException], None]
 
 
 class AdminError(Exception):
@@ -48,7 +47,7 @@ class AdminServer:
         *,
         metrics: Callable[[], bytes],
         readiness: Callable[[], Awaitable[tuple[str, ...]]],
-        trouble: Trouble,
+        on_error: OnError,
         operators: Callable[[], Operators] | None = None,
         before_metrics: Callable[[], Awaitable[None]] | None = None,
         inherited: Inherited = NOTHING,
@@ -58,7 +57,7 @@ class AdminServer:
         self._settings = settings
         self._metrics = metrics
         self._readiness = readiness
-        self._trouble = trouble
+        self._on_error = on_error
         self._operators = operators
         self._before_metrics = before_metrics
         self._listener: socket.socket | None = None
@@ -80,7 +79,7 @@ class AdminServer:
             from zonerelay.admin.tls import TlsError, server_context  # noqa: PLC0415 - OpenSSL
 
             try:
-                self._tls = server_context(self._settings.certificate, self._settings.key, self._trouble)
+                self._tls = server_context(self._settings.certificate, self._settings.key, self._on_error)
             except TlsError as error:
                 raise AdminError(f"admin HTTP: {error}") from error
         self._listener = self._handed or _listen(self._address)
@@ -109,14 +108,14 @@ class AdminServer:
                 is_loopback=self._address.is_loopback,
                 monitoring=monitoring(self._metrics, self._readiness, self._before_metrics),
                 operators=None if self._operators is None else self._operators(),
-                trouble=self._trouble,
+                on_error=self._on_error,
                 hosts=self._settings.hosts,
                 proxies=Networks(self._settings.proxy_networks),
                 tls=self._tls,
             )
             await self._server.start(listener, _BACKLOG)
         except Exception as error:  # noqa: BLE001 - monitoring sees it, mail goes on
-            self._trouble("admin-http", error)
+            self._on_error("admin-http", error)
             listener.close()
 
 

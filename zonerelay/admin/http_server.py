@@ -14,7 +14,7 @@ by DNS rebinding. If it is bound to an address other than loopback, as in a cont
 endpoints respond to every name, because monitoring systems choose their own names. A request from a page of
 another origin (by its Origin or Sec-Fetch-Site field) is refused, unless it only reads monitoring endpoints.
 Behind a proxy in `proxy_networks`, the client and the scheme are taken from the proxy's header fields. Errors
-are plain text without details, unless a part has its own format; the details go to `trouble`.
+are plain text without details, unless a part has its own format; the details go to `on_error`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from aiohttp.typedefs import Handler, Middleware
 
 from zonerelay.admin.monitoring import PATHS, Monitoring
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.requests import OPTIONS, Trouble, answered, dress, visit_of
+from zonerelay.admin.requests import OPTIONS, answered, dress, visit_of
 from zonerelay.admin.visit import VISIT, Visit, plain
+from zonerelay.control.runner import OnError
 from zonerelay.process.threads import OPERATORS
 from zonerelay.routing.addresses import Networks
 
@@ -64,7 +65,7 @@ class HttpServer:
         is_loopback: bool,
         monitoring: Monitoring,
         operators: Operators | None,
-        trouble: Trouble,
+        on_error: OnError,
         hosts: Collection[str],
         proxies: Networks,
         tls: ssl.SSLContext | None,
@@ -73,7 +74,7 @@ class HttpServer:
         self._hosts = frozenset(hosts)
         self._proxies = proxies
         self._tls = tls
-        self._trouble = trouble
+        self._on_error = on_error
         self._runner = web.AppRunner(
             self._application(monitoring, operators),
             **OPTIONS,
@@ -187,7 +188,7 @@ class HttpServer:
             elif request.method not in _SAFE and self._is_foreign(request, host):
                 response = plain(403, "the request was sent by a page of another origin")
             else:
-                response = await answered(request, handler, self._trouble)
+                response = await answered(request, handler, self._on_error)
             visit.answered = True
             if is_monitoring or not visit.who or not request.content.at_eof():
                 response.force_close()  # the rest of a body is not read to keep a connection open

@@ -29,10 +29,10 @@ from zonerelay.admin.captured import CapturedMail, CaptureError, ReleaseError
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
 from zonerelay.admin.visit import VISIT
+from zonerelay.capture.faults import Chaos, FaultError, InjectedFaults
 from zonerelay.capture.parts import Part, Parts, decoded, take_apart
 from zonerelay.capture.search import SearchError
 from zonerelay.capture.store import Summary
-from zonerelay.capture.troubles import Chaos, TroubleError, Troubles
 from zonerelay.config.credentials.identities import IdentitiesError
 from zonerelay.message.compose.compose import compose
 from zonerelay.message.compose.mime import Base64Error
@@ -59,7 +59,7 @@ SHOWN_FIELDS = {
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp")
 
 _WRONG = (
-    SearchError, TroubleError, ReleaseError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError,
+    SearchError, FaultError, ReleaseError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError,
 )  # fmt: skip
 
 Handler = Callable[["_Call"], Awaitable[web.StreamResponse]]
@@ -201,13 +201,13 @@ class Mailpit:
                 raise _RefusedError(404, 'no mail is captured: no [[zone]] has next_hop = "capture:"')
             return await self._find(request, by)
         except _RefusedError as error:
-            return _told(error.status, str(error), error.fields)
+            return _error_response(error.status, str(error), error.fields)
         except _WRONG as error:
-            return _told(400, str(error))
+            return _error_response(400, str(error))
         except TimeoutError:
-            return _told(408, "timed out waiting for the request body")
+            return _error_response(408, "timed out waiting for the request body")
         except CaptureError as error:
-            return _told(503, str(error), {"Retry-After": "5"})
+            return _error_response(503, str(error), {"Retry-After": "5"})
 
     def _admit(self, request: web.Request) -> str:
         """Check the token of the request, and return its name for the log."""
@@ -236,7 +236,7 @@ class Mailpit:
         except DeniedError as error:
             raise _RefusedError(429 if error.retry_after else 401, str(error), **challenge) from error
         except IdentitiesError as error:
-            self._operators.trouble("identities", error)
+            self._operators.on_error("identities", error)
             raise _RefusedError(503, "tokens cannot be read; see the relay's log") from error
         if not token.may("operate"):
             raise _RefusedError(
@@ -466,23 +466,23 @@ class Mailpit:
     # --- troubles ---------------------------------------------------------------------------------------
 
     @property
-    def _troubles(self) -> Troubles:
+    def _faults(self) -> InjectedFaults:
         if self._mail.sandbox is None:
             raise _RefusedError(404, "chaos and simulated replies are available in the sandbox only")
-        return self._mail.sandbox.troubles
+        return self._mail.sandbox.faults
 
     async def _chaos(self, call: _Call) -> web.Response:
-        return _json(self._troubles.chaos)
+        return _json(self._faults.chaos)
 
     async def _set_chaos(self, call: _Call) -> web.Response:
-        self._troubles.set_chaos(msgspec.json.decode(await call.body() or b"{}", type=Chaos))
+        self._faults.set_chaos(msgspec.json.decode(await call.body() or b"{}", type=Chaos))
         return await self._chaos(call)
 
     async def _behaviours(self, call: _Call) -> web.Response:
-        return _json(self._troubles.behaviours)
+        return _json(self._faults.behaviours)
 
     async def _set_behaviours(self, call: _Call) -> web.Response:
-        self._troubles.set_behaviours(msgspec.json.decode(await call.body(), type=dict[str, str]))
+        self._faults.set_behaviours(msgspec.json.decode(await call.body(), type=dict[str, str]))
         return await self._behaviours(call)
 
 
@@ -560,5 +560,5 @@ def _json(value: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
 
 
-def _told(status: int, text: str, fields: Mapping[str, str] | None = None) -> web.Response:
+def _error_response(status: int, text: str, fields: Mapping[str, str] | None = None) -> web.Response:
     return web.Response(status=status, text=text, headers=fields)

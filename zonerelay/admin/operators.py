@@ -15,7 +15,7 @@ from zonerelay.admin.access import Access
 from zonerelay.config.credentials.identities import Identities, IdentitiesError, Token, identities_file
 from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import ListenerSettings, Settings
-from zonerelay.control.runner import Handler, Runner
+from zonerelay.control.runner import Handler, OnError, Runner
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.model.clock import Clock
 from zonerelay.operations.answers import addresses_in
@@ -24,8 +24,8 @@ from zonerelay.operations.errors import BusyError, ControlError
 from zonerelay.operations.requests import Request
 
 if TYPE_CHECKING:
+    from zonerelay.capture.faults import InjectedFaults
     from zonerelay.capture.store import Capture
-    from zonerelay.capture.troubles import Troubles
 
 MAX_STREAMS = 16
 """Event streams open at the same time. They count as connections of operators, and leave most of these to
@@ -35,8 +35,6 @@ MAX_OF_TOKEN = 4
 """The number of these that one token may have."""
 CHECK = 0.5
 """Seconds between checks whether the token of a stream is still valid."""
-
-Trouble = Callable[[str, BaseException], None]
 Audit = Callable[[Mapping[str, str]], None]
 
 
@@ -47,7 +45,7 @@ class Sandbox:
     """
 
     capture: Capture
-    troubles: Troubles
+    faults: InjectedFaults
     token: str = ""
     """The token by which everyone is logged in to the page, because an open sandbox has no secrets, or
     empty.
@@ -106,7 +104,7 @@ class Operators:
     identities: Identities
     access: Access
     settings: Callable[[], Settings]
-    trouble: Trouble
+    on_error: OnError
     audit: Audit
     clock: Clock
     submit: Submit
@@ -142,7 +140,7 @@ def build_operators(
     handler: Handler,
     settings: Callable[[], Settings],
     *,
-    trouble: Trouble,
+    on_error: OnError,
     audit: Audit,
     clock: Clock,
     submit: Submit,
@@ -157,11 +155,11 @@ def build_operators(
         identities_file(start.spool.path.parent), clock.now, token_file=start.admin.token_file
     )
     return Operators(
-        asking=Runner(handler, trouble),
+        asking=Runner(handler, on_error),
         identities=identities,
         access=Access(identities, clock, audit),
         settings=settings,
-        trouble=trouble,
+        on_error=on_error,
         audit=audit,
         clock=clock,
         submit=submit,

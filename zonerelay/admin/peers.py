@@ -77,7 +77,7 @@ class PeerServer:
                 text = f"the limit of {MAX_CLIENTS} connected commands is reached; try again"
                 response = Problem(503, "busy", text).response()
             else:
-                response = await answered(request, self._api.serve, self._operators.trouble)
+                response = await answered(request, self._api.serve, self._operators.on_error)
         finally:
             self._running -= 1
         if not response.prepared:

@@ -2,7 +2,7 @@
 fields of every response.
 
 Behind a trusted proxy, the client and the scheme are taken from the proxy's header fields. An error is plain
-text without details, unless a part has its own format; the details go to `trouble`.
+text without details, unless a part has its own format; the details go to `on_error`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -18,9 +17,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from zonerelay.admin.visit import Visit, plain
+from zonerelay.control.runner import OnError
 from zonerelay.routing.addresses import Networks
-
-Trouble = Callable[[str, BaseException], None]
 
 
 def _quiet_logger() -> logging.Logger:
@@ -93,14 +91,14 @@ def _listed(request: web.BaseRequest, name: str) -> list[str]:
     return [each for each in entries if each]
 
 
-async def answered(request: web.Request, handler: Handler, trouble: Trouble) -> web.StreamResponse:
+async def answered(request: web.Request, handler: Handler, on_error: OnError) -> web.StreamResponse:
     try:
         return await handler(request)
     except web.HTTPException as error:
         allowed = error.headers.get("Allow")
         return plain(error.status, error.reason.lower(), {"Allow": allowed} if allowed else {})
     except Exception as error:  # noqa: BLE001 - a page that fails is trouble, not the end
-        trouble("admin-http", error)
+        on_error("admin-http", error)
         return plain(500, "an unexpected error occurred; see `trouble` in the relay's log")
 
 

@@ -1,6 +1,6 @@
 """TLS for the admin address: its certificate is read at the start, and again when its files change.
 
-If a changed pair of files is unusable, `trouble` is called with the error, and the old pair stays in use.
+If a changed pair of files is unusable, `on_error` is called with the error, and the old pair stays in use.
 Files are checked when a client connects, at most once a second.
 """
 
@@ -21,7 +21,7 @@ class TlsError(Exception):
 
 
 def server_context(
-    certificate: Path, key: Path | None, trouble: Callable[[str, BaseException], None]
+    certificate: Path, key: Path | None, on_error: Callable[[str, BaseException], None]
 ) -> ssl.SSLContext:
     """Return a context that uses the current certificate. Raise TlsError if it is not usable."""
     files = _Files(certificate, key or certificate)
@@ -37,7 +37,7 @@ def server_context(
             try:
                 current = files.read()
             except CertificateError as error:
-                trouble("admin-tls", error)
+                on_error("admin-tls", error)
         connection.context = current
 
     context.sni_callback = choose  # called whether or not the client names a server

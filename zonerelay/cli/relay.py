@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
-    from zonerelay.config.load import Whereabouts
+    from zonerelay.config.load import PartialSettings
     from zonerelay.config.problems import Problem
     from zonerelay.config.settings import Settings
     from zonerelay.control.client import ControlClient
@@ -63,14 +63,14 @@ def load_for_reading(option: Path | None, *, quietly: bool = False) -> Settings:
     """Return the readable part of the configuration, for commands that change nothing, and print a warning
     about its problems.
     """
-    from zonerelay.config.load import load_whereabouts
+    from zonerelay.config.load import load_partial
 
     if sandbox := _usual_sandbox(option):
         from zonerelay.config.settings import Settings, SpoolSettings
 
         return Settings(spool=SpoolSettings(path=sandbox.with_name("spool")))
     path = config_path(option)
-    found = load_whereabouts(path)
+    found = load_partial(path)
     if not found.is_sure:
         return load_settings(option)
     if not quietly:
@@ -82,11 +82,11 @@ def load_needed(option: Path | None, table: str) -> Settings:
     """Return settings for a command that depends on one table. Raise CliError if that table may have
     errors.
     """
-    from zonerelay.config.load import load_whereabouts
+    from zonerelay.config.load import load_partial
     from zonerelay.config.settings import TABLES
 
     path = config_path(option)
-    found = load_whereabouts(path)
+    found = load_partial(path)
     # a table with an unknown name may be this one, mistyped
     if found.wrong is None or not found.wrong <= TABLES.keys() - {table}:
         return load_settings(option)
@@ -133,9 +133,9 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
         raise
     if (path := _socket_since(config)) and answers(path):
         return ControlClient(path), config
-    from zonerelay.config.load import load_whereabouts  # half of the run time of a command
+    from zonerelay.config.load import load_partial  # half of the run time of a command
 
-    found = load_whereabouts(config)
+    found = load_partial(config)
     path = _socket_of(found)
     if path is None or not answers(path):
         from zonerelay.cli.running import control_socket_of
@@ -177,7 +177,7 @@ def _socket_since(config: Path) -> Path | None:
         return None  # the complete check reports the error
 
 
-def _socket_of(found: Whereabouts) -> Path | None:
+def _socket_of(found: PartialSettings) -> Path | None:
     """Return the control socket, or None if the file does not name one or the path cannot be that of a
     socket.
     """
@@ -212,12 +212,12 @@ def _usual_sandbox(option: Path | None) -> Path | None:
     if option is not None or os.environ.get(ENVIRONMENT) or not (sandbox := _sandbox()):
         return None
     from zonerelay.cli.running import control_socket_of
-    from zonerelay.config.load import load_whereabouts
+    from zonerelay.config.load import load_partial
     from zonerelay.control.socket import answers
 
     for path in (SYSTEM_CONFIG, LOCAL_CONFIG):
         if path.exists():
-            usual = _socket_since(path) or _socket_of(load_whereabouts(path))
+            usual = _socket_since(path) or _socket_of(load_partial(path))
             if (usual is not None and answers(usual)) or control_socket_of(path):
                 return None
             break

@@ -26,7 +26,7 @@ from zonerelay.config.toml_lines import line_numbers
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["ConfigError", "Problem", "load", "load_text", "load_whereabouts", "read"]
+__all__ = ["ConfigError", "Problem", "load", "load_partial", "load_text", "read"]
 
 _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
@@ -57,7 +57,7 @@ def read_copy(path: Path) -> tuple[bytes, Settings]:
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class PartialSettings:
     """The settings that could be read from a file that may be invalid. `wrong` are its invalid top-level
     tables and keys; if it is `None`, the file is not TOML, and `settings` only have the paths found in it.
     `is_sure`: the control socket that these settings name is the one in the file, not a default for an
@@ -70,7 +70,7 @@ class Whereabouts:
     is_sure: bool
 
 
-def load_whereabouts(path: Path) -> Whereabouts:
+def load_partial(path: Path) -> PartialSettings:
     """Return the settings for commands that call a running relay or read its files. These commands are needed
     most while the file is being corrected, so no problem in it stops them.
     """
@@ -78,12 +78,12 @@ def load_whereabouts(path: Path) -> Whereabouts:
         settings, report = _checked(_joined(path))
     except ConfigError as error:
         places = _scanned(path)
-        return Whereabouts(settings_in(dict(places), Report({})), error.problems, None, bool(places))
+        return PartialSettings(settings_in(dict(places), Report({})), error.problems, None, bool(places))
     wrong = frozenset(str(each[0]) for each in report.wrong)
     known = {*TABLES, *options_of(Settings)} - {"spool", "admin"}
     given = ("admin", "socket") if settings.admin.socket else ("spool", "path")
     is_sure = wrong <= known or (report.given(*given) and report.sound(*given))
-    return Whereabouts(settings, report.problems, wrong, is_sure)
+    return PartialSettings(settings, report.problems, wrong, is_sure)
 
 
 _PLACES = {"spool": ("path",), "admin": ("socket",), "log": ("redact_key_file",), "history": ("addresses",)}

@@ -24,7 +24,7 @@ from zonerelay.config.problems import did_you_mean, in_words
 from zonerelay.config.rails import Mode, Rails
 from zonerelay.config.settings import DkimMode, ListenerSettings, ZoneSettings
 from zonerelay.config.units import Rate, format_size
-from zonerelay.delivery.peer import HostTrouble, Terms, display_address
+from zonerelay.delivery.peer import HostFailure, Terms, display_address
 from zonerelay.delivery.source import SourceSelection, SourceStatus
 from zonerelay.delivery.tls.plan import TlsPlanner
 from zonerelay.inbound.access.guard import UNREADABLE, Allowance
@@ -251,7 +251,7 @@ class GuardPlans:
 MAX_PENALTIES = 1000
 
 
-class Untold:
+class Unreported:
     """Implements `source_ways.Reports` without logging, for use outside a relay."""
 
     def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
@@ -523,8 +523,8 @@ class Explainer:
         tlsa: tuple[TlsaRecord, ...] = ()
         try:
             tlsa = (await TlsPlanner(self.resolver).plan(terms, host, addresses)).tlsa
-        except HostTrouble as trouble:
-            problem = problem or trouble.reply.text
+        except HostFailure as error:
+            problem = problem or error.reply.text
         return HostPlan(
             name=host.name,
             port=host.port,

@@ -325,14 +325,14 @@ class ControlHandler:
     async def _explain_queued(self, request: requests.QueueExplain, answer: Answer) -> None:
         message, rows = await self._rows_of(request.message_id)
         wanted = request.address.strip("<> ").lower()
-        told: dict[tuple[str, str], answers.DeliveryRow] = {}
+        by_domain: dict[tuple[str, str], answers.DeliveryRow] = {}
         for row in rows:
             if not wanted or row.recipient.lower() == wanted:
-                told.setdefault((row.zone, row.domain), row)
-        if not told:
+                by_domain.setdefault((row.zone, row.domain), row)
+        if not by_domain:
             to = f" to {request.address}" if wanted else ""
             raise NotFoundError(f"message {request.message_id} has no open delivery{to}")
-        for row in list(told.values())[:MAX_EXPLAINED]:
+        for row in list(by_domain.values())[:MAX_EXPLAINED]:
             await answer.send(await self._explainer.explain_queued(message, row))
 
     async def _trace(self, request: requests.QueueTrace, answer: Answer) -> Iterable[answers.Frame]:

@@ -159,14 +159,14 @@ def time_line(
     with _histories(settings, now, longest) as histories:
         records = histories.records(message_id)
         users = _users(settings, histories.redactor, (each.text("user") for each in records))
-        told = [
+        lines = [
             TraceStep(at=each.at, event=each.event, recipient=each.recipient, text=each.text)
             for each in steps(records, message_id, users)
         ]
         accepted = int(message_id[:11], 16) / 1000
         gaps, workers = tuple(histories.gaps(accepted, now)), tuple(histories.workers)
         names = pseudonyms(settings, known[:MAX_KNOWN])
-        return TimeLine(steps=tuple(_clear_steps(told, names)), gaps=gaps, workers=workers)
+        return TimeLine(steps=tuple(_clear_steps(lines, names)), gaps=gaps, workers=workers)
 
 
 def entries(
@@ -212,8 +212,8 @@ def became(settings: Settings, message_id: str, now: float, *, longest: float | 
     outcomes = Counter(each.outcome for each in entries(settings, message_id, None, now, longest=longest))
     if not outcomes:
         return ""
-    told = ", ".join(f"{'' if count == 1 else f'{count} '}{outcome}" for outcome, count in outcomes.items())
-    return f"message {message_id} has left the queue: {told}"
+    lines = ", ".join(f"{'' if count == 1 else f'{count} '}{outcome}" for outcome, count in outcomes.items())
+    return f"message {message_id} has left the queue: {lines}"
 
 
 def whole_line(
@@ -228,11 +228,11 @@ def whole_line(
     """Return all known events of one message, and the gaps. Future events, which the queue knows, come last.
     The `known` addresses, which the queue has, replace their pseudonyms in the history's events.
     """
-    told = time_line(settings, message_id, now, known, longest=longest)
-    if not any(each.event in ("accepted", "is-report") for each in told.steps):
-        return list(queued), told.gaps  # the queue knows the acceptance and the last attempt
+    lines = time_line(settings, message_id, now, known, longest=longest)
+    if not any(each.event in ("accepted", "is-report") for each in lines.steps):
+        return list(queued), lines.gaps  # the queue knows the acceptance and the last attempt
     later = [each for each in queued if each.event not in ("accepted", "settled", "attempt")]
-    return [*told.steps, *later], told.gaps
+    return [*lines.steps, *later], lines.gaps
 
 
 def queued(found: Iterable[Entry]) -> list[str]:
@@ -308,12 +308,12 @@ def of_interest(answer: Found, *, asked: bool) -> list[Gap]:
 
 def in_words(gaps: Sequence[Gap], when: Callable[[float], str], *, several: bool) -> list[str]:
     """Return a text for each gap, which names the worker if there are `several`."""
-    told = []
+    lines = []
     for gap in gaps[:MAX_GAPS]:
         began = "the beginning" if gap.began is None else when(gap.began)
         ended = "now" if gap.ended is None else when(gap.ended)
         span = "" if gap.began is gap.ended is None else f"from {began} to {ended}: "
-        told.append(f"{f'worker {gap.worker}: ' if several else ''}{span}{gap.why}")
+        lines.append(f"{f'worker {gap.worker}: ' if several else ''}{span}{gap.why}")
     if len(gaps) > MAX_GAPS:
-        told.append(f"and {len(gaps) - MAX_GAPS} more times (zonerelay log find --json has them all)")
-    return told
+        lines.append(f"and {len(gaps) - MAX_GAPS} more times (zonerelay log find --json has them all)")
+    return lines

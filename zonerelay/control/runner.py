@@ -2,7 +2,7 @@
 process.
 
 Promises: a slow client holds a bounded number of frames. An exception in a handler is reported through
-`trouble` and answered with UnexpectedError. When the client disconnects, an operation that `completes` runs
+`on_error` and answered with UnexpectedError. When the client disconnects, an operation that `completes` runs
 to its end, because half of a bulk change is worse than all or nothing of it; other operations are cancelled.
 """
 
@@ -24,7 +24,7 @@ MAX_RUNNING = 96
 WINDOW = 64
 """Frames that wait for the client."""
 
-Trouble = Callable[[str, BaseException], None]
+OnError = Callable[[str, BaseException], None]
 
 F = TypeVar("F")
 
@@ -73,9 +73,9 @@ class Runner:
     requests run at the same time.
     """
 
-    def __init__(self, handler: Handler, trouble: Trouble, *, most: int = MAX_RUNNING) -> None:
+    def __init__(self, handler: Handler, on_error: OnError, *, most: int = MAX_RUNNING) -> None:
         self._handler = handler
-        self._trouble = trouble
+        self._on_error = on_error
         self._most = most
         self._running: set[asyncio.Task[None]] = set()
 
@@ -155,7 +155,7 @@ class Runner:
         except ControlError as error:
             last = error
         except Exception as error:  # noqa: BLE001 - whatever it is, the relay and its mail go on
-            self._trouble("control", error)
+            self._on_error("control", error)
             last = UnexpectedError(
                 f"the relay failed with an unexpected {type(error).__name__}; see `trouble` in its log"
             )

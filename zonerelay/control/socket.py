@@ -18,7 +18,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zonerelay.control.runner import ClientGone, Handler, Runner, Trouble
+from zonerelay.control.runner import ClientGone, Handler, OnError, Runner
 from zonerelay.operations.answers import Progress, encode, problem_of
 from zonerelay.operations.catalogue import MAX_CALL, Call, decode_call
 from zonerelay.operations.errors import AnotherRelayError, ControlError, InvalidError
@@ -142,9 +142,9 @@ _BACKLOG = 16
 class WorkerSocket:
     """The Unix socket on which a worker serves its supervisor."""
 
-    def __init__(self, path: Path, handler: Handler, *, trouble: Trouble) -> None:
+    def __init__(self, path: Path, handler: Handler, *, on_error: OnError) -> None:
         self._path = path
-        self._runner = Runner(handler, trouble, most=MAX_CLIENTS)
+        self._runner = Runner(handler, on_error, most=MAX_CLIENTS)
         self._server: asyncio.Server | None = None
         self._identity: tuple[int, int] | None = None
         self._clients: set[asyncio.Task[None]] = set()

@@ -230,14 +230,14 @@ class StatusBoard:
             delivered_per_minute=surface.per_minute[1],
         )
 
-    def _missing(self, settings: Settings | None, told: Sequence[str]) -> list[str]:
+    def _missing(self, settings: Settings | None, reported: Sequence[str]) -> list[str]:
         """Return problems about configuration files that have disappeared since they were loaded. Blocks."""
         if settings is not None and settings is not self._files[0]:
             self._files = settings, _named_files(settings)
         return [
             f"{file} is missing, which {name} names: put it back, or change the configuration"
             for file, name in self._files[1].items()
-            if not file.exists() and not any(str(file) in each for each in told)
+            if not file.exists() and not any(str(file) in each for each in reported)
         ]
 
     def _space_problem(self) -> str:

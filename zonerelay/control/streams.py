@@ -20,7 +20,7 @@ from zonerelay.operations.answers import End, MailEvent, Missed, TranscriptLine
 from zonerelay.operations.errors import BusyError, InvalidError
 from zonerelay.operations.requests import Tail
 from zonerelay.operations.requests import Transcript as TranscriptRequest
-from zonerelay.telemetry.events.events import Events, Field, Told
+from zonerelay.telemetry.events.events import EventRecord, Events, Field
 from zonerelay.telemetry.events.transcript import MAX_TRANSCRIPTS, ROOM, Line, Stream, Transcript
 from zonerelay.telemetry.logs.redact import Form, Redactor, SearchError, form_of
 
@@ -53,18 +53,18 @@ class Streams:
             wanted = _Wanted(request, self._redactor)
         except SearchError as error:
             raise InvalidError(str(error)) from error
-        stream: Stream[Told] = Stream(EVENTS_ROOM)
+        stream: Stream[EventRecord] = Stream(EVENTS_ROOM)
         self._followers += 1
         self._events.follow(stream)
         try:
             while True:
                 events, missed = await stream.take()
-                told = [
+                record = [
                     MailEvent(at=at, level=level, event=event, fields=fields)
                     for at, level, event, fields in events
                     if wanted(event, fields)
                 ]
-                for each in self._with_addresses(told) if answer.call.clear else told:
+                for each in self._with_addresses(record) if answer.call.clear else record:
                     await answer.send(each)
                 if missed:
                     await answer.send(Missed(count=missed))
@@ -72,11 +72,11 @@ class Streams:
             self._followers -= 1
             self._events.leave(stream)
 
-    def _with_addresses(self, told: Sequence[MailEvent]) -> Iterator[MailEvent]:
+    def _with_addresses(self, record: Sequence[MailEvent]) -> Iterator[MailEvent]:
         """Yield the events with the addresses of the pseudonyms that are in memory."""
-        texts = (text for each in told for text in each.fields.values() if isinstance(text, str))
+        texts = (text for each in record for text in each.fields.values() if isinstance(text, str))
         clear = self._redactor.clear(texts)
-        for each in told:
+        for each in record:
             fields = {
                 name: clear(text) if isinstance(text, str) else text for name, text in each.fields.items()
             }

@@ -146,7 +146,7 @@ class Terms:
         )
 
 
-class HostTrouble(Exception):
+class HostFailure(Exception):
     """The host cannot be used for this attempt. Another host may be usable.
 
     `reply` says why. `asked` is false if nothing was sent to a peer. `said` is the host's own reply, if there
@@ -173,7 +173,7 @@ class HostTrouble(Exception):
         self.down = down
 
 
-class SourceTrouble(HostTrouble):
+class SourceFailure(HostFailure):
     """The source address cannot be used on this machine. `ip` is the address, and `reason` the system's
     message.
     """
@@ -187,7 +187,7 @@ class SourceTrouble(HostTrouble):
         self.reason = reason
 
 
-class NoSource(HostTrouble):
+class NoSource(HostFailure):
     """No source of the zone is currently usable."""
 
     scope = Scope.LOCAL
@@ -203,14 +203,14 @@ def display_address(ip: str, port: int) -> str:
 
 
 def check_address(zone: ZoneSettings, host: str, ip: str) -> None:
-    """Raise HostTrouble for a private address that was found in DNS. A next hop was chosen by the operator,
+    """Raise HostFailure for a private address that was found in DNS. A next hop was chosen by the operator,
     so it is not checked.
     """
     if zone.allow_private_addresses or zone.next_hop or not is_private(ip):
         return
     # 4.4.4 defers instead of bouncing: a wrong MX record is often corrected before the message expires.
     text = f"{host} has the private address {ip}, which the zone does not allow"
-    raise HostTrouble(Reply(451, "4.4", text), asked=False)
+    raise HostFailure(Reply(451, "4.4", text), asked=False)
 
 
 def own_address(source: SourceSettings, *, ipv6: bool) -> str:
@@ -227,14 +227,14 @@ async def open_socket(
     timeout: float,
     source: SourceSettings | None = None,
 ) -> socket.socket:
-    """Return a connected, non-blocking TCP socket. Raise HostTrouble."""
+    """Return a connected, non-blocking TCP socket. Raise HostFailure."""
     check_address(zone, host, ip)
     address = display_address(ip, port)
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:  # out of file descriptors, or no IPv6 on this machine
-        raise HostTrouble(Reply(451, "3.0", f"no socket: {error}"), asked=False) from error
+        raise HostFailure(Reply(451, "3.0", f"no socket: {error}"), asked=False) from error
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -245,12 +245,12 @@ async def open_socket(
     except TimeoutError as error:
         sock.close()
         text = f"connecting to {address} timed out"
-        raise HostTrouble(Reply(451, "4.1", text), address=address, down=True) from error
+        raise HostFailure(Reply(451, "4.1", text), address=address, down=True) from error
     except OSError as error:
         sock.close()
         reason = os.strerror(error.errno) if error.errno else str(error)
         text = f"connecting to {address} failed: {reason}"
-        raise HostTrouble(Reply(451, "4.1", text), address=address, down=True) from error
+        raise HostFailure(Reply(451, "4.1", text), address=address, down=True) from error
     except BaseException:
         sock.close()
         raise
@@ -262,13 +262,13 @@ _NOT_HERE = frozenset((errno.EADDRNOTAVAIL, errno.EINVAL, errno.ENODEV, errno.EA
 
 
 def _bind(sock: socket.socket, source: SourceSettings, *, ipv6: bool) -> None:
-    """Bind to the source's address. Raise SourceTrouble if this machine lacks the address now, and OSError
+    """Bind to the source's address. Raise SourceFailure if this machine lacks the address now, and OSError
     for any other failure.
     """
     ip = own_address(source, ipv6=ipv6)
     if not ip:
         family = "IPv6" if ipv6 else "IPv4"
-        raise HostTrouble(Reply(451, "3.5", f"the source {source.name} has no {family} address"), asked=False)
+        raise HostFailure(Reply(451, "3.5", f"the source {source.name} has no {family} address"), asked=False)
     no_port_yet = getattr(socket, "IP_BIND_ADDRESS_NO_PORT", None)  # Linux only
     if no_port_yet is not None:
         # The kernel chooses the port when connecting, for one peer. When binding, all peers would share
@@ -278,5 +278,5 @@ def _bind(sock: socket.socket, source: SourceSettings, *, ipv6: bool) -> None:
         sock.bind((ip, 0))
     except OSError as error:
         if error.errno in _NOT_HERE:
-            raise SourceTrouble(source.name, ip, os.strerror(error.errno)) from error
+            raise SourceFailure(source.name, ip, os.strerror(error.errno)) from error
         raise

@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import Protocol
 
 from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
-from zonerelay.delivery.peer import ConnectionKey, SourceTrouble, Terms, own_address
+from zonerelay.delivery.peer import ConnectionKey, SourceFailure, Terms, own_address
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message
@@ -336,9 +336,9 @@ class SourceSelection:
             self._observer.source_refused_again(source.name)
         return True
 
-    def lost(self, source: SourceSettings, trouble: SourceTrouble) -> bool:
+    def lost(self, source: SourceSettings, failure: SourceFailure) -> bool:
         """Note an address that cannot be bound. Return true if the source cannot be used without it."""
-        self._absent(source.name, trouble.ip, trouble.reason)
+        self._absent(source.name, failure.ip, failure.reason)
         return self._is_absent(source)
 
     def bound(self, source: SourceSettings, peer: str) -> None:

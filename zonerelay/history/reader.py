@@ -554,7 +554,7 @@ class Step:
 def steps(records: Iterable[Record], message_id: str, users: Mapping[str, str]) -> list[Step]:
     """Return the timeline of one message, with the names of `users` in place of their pseudonyms."""
     return [
-        Step(each.at, _named(each, message_id), each.text("recipient"), _told(each, users))
+        Step(each.at, _named(each, message_id), each.text("recipient"), _description(each, users))
         for each in records
     ]
 
@@ -565,7 +565,7 @@ def _named(record: Record, message_id: str) -> str:
     return record.name.replace("-", " ")
 
 
-def _told(record: Record, users: Mapping[str, str]) -> str:
+def _description(record: Record, users: Mapping[str, str]) -> str:
     text = record.text
     match record.name:
         case "accepted":

@@ -167,7 +167,7 @@ class DropDirectory:
                     for each in found.delayed:
                         self._events.drop_delayed(*each)
             except Exception as error:  # noqa: BLE001 - the next pass tries the other files
-                self._events.trouble("drop-directory", error)
+                self._events.error("drop-directory", error)
             await asyncio.sleep(pause)
 
     def _timed_pass(self) -> tuple[_Pass, float]:

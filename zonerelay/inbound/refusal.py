@@ -17,7 +17,7 @@ class Reason(enum.StrEnum):
     ADDRESS = "address"
     AUTH = "auth"
     AUTH_NEEDED = "auth-needed"
-    AUTH_TROUBLE = "auth-trouble"
+    AUTH_FAILURE = "auth-trouble"
     BARE_LINE_ENDS = "bare-line-ends"
     BEING_STORED = "being-stored"
     CLIENT_CONNECTIONS = "client-connections"
@@ -58,7 +58,7 @@ class Reason(enum.StrEnum):
     TLS = "tls"
     TLS_NEEDED = "tls-needed"
     TRANSACTION_TIME = "transaction-timeout"
-    TROUBLE = "trouble"
+    LOCAL_ERROR = "trouble"
     UNKNOWN_COMMAND = "unknown-command"
     USER = "user"
 

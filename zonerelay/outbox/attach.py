@@ -49,8 +49,8 @@ class Outbox:
 
     def problems(self) -> tuple[str, ...]:
         keeper = self._keeper
-        trouble = [f"the outbox cannot be used: {keeper.problem}"] if keeper.problem else []
-        return (*trouble, *self.mailboxes.problems())
+        problems_found = [f"the outbox cannot be used: {keeper.problem}"] if keeper.problem else []
+        return (*problems_found, *self.mailboxes.problems())
 
     def _figures(self) -> OutboxFigures:
         reader, keeper = self.store.reader, self._keeper

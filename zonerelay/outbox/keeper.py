@@ -132,7 +132,7 @@ class OutboxKeeper:
                 return await link.fetch(statement, *values)
         except ConnectionLostError as error:
             # It is unknown which rows the lost statement has claimed. Only a new connection can find out.
-            self.trouble(error)
+            self.failed(error)
             raise
 
     # --- start and end
@@ -148,7 +148,7 @@ class OutboxKeeper:
             raise
         except StoreError as error:
             self._cut()
-            self.trouble(error)
+            self.failed(error)
         else:
             self._begin_use()
         self._tasks.start(self._beat())
@@ -184,7 +184,7 @@ class OutboxKeeper:
 
     def _ended(self, link: Link) -> None:
         if link in {self._control, self._writer}:
-            self.trouble(StoreError("the database has ended the connection"))
+            self.failed(StoreError("the database has ended the connection"))
 
     async def _hang_up(self) -> None:
         for link in (self._control, self._writer):
@@ -234,7 +234,7 @@ class OutboxKeeper:
             try:
                 if not await self._renew():
                     # Another relay has ended this session as dead. This relay begins again under a new one.
-                    self.trouble(
+                    self.failed(
                         StoreError("the lease has run out: other relays may have taken over the rows")
                     )
                     continue
@@ -243,7 +243,7 @@ class OutboxKeeper:
             except ClashError:
                 continue  # another relay does the same just now; the next beat does the rest
             except StoreError as error:
-                self.trouble(error)
+                self.failed(error)
             except Exception as error:  # noqa: BLE001 - a bug must not end the heart: the lease ends with it
                 self._report_bug(error)
 
@@ -278,12 +278,12 @@ class OutboxKeeper:
 
     # --- failures
 
-    def trouble(self, error: StoreError) -> None:
+    def failed(self, error: StoreError) -> None:
         """Stop using the database until all connections are restored."""
         if self._closed or self._recovering:
             return
         self._recovering = True
-        self._begin_trouble(error)
+        self._begin_outage(error)
         self._tasks.start(self._recover())
 
     async def _recover(self) -> None:
@@ -295,12 +295,12 @@ class OutboxKeeper:
                 await self._return()
             except StoreError as error:
                 self._cut()
-                self._go_on_in_trouble(error)
+                self._continue_in_outage(error)
             except Exception as error:  # noqa: BLE001 - without this task the relay never comes back
                 self._report_bug(error)
             else:
                 self._recovering = False
-                self._end_trouble()
+                self._end_outage()
                 return
 
     async def _return(self) -> None:
@@ -308,22 +308,22 @@ class OutboxKeeper:
         await self._connect()
         await self._after_beat()
 
-    def _begin_trouble(self, error: StoreError) -> None:
+    def _begin_outage(self, error: StoreError) -> None:
         self.usable = False
-        self._go_on_in_trouble(error)
+        self._continue_in_outage(error)
         self.paused()
 
-    def _go_on_in_trouble(self, error: StoreError) -> None:
+    def _continue_in_outage(self, error: StoreError) -> None:
         if str(error) != self.problem:
             self.problem = str(error)
             _log.error("the outbox cannot be used: %s", self.problem)
 
-    def _end_trouble(self) -> None:
+    def _end_outage(self) -> None:
         self._begin_use()
         _log.warning("the outbox can be used again")
 
     def _report_bug(self, error: Exception) -> None:
-        self._around.events.trouble("outbox.connect", error)
+        self._around.events.error("outbox.connect", error)
 
 
 def _connected(link: Link | None) -> Link:

@@ -92,9 +92,9 @@ class RetriedParts:
     """
 
     def __init__(
-        self, trouble: Callable[[str, BaseException], None], restored: Callable[[str], None]
+        self, on_error: Callable[[str, BaseException], None], restored: Callable[[str], None]
     ) -> None:
-        self._trouble, self._restored = trouble, restored
+        self._on_error, self._restored = on_error, restored
         self._parts: list[_Retried] = []
 
     def problems(self) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class RetriedParts:
         `failure` is the error type that its `start` raises, with a text that says what to do. Raise an error
         of the types in `final`.
         """
-        self._parts.append(_Retried(what, where, part, failure, self._trouble, self._restored))
+        self._parts.append(_Retried(what, where, part, failure, self._on_error, self._restored))
         await self._parts[-1].start(final)
 
     async def close(self) -> None:
@@ -128,7 +128,7 @@ class _Retried:
     _where: str
     _part: Part
     _failure: type[Exception]
-    _trouble: Callable[[str, BaseException], None]
+    _on_error: Callable[[str, BaseException], None]
     _restored: Callable[[str], None]
     _retrying: asyncio.Task[None] | None = None
     _error: str = ""
@@ -154,7 +154,7 @@ class _Retried:
         except self._failure as error:
             if str(error) != self._error:  # each reason is logged once
                 self._error = str(error)
-                self._trouble(self._where, error)
+                self._on_error(self._where, error)
             return False
         self._error = ""
         return True

@@ -43,7 +43,7 @@ class Tasks(tasks.Tasks):
 
     def _ended(self, task: asyncio.Task[Any]) -> None:  # Any: tasks may have any result
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._events.trouble(self._where, error)
+            self._events.error(self._where, error)
 
 
 class Once:

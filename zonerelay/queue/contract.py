@@ -22,15 +22,20 @@ raises.
 """
 
 
-Told = tuple[Delivery, Outcome, float | None, bool]
+Result = tuple[Delivery, Outcome, float | None, bool]
 """A delivery, its outcome, the time of its next attempt, and whether it is held from now on."""
 
 
-class Teller(Protocol):
+class OutcomeReporter(Protocol):
     """Interface: creates the relay's own messages, such as webhook events, that report outcomes."""
 
     def outcomes(
-        self, message: Message | None, told: Sequence[Told], *, destination: str, seconds: float | None
+        self,
+        message: Message | None,
+        reported: Sequence[Result],
+        *,
+        destination: str,
+        seconds: float | None,
     ) -> list[Submit]:
         """Return the messages to store in the same write as these outcomes. Never raises."""
 

@@ -598,7 +598,7 @@ class Destinations:
         suspended = usable = 0
         for each in self.destinations.values():
             is_busy = each.waiting or each.active
-            if each.suspension.is_troubled:
+            if each.suspension.is_failing:
                 suspended += bool(is_busy or not each.suspension.is_forgettable(now))
             elif is_busy:
                 usable += 1

@@ -325,7 +325,7 @@ class StsObserver(Protocol):
     def files(self, problem: str) -> None: ...
 
 
-class StsUntold:
+class StsUnreported:
     """An observer that ignores all notifications, for lookups outside the relay."""
 
     def looked_up(self, result: str) -> None: ...

@@ -16,8 +16,8 @@ from aiosmtpd.smtp import SMTP, AuthResult, Envelope, Session
 
 from zonerelay.admin.captured import CaptureError
 from zonerelay.admin.operators import Sandbox
+from zonerelay.capture.faults import InjectedFaults, Trigger
 from zonerelay.capture.store import Capture, CaptureTooLargeError, open_capture
-from zonerelay.capture.troubles import Trigger, Troubles
 from zonerelay.config.settings import Settings
 from zonerelay.inbound.policy import Decision, Mail, Policy, Rcpt, refuse
 from zonerelay.model.clock import Clock
@@ -33,14 +33,14 @@ connection, in case the refusal is about the session.
 """
 PATIENCE = 3600.0
 
-_TROUBLES = Troubles(is_behaviour)
+_FAULTS = InjectedFaults(is_behaviour)
 """A listener makes its policy by name, so the one sandbox of a process shares these with it here."""
 
 
 def build(settings: Settings, clock: Clock, *, token: str = "") -> tuple[Sandbox, CapturingSink]:
     """Build the sandbox's API and its receiver. With `token`, every visitor is logged in to the page."""
     capture = open_capture(settings, clock.now)
-    return Sandbox(capture, _TROUBLES, token), CapturingSink(capture, clock)
+    return Sandbox(capture, _FAULTS, token), CapturingSink(capture, clock)
 
 
 class CapturingSink:
@@ -78,7 +78,7 @@ class CapturingSink:
     async def handle_RCPT(  # noqa: N802
         self, server: _Conversation, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
-        wanted = behaviour_of(_TROUBLES.behaviours.get(address.lower(), address))
+        wanted = behaviour_of(_FAULTS.behaviours.get(address.lower(), address))
         if wanted.close_at_rcpt:
             await server.leave()
         await asyncio.sleep(PATIENCE if wanted.silent else wanted.delay)
@@ -118,7 +118,7 @@ class _Conversation(SMTP):
     def wanted(self) -> list[Behaviour]:
         """Return the scripted replies of the recipients."""
         assert self.envelope is not None
-        behaviours = _TROUBLES.behaviours
+        behaviours = _FAULTS.behaviours
         return [behaviour_of(behaviours.get(each.lower(), each)) for each in self.envelope.rcpt_tos]
 
     async def leave(self) -> Never:
@@ -146,24 +146,24 @@ class Chaos(Policy):
     """Interface: decides which commands are rejected at random."""
 
     def mail(self, event: Mail) -> Decision | None:
-        return _struck(_TROUBLES.chaos.sender)
+        return _struck(_FAULTS.chaos.sender)
 
     def rcpt(self, event: Rcpt) -> Decision | None:
-        return _struck(_TROUBLES.chaos.recipient)
+        return _struck(_FAULTS.chaos.recipient)
 
 
 async def log_in(
     _server: object, _session: Session, _envelope: Envelope, _mechanism: str, _data: object
 ) -> AuthResult:
     """Accept every user name and password, unless chaos refuses them."""
-    trigger = _TROUBLES.chaos.authentication
-    if not _TROUBLES.strikes(trigger):
+    trigger = _FAULTS.chaos.authentication
+    if not _FAULTS.strikes(trigger):
         return AuthResult(success=True)
     reply = f"{trigger.error_code} {trigger.error_code // 100}.7.8 Chaos asks for it"
     return AuthResult(success=False, handled=False, message=reply)
 
 
 def _struck(trigger: Trigger) -> Decision | None:
-    if not _TROUBLES.strikes(trigger):
+    if not _FAULTS.strikes(trigger):
         return None
     return refuse(trigger.error_code, "0.0", "Chaos asks for it")

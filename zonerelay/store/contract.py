@@ -224,7 +224,7 @@ class OtherContentError(StoreError):
     """A message with the same identity and other content was committed before. Nothing was stored now."""
 
 
-class BeingStoredError(StoreError):
+class InProgressError(StoreError):
     """It is not yet known whether a message with the same `Once` was committed. Try again soon."""
 
 
@@ -246,8 +246,8 @@ class BodyFacts(TypedDict, total=False):
     trace: tuple[str, ...]
 
 
-Beside = Callable[[Message], Sequence[Submit]]
-"""`beside(message)` returns the relay's own messages that belong to a message being committed."""
+Companions = Callable[[Message], Sequence[Submit]]
+"""`companions(message)` returns the relay's own messages that belong to a message being committed."""
 
 
 class MessageWriter(Protocol):
@@ -265,14 +265,14 @@ class MessageWriter(Protocol):
         self,
         deliveries: Sequence[Delivery],
         *,
-        beside: Beside | None = None,
+        companions: Companions | None = None,
         once: Once | None = None,
         **facts: Unpack[BodyFacts],
     ) -> Message:
         """Store the message and its deliveries durably. The relay may reply 250 when this returns.
 
-        The messages that `beside` returns are stored in the same write. `once` becomes durable in the same
-        write. Raises StoredBeforeError, OtherContentError or BeingStoredError if another message has the key,
+        The messages that `companions` returns are stored in the same write. `once` becomes durable in the same
+        write. Raises StoredBeforeError, OtherContentError or InProgressError if another message has the key,
         or may have it, and NotStoredBeforeError if `once` only asks.
         """
 

@@ -152,7 +152,7 @@ async def check_spool(settings: Settings, worker: int, examination: Examination)
     """
     spool, findings, tell = spool_of(settings.spool, worker), examination.findings, examination.tell
     if spool.backend is Backend.LEVELDB:
-        return await _in_thread(lambda told: check_leveldb(spool.path, replace(examination, tell=told)), tell)
+        return await _in_thread(lambda show: check_leveldb(spool.path, replace(examination, tell=show)), tell)
     async with opened_engine(
         replace(settings, spool=spool),
         examination.environment,
@@ -222,7 +222,7 @@ async def repair_spool(
     if spool.backend is Backend.LEVELDB:
         home = settings.spool.path.parent
         return await _in_thread(
-            lambda told: repair_leveldb(spool.path, home, salvage, told, carry_out=carry_out), tell
+            lambda report: repair_leveldb(spool.path, home, salvage, report, carry_out=carry_out), tell
         )
     if is_disk and not _was_started(spool):
         return Repaired(before=0, after=0)
@@ -248,8 +248,8 @@ async def repair_spool(
         if lost and carry_out:
             assert isinstance(engine, ObjectEngine)
             await _leave_out(engine, disk_directories(spool)[1], lost, kept.with_suffix(".log"))
-    told = tuple(f"{name}: {what}; the mail that it brought is lost" for name, what in lost.items())
-    return structs.replace(done, lost=(*done.lost, *told))
+    report = tuple(f"{name}: {what}; the mail that it brought is lost" for name, what in lost.items())
+    return structs.replace(done, lost=(*done.lost, *report))
 
 
 async def _leave_out(engine: ObjectEngine, meta: Path, lost: Mapping[str, str], kept: Path) -> None:
@@ -271,12 +271,12 @@ async def _in_thread(work: Callable[[Tell], T], tell: Tell) -> T:
     """
     given_up = threading.Event()
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         if given_up.is_set():
             raise _GivenUpError
         tell(done, total)
 
-    working = asyncio.ensure_future(STORE.run(work, told))
+    working = asyncio.ensure_future(STORE.run(work, report))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:

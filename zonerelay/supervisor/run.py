@@ -170,16 +170,16 @@ class Supervisor:
         operators = build_operators(
             FanOut(state),
             lambda: self._state.settings,
-            trouble=self._trouble,
+            on_error=self._on_error,
             audit=lambda fields: self._log.emit(*http_request(fields, self._redactor)),
             clock=self._clock,
             submit=SubmitClient(state.submission).submit,
         )
         stack.push_async_callback(operators.asking.close)
-        parts = RetriedParts(self._trouble, lambda part: self._log.emit("info", "restored", {"part": part}))
+        parts = RetriedParts(self._on_error, lambda part: self._log.emit("info", "restored", {"part": part}))
         stack.push_async_callback(parts.close)
         state.unopened = parts.problems
-        control = ControlSocket(control_socket_path(settings), lambda: operators, trouble=self._trouble)
+        control = ControlSocket(control_socket_path(settings), lambda: operators, on_error=self._on_error)
         what = "commands are not answered", "control-socket"
         await parts.open(*what, control, ControlError, final=(AnotherRelayError,))
         await asyncio.wait({self._workers.ready, running}, return_when=asyncio.FIRST_COMPLETED)
@@ -211,7 +211,7 @@ class Supervisor:
             operators=lambda: operators,
             metrics=self._metrics.exposition,
             readiness=RelayReadiness(self._state),
-            trouble=self._trouble,
+            on_error=self._on_error,
             before_metrics=self._metrics.refresh,
             inherited=self._handed,
         )
@@ -234,8 +234,8 @@ class Supervisor:
             self._workers.stop()
             await asyncio.wait({running})
 
-    def _trouble(self, where: str, error: BaseException) -> None:
+    def _on_error(self, where: str, error: BaseException) -> None:
         self._log.emit("error", "trouble", {"where": where, "error": f"{type(error).__name__}: {error}"})
 
     def _deaf(self, error: OSError) -> None:
-        self._trouble("systemd", error)
+        self._on_error("systemd", error)

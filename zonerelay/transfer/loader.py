@@ -162,8 +162,8 @@ class Loader:
             known |= await self._store.read_messages([identity])
 
     def _derived(self, item: Stored, deliveries: Sequence[Delivery], number: int) -> MessageId:
-        told = "\n".join((item.key, str(number), *(each.recipient for each in deliveries)))
-        digest = hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()
+        identifying = "\n".join((item.key, str(number), *(each.recipient for each in deliveries)))
+        digest = hashlib.sha256(identifying.encode("utf-8", "surrogateescape")).hexdigest()
         when = min(max(item.message.envelope.created, 0.0), self._now)
         return MessageId(first_at(when)[:11] + digest[:5])
 

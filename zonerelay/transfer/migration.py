@@ -186,8 +186,8 @@ class Migration:
 
     async def _other_id(self, target: Store, message: Message) -> MessageId | None:
         for number in range(_IDS):
-            told = f"{message.id} {message.envelope.created!r} {number}"
-            identity = MessageId(message.id[:11] + hashlib.sha256(told.encode()).hexdigest()[:5])
+            identifying = f"{message.id} {message.envelope.created!r} {number}"
+            identity = MessageId(message.id[:11] + hashlib.sha256(identifying.encode()).hexdigest()[:5])
             known = (await target.read_messages([identity])).get(identity)
             if known is None:
                 return identity

@@ -33,10 +33,10 @@ class Register:
         durable.append(self.path, b"")  # the file's name is durable before anything is imported
         self._file = self.path.open("a+b")
         self._file.seek(0)
-        told = self._file.read()
-        whole = len(told) - len(told) % _LENGTH
+        content = self._file.read()
+        whole = len(content) - len(content) % _LENGTH
         try:
-            lines = [told[start : start + _LENGTH - 1] for start in range(0, whole, _LENGTH)]
+            lines = [content[start : start + _LENGTH - 1] for start in range(0, whole, _LENGTH)]
             self._known = {bytes.fromhex(line.decode("ascii")) for line in lines}
         except ValueError as error:
             self._file.close()

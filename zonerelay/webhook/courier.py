@@ -234,7 +234,7 @@ class WebhookCourier:
                 await self._take()
                 self._lose_old()
             except StoreError as error:
-                self._events.trouble("webhook", error)
+                self._events.error("webhook", error)
             self._pump()
             try:
                 async with asyncio.timeout(self._seconds()):
@@ -369,7 +369,7 @@ class WebhookCourier:
     def _posted(self, task: asyncio.Task[None]) -> None:
         self._posts.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._events.trouble("webhook", error)
+            self._events.error("webhook", error)
         self._wake.set()
 
     async def _post(self, line: Line) -> None:
@@ -418,7 +418,7 @@ class WebhookCourier:
                 return answer
             item.done += 1
             self.delivered += 1
-            self._events.metrics.webhooks.told.add((self.name, "delivered"))
+            self._events.metrics.webhooks.results.add((self.name, "delivered"))
         return Answer(ok=True, text="")
 
     async def _read(self, delivery: Delivery) -> list[tuple[str, bytes]]:
@@ -448,7 +448,7 @@ class WebhookCourier:
 
     def _failed(self, line: Line, answer: Answer) -> float:
         """Return the seconds until the next retry at the latest."""
-        self._events.metrics.webhooks.told.add((self.name, "failed"))
+        self._events.metrics.webhooks.results.add((self.name, "failed"))
         line.attempts += 1
         now = self._clock.monotonic()
         # Those that were under way when the first one failed are not a further sign.

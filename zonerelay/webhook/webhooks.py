@@ -36,7 +36,7 @@ from zonerelay.telemetry.events.events import Events, Field, accepted_fields, at
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.webhook.courier import GAP, About, WebhookCourier, Write
 
-Told = tuple[Delivery, Outcome, float | None, bool]
+Result = tuple[Delivery, Outcome, float | None, bool]
 """A delivery, its outcome, the time of the next attempt, and whether it is held."""
 
 PROTOCOL = "webhook"
@@ -96,10 +96,12 @@ class Webhooks:
             for each in settings
         }
         wanted = {each.name: each for each in settings}
-        told = self._events.metrics.webhooks
+        figures = self._events.metrics.webhooks
         if settings:
-            told.attach(lambda: {each.name: each.queued for each in self._couriers.values()})
-            told.told.declare((name, result) for name in wanted for result in ("delivered", "failed", "lost"))
+            figures.attach(lambda: {each.name: each.queued for each in self._couriers.values()})
+            figures.results.declare(
+                (name, result) for name in wanted for result in ("delivered", "failed", "lost")
+            )
         old, self._redactors = self._couriers, redactors
         # New couriers create events from now on, and claim those that old ones have released.
         self._couriers = {}
@@ -171,10 +173,15 @@ class Webhooks:
         self._store.release(keys)
 
     def outcomes(
-        self, message: Message | None, told: Sequence[Told], *, destination: str, seconds: float | None
+        self,
+        message: Message | None,
+        reported: Sequence[Result],
+        *,
+        destination: str,
+        seconds: float | None,
     ) -> list[Submit]:
         """Return the events of these outcomes, for the same write."""
-        named = [(_type_of(each), each) for each in told]
+        named = [(_type_of(each), each) for each in reported]
         found: list[Submit] = []
         for couriers in self._asking({name for name, _ in named}):
             wanted = [each for name, each in named if self._wants(couriers[0], name)]
@@ -186,7 +193,7 @@ class Webhooks:
         self,
         couriers: Sequence[WebhookCourier],
         message: Message | None,
-        told: Sequence[Told],
+        reported: Sequence[Result],
         destination: str,
         seconds: float | None,
     ) -> Submit:
@@ -198,7 +205,7 @@ class Webhooks:
             if message.envelope.origin.user:
                 about["user"] = redact.user(message.envelope.origin.user)
         events = []
-        for each in told:
+        for each in reported:
             delivery, outcome, next_attempt, _ = each
             fields = attempt_fields(
                 delivery,
@@ -213,8 +220,8 @@ class Webhooks:
             )
             events.append((_type_of(each), now, fields | about))
         names = [each.name for each in couriers]
-        submit = self._submit(names, told[0][0].message_id, 1, events)
-        return replace(submit, about=tuple(each[0].key for each in told))
+        submit = self._submit(names, reported[0][0].message_id, 1, events)
+        return replace(submit, about=tuple(each[0].key for each in reported))
 
     def accepted(self, message: Message) -> list[Submit]:
         """Return the events of an acceptance, for the same write. A bug in here must not lose the mail."""
@@ -230,7 +237,7 @@ class Webhooks:
                 for couriers in self._asking({"message.accepted"})
             ]
         except Exception as error:  # noqa: BLE001 - see above
-            self._events.trouble("webhook", error, message_id=message.id)
+            self._events.error("webhook", error, message_id=message.id)
             return []
 
     def _accepted(self, courier: WebhookCourier, message: Message) -> dict[str, object]:
@@ -359,8 +366,8 @@ class Webhooks:
         fields: Mapping[str, Field],
     ) -> Iterator[tuple[str, tuple[str, float, dict[str, object]]]]:
         doubt = name == "deferred" and fields.get("in_doubt")
-        told = "message.accepted" if name == "accepted" else f"delivery.{'in_doubt' if doubt else name}"
-        if self._wants(courier, told) and name in ("accepted", *Verdict):
+        reported = "message.accepted" if name == "accepted" else f"delivery.{'in_doubt' if doubt else name}"
+        if self._wants(courier, reported) and name in ("accepted", *Verdict):
             redact = self._redactors[courier.name]
             source = str(fields.get("id", ""))
             about = accepted.get(source, {})
@@ -375,7 +382,7 @@ class Webhooks:
             data["message_id"] = _shown_id(str(about.get("message-id", "")), redact)
             data["tags"] = str(about.get("tags", "")).split()
             data["metadata"] = json.loads(str(about.get("metadata", "{}")))
-            yield source, (told, at, data)
+            yield source, (reported, at, data)
 
 
 def _labels(message: Message, redact: Redactor) -> dict[str, object]:
@@ -404,8 +411,8 @@ def _hidden(redact: Redactor, key: str, value: str) -> str:
     return redact.client(value) if key == "client" else redact.mailbox(Mailbox(value))
 
 
-def _type_of(told: Told) -> str:
-    _, outcome, _, is_held = told
+def _type_of(reported: Result) -> str:
+    _, outcome, _, is_held = reported
     if outcome.verdict is Verdict.DEFERRED and (is_held or outcome.in_doubt):
         return "delivery.held" if is_held else "delivery.in_doubt"
     return f"delivery.{outcome.verdict.value}"

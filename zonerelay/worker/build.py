@@ -113,8 +113,8 @@ async def build(
         events.lifecycle("advice", note=note)
     events.lifecycle("starting", version=__version__)
     if key_problem:
-        events.trouble("redact-key", RedactKeyError(key_problem))
-    asyncio.get_running_loop().set_exception_handler(partial(_on_loop_trouble, events))
+        events.error("redact-key", RedactKeyError(key_problem))
+    asyncio.get_running_loop().set_exception_handler(partial(_on_loop_error, events))
     try:
         async with AsyncExitStack() as stack:
             stack.callback(events.lifecycle, "stopped")
@@ -157,11 +157,11 @@ def _build_history(
     return history, redactor.problem or pseudonyms.problem
 
 
-def _on_loop_trouble(events: Events, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+def _on_loop_error(events: Events, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
     error = context.get("exception")
     if not isinstance(error, BaseException):
         error = RuntimeError(str(context.get("message", "unknown trouble")))
-    events.trouble("loop", error)
+    events.error("loop", error)
 
 
 async def _assemble(
@@ -247,7 +247,7 @@ async def _assemble(
         clock=clock,
         callbacks=SettlerCallbacks(
             postponed=lambda queue, when: scheduler.postponed(queue, when),
-            teller=lambda: telling.teller,
+            reporter=lambda: telling.reporter,
             paused=lambda delivery, message, where: (
                 orders.paused(delivery, message, where) + leaps.skipped(delivery.created)
             ),

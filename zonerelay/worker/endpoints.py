@@ -53,7 +53,7 @@ class Endpoints:
         self._board, self._readiness, self._submit = board, readiness, submit
         self._admin: AdminServer | None = None
         self._parts = RetriedParts(
-            context.events.trouble, lambda part: context.events.lifecycle("restored", part=part)
+            context.events.error, lambda part: context.events.lifecycle("restored", part=part)
         )
         self.problems = self._parts.problems
         self._operators: list[Operators] = []
@@ -69,15 +69,15 @@ class Endpoints:
         """
         identity, settings = self._identity, self._settings()
 
-        trouble = self._events.trouble
+        on_error = self._events.error
         final = ControlError if identity.supervised else AnotherRelayError
         control: Part
         if identity.supervised:
             path = control_socket_path(settings, identity.index)
-            control = WorkerSocket(path, self.handler, trouble=trouble)
+            control = WorkerSocket(path, self.handler, on_error=on_error)
         else:
             build = partial(self._build_operators, self.handler, self._submit)
-            control = ControlSocket(control_socket_path(settings), build, trouble=trouble)
+            control = ControlSocket(control_socket_path(settings), build, on_error=on_error)
         what = "commands are not answered", "control-socket"
         await self._parts.open(*what, control, ControlError, final=(final,))
         if settings.admin.address and not identity.supervised:
@@ -90,7 +90,7 @@ class Endpoints:
             metrics=self._events.metrics.exposition,
             readiness=self._readiness,
             inherited=self._identity.inherited,
-            trouble=self._events.trouble,
+            on_error=self._events.error,
             before_metrics=self._board.refresh,
         )
         await self._parts.open("HTTP is not served", "admin-http", admin, AdminError)
@@ -113,7 +113,7 @@ class Endpoints:
 
     async def relay_status(self) -> RelayStatus:
         """Return the status of the whole relay. Raise ControlError."""
-        return await Runner(self._relay(), self._events.trouble).one(Status(), RelayStatus, "report")
+        return await Runner(self._relay(), self._events.error).one(Status(), RelayStatus, "report")
 
     def _build_operators(
         self,
@@ -126,7 +126,7 @@ class Endpoints:
         built = build_operators(
             handler,
             self._settings,
-            trouble=self._events.trouble,
+            on_error=self._events.error,
             audit=self._events.requested,
             clock=self._clock,
             submit=submit,

@@ -58,14 +58,14 @@ if TYPE_CHECKING:
 
 class TellsOthers:
     """Creates webhook events for accepted and delivered mail. `webhooks` is None until a webhook is
-    configured or the spool holds events of one. `teller` is None while no webhook is configured.
+    configured or the spool holds events of one. `reporter` is None while no webhook is configured.
     """
 
     def __init__(
         self, context: WorkerContext, *, store: Store, settler: Settler, ids: MessageIdSource
     ) -> None:
         self.webhooks: Webhooks | None = None
-        self.teller: Webhooks | None = None
+        self.reporter: Webhooks | None = None
         self._context = context
         self._store, self._settler, self._ids = store, settler, ids
 
@@ -77,7 +77,7 @@ class TellsOthers:
                 return
             self.webhooks = self._build(settings)
         await self.webhooks.configure(settings.webhook)
-        self.teller = self.webhooks if settings.webhook else None
+        self.reporter = self.webhooks if settings.webhook else None
 
     def _build(self, settings: Settings) -> Webhooks:
         from zonerelay.webhook.webhooks import Webhooks  # noqa: PLC0415 - see above
@@ -170,7 +170,7 @@ class Sending:
             resume=resume,
         )
         events.metrics.smarthosts.attach(self.logins.login_states)
-        self._signing = Signing(beside=len(os.sched_getaffinity(0)) > 1)
+        self._signing = Signing(threaded=len(os.sched_getaffinity(0)) > 1)
         self.renderer = Renderer(read_body=read_body, events=events, clock=clock, signing=self._signing)
         self.courier = SmtpCourier(
             settings.delivery,
@@ -189,7 +189,7 @@ class Sending:
             shared=None if self.limits is None else self.limits.zone,
         )
         self._capturing = Capturing(
-            settings, read_body=read_body, check_claim=check_claim, clock=clock, trouble=events.trouble
+            settings, read_body=read_body, check_claim=check_claim, clock=clock, on_error=events.error
         )
         self.configure(tables)
 

@@ -73,7 +73,7 @@ class DailyReport:
             try:
                 await self._look(settings, note)
             except Exception as error:  # noqa: BLE001 - a report that failed is tried again
-                self._events.trouble("report", error)
+                self._events.error("report", error)
             await asyncio.sleep(LOOK_EVERY)
 
     async def _look(self, settings: Settings, note: Path) -> None:

@@ -41,7 +41,7 @@ async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
     """Return when the store is empty, into which no listener writes mail. `tell(left)` is called when the
     reason changes why a store without deliveries is not empty.
     """
-    empty, told = 0, ""
+    empty, reported = 0, ""
     while empty < 2:
         try:
             queues = await store.queues()
@@ -50,9 +50,9 @@ async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
                 left = IN_BIN
             empty = 0 if queues or left else empty + 1
         except StoreError:
-            left, empty = told, 0
-        if left != told:
-            told = left
+            left, empty = reported, 0
+        if left != reported:
+            reported = left
             tell(left)
         if empty < 2:
             await asyncio.sleep(LOOK_EVERY)

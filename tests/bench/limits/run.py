@@ -51,14 +51,14 @@ _DEFAULT: Table = {
 
 
 class Run(msgspec.Struct, frozen=True):
-    """`cpu`: the relay's part of one core. `troubles`: what it had to say that nobody expects."""
+    """`cpu`: the relay's part of one core. `faults`: what it had to say that nobody expects."""
 
     seconds: float
     report: Report
     sent: int
     reloads: int
     cpu: float
-    troubles: list[str]
+    faults: list[str]
 
     @property
     def exceeded(self) -> list[str]:
@@ -80,7 +80,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def is_good(self) -> bool:
-        return not (self.exceeded or self.idle or self.troubles)
+        return not (self.exceeded or self.idle or self.faults)
 
 
 async def run(directory: Path, seconds: float, *, reloads: int = 6, workers: int = 1, nodes: int = 1) -> Run:
@@ -101,8 +101,8 @@ async def run(directory: Path, seconds: float, *, reloads: int = 6, workers: int
         assert receivers.stdout is not None
         receivers.stdin.close()
         report = msgspec.json.decode(await receivers.stdout.read(), type=Report)
-        troubles = [trouble for relay in relays for trouble in _troubles(relay)]
-        return msgspec.structs.replace(outcome, report=report, troubles=troubles)
+        faults = [trouble for relay in relays for trouble in _faults(relay)]
+        return msgspec.structs.replace(outcome, report=report, faults=faults)
 
 
 async def _observe(
@@ -242,6 +242,6 @@ def _relay(directory: Path, chosen: Plan, dns: str, *, workers: int = 1, redis: 
     )
 
 
-def _troubles(relay: RelayProcess) -> list[str]:
+def _faults(relay: RelayProcess) -> list[str]:
     found: Sequence[dict[str, object]] = relay.events("trouble")
     return [str(event) for event in found]

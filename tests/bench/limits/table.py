@@ -31,7 +31,7 @@ def lines(run: Run) -> Iterator[str]:
         f"{run.seconds:.0f} s, {run.sent:,} messages sent, {run.report.delivered:,} recipients delivered, "
         f"{run.reloads} reloads, the relay used {run.cpu:.0%} of a core"
     )
-    for text in (*run.exceeded, *run.idle, *run.troubles):
+    for text in (*run.exceeded, *run.idle, *run.faults):
         yield f"BAD: {text}"
     if run.is_good:
         yield "no limit was exceeded"

@@ -16,7 +16,7 @@ from zonerelay.config.settings import DeliverySettings, ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.smtp.client.transaction import BdatTrouble
+from zonerelay.smtp.client.transaction import BdatFailure
 from zonerelay.store.contract import CHUNK_SIZE
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
@@ -288,7 +288,7 @@ async def test_after_a_refused_chunk_that_was_not_consumed_the_host_gets_data(
     )
     if not size:
         line = courier.learned(f"127.0.0.1:{port}")[-1]
-        assert line.endswith((BdatTrouble.REFUSED, BdatTrouble.SURPLUS))
+        assert line.endswith((BdatFailure.REFUSED, BdatFailure.SURPLUS))
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -337,7 +337,7 @@ async def test_a_host_that_does_not_answer_bdat_gets_data_for_a_day(
     assert bdats_seen == number + 1
     assert datas == (2 if number < 2 else 1)
     address = f"127.0.0.1:{port}"
-    assert courier.learned(address) == (f"it gets DATA instead of BDAT for a day: {BdatTrouble.UNANSWERED}",)
+    assert courier.learned(address) == (f"it gets DATA instead of BDAT for a day: {BdatFailure.UNANSWERED}",)
     clock.advance(24 * 3600 - 1)
     courier.close_idle()
     await send(courier, port)

@@ -83,8 +83,8 @@ async def test_a_timer_that_is_all_but_due_harms_nothing(
     start_peer: StartPeer, start_courier: StartCourier
 ) -> None:
     """With less than a millisecond to go uvloop gives a handle that knows no time."""
-    both, troubles = asyncio.Barrier(2), []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
+    both, faults = asyncio.Barrier(2), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 x\r\n")
@@ -103,7 +103,7 @@ async def test_a_timer_that_is_all_but_due_harms_nothing(
     outcomes = await asyncio.gather(courier.deliver(batch), courier.deliver(batch))
     assert {outcome.verdict for (outcome,) in outcomes} == {D}
     await until(lambda: courier.open_connections("default") == 0)
-    assert not troubles
+    assert not faults
 
 
 async def test_use_postpones_the_idle_timeout(start_sink: StartSink, start_courier: StartCourier) -> None:

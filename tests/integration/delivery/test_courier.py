@@ -303,13 +303,13 @@ async def test_unknown_trouble_is_a_deferral_and_is_reported(
     start_sink: StartSink, start_courier: StartCourier
 ) -> None:
     sink = await start_sink()
-    troubles: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context["exception"]))
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
     message = make_message(recipients=["a\r\n@example.com"])
     courier = start_courier()
     [outcome] = await courier.deliver(make_batch(message, route_to(sink.port)))
     assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.LOCAL, False)
-    assert isinstance(troubles[0], ValueError)
+    assert isinstance(faults[0], ValueError)
     await asyncio.sleep(0.02)
     assert courier.open_connections("default") == 0
 

@@ -96,7 +96,7 @@ async def test_captured_mail_asks_too(tmp_path: Path) -> None:
         read_body=bodies.read,
         check_claim=bodies.check_claim,
         clock=clock,
-        trouble=lambda where, error: pytest.fail(f"{where}: {error}"),
+        on_error=lambda where, error: pytest.fail(f"{where}: {error}"),
     )
     batch = make_batch(make_message(), route_to(25), replace(ZONE, next_hop=CAPTURE))
     with pytest.raises(ClaimLostError):

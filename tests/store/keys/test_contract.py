@@ -281,7 +281,7 @@ async def test_a_key_is_reserved_once_for_all_nodes(opened: Opened) -> None:
 @pytest.mark.usefixtures("shared")
 async def test_a_writer_of_an_earlier_epoch_is_refused(opened: Opened) -> None:
     heard: list[StoreError] = []
-    old = await opened(hooks=Hooks(on_trouble=heard.append))
+    old = await opened(hooks=Hooks(on_failure=heard.append))
     await old.write(put(a="old"))
     new = await opened()  # the same token: the successor of a process that died
     await new.write(put(a="new"))
@@ -343,7 +343,7 @@ async def test_a_store_that_is_away_for_long_is_told_and_comes_back(opened: Open
     heard: list[str] = []
     engine = Unreliable(opened.engine())
     back = asyncio.Event()
-    hooks = Hooks(on_trouble=lambda error: heard.append(str(error)), on_back=back.set)
+    hooks = Hooks(on_failure=lambda error: heard.append(str(error)), on_back=back.set)
     partition = await opened(engine=engine, hooks=hooks, patience=0.1)
     await partition.write(put(a="1"))
 

@@ -113,7 +113,7 @@ class Api:
             challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay", error="invalid_token"'}
             raise Problem(401, "unauthorized", str(error), fields=challenge) from error
         except IdentitiesError as error:
-            self._operators.trouble("identities", error)
+            self._operators.on_error("identities", error)
             raise Problem(503, "unavailable", "tokens cannot be read; see the relay's log") from error
         visit.who = token.name
         return token

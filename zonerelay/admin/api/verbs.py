@@ -323,8 +323,8 @@ def _kind(frame: answers.Frame) -> bytes:
 async def _tell_history(call: Call, message_id: str) -> None:
     """Raise NotFoundError with the outcome of a message that has left the queue, if it is known."""
     settings, now = call.operators.settings(), call.operators.clock.now()
-    if told := await ask(became, settings, message_id, now):
-        raise NotFoundError(f"{told}; GET /v1/history/{message_id} returns its time line")
+    if outcome := await ask(became, settings, message_id, now):
+        raise NotFoundError(f"{outcome}; GET /v1/history/{message_id} returns its time line")
 
 
 async def _find(call: Call, request: requests.HistoryFind) -> Found:

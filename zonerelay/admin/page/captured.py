@@ -31,7 +31,7 @@ VIEWS = ("html", "text", "source", "headers", "attachments", "links")
 View = Callable[["CapturedPages", Visitor], Awaitable[web.StreamResponse]]
 
 
-def _told(view: View) -> View:
+def _reports_errors(view: View) -> View:
     @wraps(view)
     async def handle(pages: CapturedPages, visitor: Visitor) -> web.StreamResponse:
         if not pages.mail.is_on:
@@ -52,7 +52,7 @@ class CapturedPages:
     def __init__(self, operators: Operators) -> None:
         self.mail = CapturedMail(operators)
 
-    @_told
+    @_reports_errors
     async def list(self, visitor: Visitor) -> web.StreamResponse:
         q, start = visitor.given("q"), _number(visitor.given("start"))
         try:
@@ -73,7 +73,7 @@ class CapturedPages:
             next=behind if start + ROWS < matched else "",
         )
 
-    @_told
+    @_reports_errors
     async def delete(self, visitor: Visitor) -> web.StreamResponse:
         """Delete one message, or all that match."""
         q, one = visitor.given("q"), visitor.given("id")
@@ -85,7 +85,7 @@ class CapturedPages:
         self.mail.note(visitor.caller, f"{count} captured messages deleted")
         return see_other(f"/captured?{urlencode({'q': q})}" if one and q else "/captured")
 
-    @_told
+    @_reports_errors
     async def message(self, visitor: Visitor) -> web.StreamResponse:
         summary, parts, octets = await self._read(visitor)
         there = [view for view in VIEWS if _is_there(view, parts)]
@@ -102,12 +102,12 @@ class CapturedPages:
             release_to=self.mail.release_to,
         )
 
-    @_told
+    @_reports_errors
     async def html(self, visitor: Visitor) -> web.StreamResponse:
         _, parts, _ = await self._read(visitor, is_noted=True)
         return html_response(await OPERATORS.run(parts.html_to_show))
 
-    @_told
+    @_reports_errors
     async def part(self, visitor: Visitor) -> web.StreamResponse:
         _, parts, _ = await self._read(visitor, is_noted=True)
         found = parts.find(visitor.request.match_info["part"])
@@ -115,7 +115,7 @@ class CapturedPages:
             raise PageError(404, "Not found", "the message does not have this part")
         return file_response(found)
 
-    @_told
+    @_reports_errors
     async def release(self, visitor: Visitor) -> web.StreamResponse:
         message_id = visitor.request.match_info["id"]
         to = [text] if (text := visitor.given("to").strip()) else []

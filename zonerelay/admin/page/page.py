@@ -176,7 +176,7 @@ class PageRoutes:
         except DeniedError as error:
             return await visitor.page("login.html", 429 if error.retry_after else 401, to=to, problem=error)
         except IdentitiesError as error:
-            self._operators.trouble("identities", error)
+            self._operators.on_error("identities", error)
             problem = "tokens cannot be read; see the relay's log"
             return await visitor.page("login.html", 503, to=to, problem=problem)
         if not token.may("read"):

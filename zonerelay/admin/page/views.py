@@ -212,16 +212,16 @@ async def _found(visitor: Visitor, given: Mapping[str, str]) -> dict[str, object
         clear += await visitor.operators.addresses(questions(answer.found))
     known = await LOOKUPS.run(pseudonyms, settings, clear)
     gaps = of_interest(answer, asked=bool(since))
-    told = in_words(gaps, when, several=settings.workers > 1)
+    shown = in_words(gaps, when, several=settings.workers > 1)
     if answer.other_machines:
-        told.append("other machines with the same queue were not asked: they have their own history")
+        shown.append("other machines with the same queue were not asked: they have their own history")
     options = [f"--{name}={given[name]}" for name in ("since", "outcome", "reply") if given[name]]
     return {
         "found": answer.found[::-1],
         "more": answer.more,
         "counted": answer.refused_more if not answer.found or outcome == "refused" else 0,
         "known": known,
-        "gaps": told,
+        "gaps": shown,
         "command": shlex.join(["zonerelay", "log", "find", *([value] if value else []), *options]),
     }
 
@@ -276,18 +276,18 @@ async def tail_events(visitor: Visitor) -> web.StreamResponse:
 
 def _event(frame: answers.Frame) -> bytes:
     """Return an event for page.js, which shows those of a message in one row."""
-    told = {"at": "", "name": "missed", "message": ""}
+    shown = {"at": "", "name": "missed", "message": ""}
     match frame:
         case answers.MailEvent():
             fields = {name: value for name, value in frame.fields.items() if value not in ("", None)}
             message_id = str(fields.get("id", ""))
             if is_message_id(message_id):
                 del fields["id"]
-                told["message"] = message_id
+                shown["message"] = message_id
             what = " ".join(f"{name}={value}" for name, value in fields.items())
-            told |= {"at": when(frame.at), "name": frame.event}
+            shown |= {"at": when(frame.at), "name": frame.event}
         case answers.Missed():
             what = frame.why or f"{frame.count:,} events are missing here: they came too fast"
         case _:
             return b": beat\n\n"
-    return b"data: " + msgspec.json.encode({**told, "what": printable(what)}) + b"\n\n"
+    return b"data: " + msgspec.json.encode({**shown, "what": printable(what)}) + b"\n\n"

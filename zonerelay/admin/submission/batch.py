@@ -62,8 +62,8 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
         tags += text.count("{{")
         size += len(text)
         if "{{=" in text or tags > MAX_TAGS or (tags and size + tags * longest * 6 > MAX_OUTPUT):
-            told = f"the templates of a message exceed {MAX_TAGS} names or {MAX_OUTPUT} characters of output"
-            raise wrong(pointer, f"unsupported delimiters, or {told}")
+            limit = f"the templates of a message exceed {MAX_TAGS} names or {MAX_OUTPUT} characters of output"
+            raise wrong(pointer, f"unsupported delimiters, or {limit}")
 
     def filled(text: object, pointer: str, *, escapes: bool = False) -> object:
         if not isinstance(text, str) or "{{" not in text:

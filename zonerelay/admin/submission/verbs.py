@@ -221,14 +221,14 @@ def _stored(call: Call, origin: Origin) -> Iterator[JsonBody]:
 
 
 @contextlib.contextmanager
-def _told(call: Call) -> Iterator[None]:
+def _problems_for(call: Call) -> Iterator[None]:
     """Report to the client why its body cannot be accepted. Raise Problem on failure."""
     try:
         yield
     except TooLargeError as error:
         raise Problem(413, "too_large", str(error)) from None
     except OSError as error:
-        call.operators.trouble("submission", error)
+        call.operators.on_error("submission", error)
         again = {"Retry-After": "60"}
         raise Problem(503, "unavailable", "not enough free space to store the body", fields=again) from None
 
@@ -244,7 +244,7 @@ async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
         if call.request.content.is_eof() and call.request.content.total_bytes <= LONG:
             yield body, call.request.content.read_nowait()  # no string in it is long
             return
-        with _told(call):
+        with _problems_for(call):
             async for piece in _pieces(call, origin):
                 await _fed(body, piece)
                 if body.full:
@@ -266,7 +266,7 @@ async def _form(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
     """Read a form with the part `message`, which is JSON, and files in parts `attachment` and `inline`."""
     read, uploads, found = _patiently(origin), list[Upload](), b""
     with _stored(call, origin) as body:
-        with _told(call):
+        with _problems_for(call):
             async for name, file_name, part in _parts(call, read):
                 if name == "message" and found:
                     raise Problem(422, "invalid", "the form has two parts named message")

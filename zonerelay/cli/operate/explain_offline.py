@@ -15,7 +15,14 @@ from zonerelay.config import rails
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import Settings, resolve_hostname
-from zonerelay.control.explain import ChangePlans, Explainer, GuardPlans, RewritePlans, SourcePlans, Untold
+from zonerelay.control.explain import (
+    ChangePlans,
+    Explainer,
+    GuardPlans,
+    RewritePlans,
+    SourcePlans,
+    Unreported,
+)
 from zonerelay.delivery.auth.logins import first_for, senders_of
 from zonerelay.delivery.source import SourceSelection
 from zonerelay.inbound.state.rewriting import Rewriting
@@ -27,7 +34,7 @@ from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.routing.mta_sts import StsFiles, StsPolicies, StsUntold, policy_directory
+from zonerelay.routing.mta_sts import StsFiles, StsPolicies, StsUnreported, policy_directory
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.worker.outbound import build_srs
 from zonerelay.worker.tables import build_dkim_keys
@@ -42,7 +49,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     resolver = Resolver(settings.dns, clock)
     # The relay's cache is read; the results of this request are not added to it.
     files = StsFiles(policy_directory(settings), writable=False)
-    sts = StsPolicies(resolver, StsUntold(), clock, files=files)
+    sts = StsPolicies(resolver, StsUnreported(), clock, files=files)
     try:
         try:
             explainer = _explainer(settings, resolver, sts, clock, hostname)
@@ -69,7 +76,7 @@ def _explainer(
         sts=sts,
         destinations=DestinationTable(settings.destination),
     )
-    sources = SourceSelection(clock, Untold())
+    sources = SourceSelection(clock, Unreported())
     sources.configure(settings.source)
     return Explainer(
         Zones(settings.zone, settings.route),

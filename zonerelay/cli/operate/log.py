@@ -53,18 +53,18 @@ def find(arguments: Namespace) -> int:
     now = time.time()
     # A relay limits this; a command does not.
     wanted = msgspec.structs.replace(request_of(arguments, HistoryFind), limit=arguments.rows)
-    answer = _told(lambda: history.search(settings, wanted, now))
+    answer = _answer(lambda: history.search(settings, wanted, now))
     gaps = history.of_interest(answer, asked=arguments.since is not None)
     found, workers = answer.found, answer.workers
     addresses = known_addresses(settings, found)
     if arguments.json:
-        names = _told(lambda: history.pseudonyms(settings, addresses))
+        names = _answer(lambda: history.pseudonyms(settings, addresses))
         for each in (*history.named(found, names), *gaps):
             output.print_line(each)
     elif found:
         asked = filter(None, [arguments.about, arguments.sender, arguments.recipient])
         console = output.console()
-        known = _told(lambda: history.pseudonyms(settings, [*asked, *addresses]))
+        known = _answer(lambda: history.pseudonyms(settings, [*asked, *addresses]))
         console.print(_table(found, known, wide=console.width >= output.WIDE))
     if answer.more:
         output.chatter().print(
@@ -88,14 +88,14 @@ def find(arguments: Namespace) -> int:
 def show(arguments: Namespace) -> int:
     settings = load_for_reading(arguments.config)
     now = time.time()
-    found = _told(lambda: history.entries(settings, arguments.message_id, None, now))
+    found = _answer(lambda: history.entries(settings, arguments.message_id, None, now))
     known = known_addresses(settings, found)
-    told = _told(lambda: history.time_line(settings, arguments.message_id, now, known))
-    print_steps(told.steps, as_json=arguments.json)
-    if not told.steps:
-        _tell_nothing(settings, told.workers)
-    _tell_gaps(told.gaps, len(told.workers) > 1)
-    return OK if told.steps else FAILED
+    shown = _answer(lambda: history.time_line(settings, arguments.message_id, now, known))
+    print_steps(shown.steps, as_json=arguments.json)
+    if not shown.steps:
+        _tell_nothing(settings, shown.workers)
+    _tell_gaps(shown.gaps, len(shown.workers) > 1)
+    return OK if shown.steps else FAILED
 
 
 def known_addresses(settings: Settings, found: Iterable[Entry]) -> list[str]:
@@ -116,9 +116,9 @@ def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
         yield
     except NotFoundError:
         with contextlib.suppress(CliError, RedactKeyError, SearchError):
-            if told := history.became(load_for_reading(config, quietly=True), message_id, time.time()):
+            if shown := history.became(load_for_reading(config, quietly=True), message_id, time.time()):
                 raise NotFoundError(
-                    f"{told}. Run zonerelay log show {message_id} for its time line"
+                    f"{shown}. Run zonerelay log show {message_id} for its time line"
                 ) from None
         raise
 
@@ -155,15 +155,15 @@ def trace_table(steps: Iterable[TraceStep], *, wide: bool) -> Table:
         if wide:
             rows.append([text.when(step.at), step.event, whose, Text(detail)])
         else:
-            told = Text(": ".join(filter(None, [whose, detail])), overflow="fold")
-            rows.append([text.when(step.at), step.event, told])
+            shown = Text(": ".join(filter(None, [whose, detail])), overflow="fold")
+            rows.append([text.when(step.at), step.event, shown])
     return output.table(columns, rows, cut=("recipient", "detail"))
 
 
 def forget_address(arguments: Namespace) -> int:
     """Remove an address from the histories: `log forget ADDRESS`."""
     settings = load_settings(arguments.config)
-    form = _told(lambda: history.form(arguments.address, settings, history.redactor_of(settings)))
+    form = _answer(lambda: history.form(arguments.address, settings, history.redactor_of(settings)))
     if not form.exact:
         raise CliError("specify one complete address or its pseudonym", USAGE)
     count = 0
@@ -201,8 +201,8 @@ def report(arguments: Namespace) -> int:
                 found += client.all(request, Address)[0]
         return history.pseudonyms(settings, [each.address for each in found])
 
-    told = figures(settings, hostname, (now - arguments.since, now), status, known)
-    print(text.clean_lines(told), end="")
+    shown = figures(settings, hostname, (now - arguments.since, now), status, known)
+    print(text.clean_lines(shown), end="")
     return OK
 
 
@@ -217,7 +217,7 @@ def pseudonym_of(settings: Settings, address: str) -> str:
             "Specify a complete address, or a domain as @example.com",
             USAGE,
         )
-    redactor = _told(lambda: history.redactor_of(settings))
+    redactor = _answer(lambda: history.redactor_of(settings))
     if redactor is None:
         raise CliError(
             f"the pseudonym key {redact_key_of(settings)} does not exist, so the log contains no pseudonyms"
@@ -227,7 +227,7 @@ def pseudonym_of(settings: Settings, address: str) -> str:
     return pseudonym.partition("@")[2] if domain else pseudonym
 
 
-def _told(ask: Callable[[], T]) -> T:
+def _answer(ask: Callable[[], T]) -> T:
     """Call a function. Turn errors of the search or of the pseudonym key into usage errors."""
     try:
         return ask()

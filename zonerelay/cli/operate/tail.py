@@ -68,8 +68,8 @@ class EventLog:
 
     def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
         if event not in _LIFECYCLE:
-            told = MailEvent(at=time.time(), level=level, event=event, fields=dict(fields))
-            _print(self._console, event_line(told, wide=self._console.width >= output.WIDE))
+            mail_event = MailEvent(at=time.time(), level=level, event=event, fields=dict(fields))
+            _print(self._console, event_line(mail_event, wide=self._console.width >= output.WIDE))
 
 
 def _print(console: Console, line: Text) -> None:

@@ -73,7 +73,7 @@ def new(arguments: Namespace) -> int:
             {"key_file": str(path), "name": name, "record": record, "strings": strings(record)}
         )
     else:
-        sys.stdout.write(_told(domain, selector, path, name, record))
+        sys.stdout.write(_instructions(domain, selector, path, name, record))
     return OK
 
 
@@ -111,7 +111,7 @@ def _selector(selector: str) -> str:
         raise CliError(f"--selector: {error}", USAGE) from error
 
 
-def _told(domain: str, selector: str, path: Path, name: str, record: str) -> str:
+def _instructions(domain: str, selector: str, path: Path, name: str, record: str) -> str:
     """Return the record and the configuration as plain text for copying. A JSON string is also a TOML
     string.
     """

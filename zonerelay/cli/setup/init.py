@@ -50,7 +50,7 @@ def init(arguments: Namespace) -> int:
     refuse_existing(*files, hint="nothing is overwritten; remove it, or name another directory")
     for path, text in files.items():
         write_new(path, text.encode(), 0o644)
-    print(_told(files, program, config, user, None if machine else directory))
+    print(_instructions(files, program, config, user, None if machine else directory))
     return OK
 
 
@@ -85,7 +85,9 @@ def _moved(unit: str, directory: Path, user: str) -> str:
     return unit
 
 
-def _told(files: Mapping[Path, str], program: Path, config: Path, user: str, directory: Path | None) -> str:
+def _instructions(
+    files: Mapping[Path, str], program: Path, config: Path, user: str, directory: Path | None
+) -> str:
     spool = directory / "spool" if directory else DEFAULT_SPOOL
     home = directory or Path("/var/lib/zonerelay")
     make_user = f"useradd --system --user-group --home-dir {home} --shell /usr/sbin/nologin {user}"

@@ -153,12 +153,12 @@ async def _export(store: QueueView, sheet: BackupSheet, target: files.Target) ->
     meant = await survey(store, everything, now)
     with output.progress("backup") as reach:
 
-        def saw(deliveries: int, trouble: Unusable | None) -> None:
+        def saw(deliveries: int, skipped: Unusable | None) -> None:
             sheet.messages += deliveries > 0
             sheet.deliveries += deliveries
-            if trouble is not None:
+            if skipped is not None:
                 sheet.unusable += 1
-                output.chatter().print(f"{trouble.name}: not in the backup: {trouble.why}")
+                output.chatter().print(f"{skipped.name}: not in the backup: {skipped.why}")
             reach(sheet.messages, max(len(meant.ids), sheet.messages))
 
         await export(store, meant, everything, now, target, saw=saw)

@@ -89,12 +89,12 @@ async def _export(
             meant = await export.survey(store, matcher, now)
             with output.progress("Exporting") as reach:
 
-                def saw(deliveries: int, trouble: Unusable | None, reach: output.Reach = reach) -> None:
+                def saw(deliveries: int, skipped: Unusable | None, reach: output.Reach = reach) -> None:
                     done.messages += deliveries > 0
                     done.deliveries += deliveries
-                    if trouble is not None:
+                    if skipped is not None:
                         done.unusable += 1
-                        _tell(trouble)
+                        _tell(skipped)
                     reach(done.messages, len(meant.ids))  # noqa: B023 - used in this round
 
                 await export.export(store, meant, matcher, now, target, saw=saw, change=held)
@@ -169,11 +169,11 @@ def loading(
     with output.progress(text) as reach:
         seen = 0
 
-        def saw(trouble: Unusable | None) -> None:
+        def saw(skipped: Unusable | None) -> None:
             nonlocal seen
             seen += 1
-            if trouble is not None:
-                _tell(trouble)
+            if skipped is not None:
+                _tell(skipped)
             reach(seen, max(seen, messages))
 
         yield Loader(store, register, Zones(settings.zone, settings.route), now=now, saw=saw)
@@ -189,8 +189,8 @@ def _report(arguments: Namespace, done: Loaded) -> int:
     return FAILED if done.unusable else OK
 
 
-def _tell(trouble: Unusable) -> None:
-    output.chatter().print(f"{trouble.name}: not taken: {trouble.why}")
+def _tell(skipped: Unusable) -> None:
+    output.chatter().print(f"{skipped.name}: not taken: {skipped.why}")
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ import msgspec
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.spool import home_files
 from zonerelay.cli.spool.exchange import check_rooms
-from zonerelay.cli.spool.stopped import RunningError, beside, opened, spools, stopped
+from zonerelay.cli.spool.stopped import RunningError, alongside, opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
@@ -148,7 +148,7 @@ def _may_run(settings: Settings) -> bool:
 @contextlib.contextmanager
 def _source(settings: Settings) -> Iterator[Path]:
     if _may_run(settings):
-        with beside(settings) as home:
+        with alongside(settings) as home:
             yield home
         return
     try:
@@ -168,7 +168,7 @@ def _enter_target(stack: contextlib.ExitStack, source: Settings, target: Setting
     """
     process = 0
     if _may_run(target):
-        stack.enter_context(beside(target))
+        stack.enter_context(alongside(target))
     elif _may_run(source) or target.spool.path.parent.resolve() != source.spool.path.parent.resolve():
         try:
             stack.enter_context(stopped(target))
@@ -176,7 +176,7 @@ def _enter_target(stack: contextlib.ExitStack, source: Settings, target: Setting
             if is_shared(target.spool) or (journal.spools and not journal.spools[0]):
                 raise
             process = error.process
-            stack.enter_context(beside(target))
+            stack.enter_context(alongside(target))
     if not journal.spools:
         journal.choose((_free_spool(target),) if process else range(_workers(target)))
     return process
@@ -400,10 +400,10 @@ class _Run:
                 await stack.enter_async_context(opened(self._target, each)) for each in self._journal.spools
             ]
 
-    def _saw(self, messages: float, trouble: Unusable | None) -> None:
+    def _saw(self, messages: float, skipped: Unusable | None) -> None:
         self._seen += messages
-        if trouble is not None:
-            output.chatter().print(f"{trouble.name}: not moved: {trouble.why}")
+        if skipped is not None:
+            output.chatter().print(f"{skipped.name}: not moved: {skipped.why}")
         self._reach(int(self._seen), max(int(self._seen), self._total))
 
 

@@ -100,16 +100,16 @@ def is_empty(arguments: Namespace) -> int:
 async def _left_in(settings: Settings, worker: int) -> str:
     """Return a description of the mail in a worker's spool, or "" if it is empty."""
     async with opened(settings, worker) as store:
-        told = ["reading it timed out"]
+        reasons = ["reading it timed out"]
         try:
             if queues := await store.queues():
                 path = spool_of(settings.spool, worker).path
                 if zones := sorted(str(each) for each in queues if each.kind is not Kind.BIN):
                     return f"mail is queued in the zones {', '.join(zones)} of {path}"
                 return f"{path}: {IN_BIN} (`zonerelay queue drop --purge` deletes mail at once)"
-            await asyncio.wait_for(until_empty(store, told.append), PROOF_TIMEOUT)
+            await asyncio.wait_for(until_empty(store, reasons.append), PROOF_TIMEOUT)
         except TimeoutError:
-            return told[-1] or told[0]
+            return reasons[-1] or reasons[0]
         except StoreError as error:
             return str(error)
         return ""

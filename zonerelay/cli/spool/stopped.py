@@ -2,8 +2,8 @@
 
 `stopped` refuses with status 2 while a relay answers at the control socket or holds the lock, and names its
 process. It holds the lock, so that a supervisor waits; a relay with one worker waits for the lock of its
-spool. `beside` is for commands that may run next to a running relay. If they run as root, both functions give
-every file that the command has created in the relay's directories to the directories' owner.
+spool. `alongside` is for commands that may run next to a running relay. If they run as root, both functions
+give every file that the command has created in the relay's directories to the directories' owner.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def stopped(settings: Settings) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def beside(settings: Settings) -> Iterator[Path]:
+def alongside(settings: Settings) -> Iterator[Path]:
     """Yield the directory that contains the spool, which is created if it does not exist. Raise CliError if
     that fails.
     """

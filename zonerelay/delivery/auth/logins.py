@@ -34,7 +34,7 @@ from zonerelay.config.settings import (
 )
 from zonerelay.delivery.auth.accounts import Account, KeptTokens, Secrets, digest
 from zonerelay.delivery.auth.oauth import Post, TokenError, TokenSource, post
-from zonerelay.delivery.peer import HostTrouble, Terms
+from zonerelay.delivery.peer import HostFailure, Terms
 from zonerelay.delivery.tls.verify import ENCRYPTED
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Scope
@@ -78,10 +78,10 @@ class AuthDialog(Protocol):
     address: str
 
     async def say(self, line: bytes) -> tuple[int, str]:
-        """Send a line and return the reply's code and text. Raise HostTrouble."""
+        """Send a line and return the reply's code and text. Raise HostFailure."""
 
 
-class NoLogin(HostTrouble):
+class NoLogin(HostFailure):
     """No credential allows the batch to log in at any host of the zone. The attempt does not count."""
 
     def __init__(self, reply: Reply, scope: Scope, *, address: str = "") -> None:
@@ -127,7 +127,7 @@ class Login:
     async def run(self, dialog: AuthDialog, capabilities: Capabilities, *, security: str) -> None:
         """Log in on a connection after EHLO. `security` is as in `Session.security`.
 
-        Raise HostTrouble (including NoLogin) and StaleTokenError.
+        Raise HostFailure (including NoLogin) and StaleTokenError.
         """
         self._check_tls(dialog, security)
         credential = self.credential
@@ -143,10 +143,10 @@ class Login:
     def _check_tls(self, dialog: AuthDialog, security: str) -> None:
         if security == "none":
             text = f"{dialog.who} has no TLS, and the relay does not log in in clear text"
-            raise HostTrouble(Reply(451, "7.4", text), address=dialog.address)
+            raise HostFailure(Reply(451, "7.4", text), address=dialog.address)
         if security == ENCRYPTED and self.mode is not TlsMode.REQUIRED:
             text = f"the certificate of {dialog.who} was not verified, so the relay does not log in there"
-            raise HostTrouble(Reply(451, "7.5", text), address=dialog.address)
+            raise HostFailure(Reply(451, "7.5", text), address=dialog.address)
 
     async def _log_in(self, dialog: AuthDialog, name: str) -> None:
         account = self.account
@@ -169,7 +169,7 @@ class Login:
         if reply.is_transient:
             self.logins.failed(account)
             text = f"{dialog.who} did not let us log in: {words}"
-            raise HostTrouble(Reply(454, reply.detail or "7.0", text), address=dialog.address)
+            raise HostFailure(Reply(454, reply.detail or "7.0", text), address=dialog.address)
         if not self.is_new:
             account.stale = token
             raise StaleTokenError(self.identity.secret)
@@ -178,7 +178,7 @@ class Login:
         raise self._refused(dialog, words)
 
     async def _converse(self, dialog: AuthDialog, talking: SaslConversation) -> Reply:
-        """Run the dialog and return the last reply. Raise HostTrouble and SaslError."""
+        """Run the dialog and return the last reply. Raise HostFailure and SaslError."""
         line = talking.begin()
         while True:
             code, text = await dialog.say(line)
@@ -189,7 +189,7 @@ class Login:
             if talking.done:
                 if not (200 <= code <= 599 and code // 100 != 3):
                     reply = Reply(451, "5.0", f"{dialog.who} replied to AUTH with {code}")
-                    raise HostTrouble(reply, address=dialog.address)
+                    raise HostFailure(reply, address=dialog.address)
                 return make_reply(code, [printable(each) for each in text.split("\n")])
 
     def _refused(self, dialog: AuthDialog, problem: str) -> NoLogin:
@@ -334,7 +334,7 @@ class Logins:
         return f"{name}, which cannot log in: {account.problem}" if account and account.problem else name
 
     async def opening(self, terms: Terms, open_with: Callable[[Login], Awaitable[_Session]]) -> _Session:
-        """Return a session that is logged in. `open_with` connects and runs the login. Raise HostTrouble."""
+        """Return a session that is logged in. `open_with` connects and runs the login. Raise HostFailure."""
         login = await self._prepare(terms)
         try:
             return await open_with(login)
@@ -394,7 +394,7 @@ class Logins:
                 secrets=self._secrets,
                 kept=self._kept,
                 clock=self._clock,
-                warn=lambda text: self._events.token_trouble(name, text),
+                warn=lambda text: self._events.token_problem(name, text),
                 post=self._post,
             )
         return source

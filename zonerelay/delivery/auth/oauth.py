@@ -196,7 +196,7 @@ class TokenSource:
         self._fetching: asyncio.Task[str] | None = None
         self._failures = 0
         self._pause_until = 0.0
-        self._trouble: TokenError | SecretError | None = None
+        self._failure: TokenError | SecretError | None = None
         self._failed_with: tuple[str, str] | None = None
 
     async def material(self) -> tuple[str, str]:
@@ -227,20 +227,20 @@ class TokenSource:
 
     async def _fresh(self) -> str:
         if self._fetching is None:
-            if self._trouble is not None and self._clock.monotonic() < self._pause_until:
-                await self._raise_unless_corrected(self._trouble)
+            if self._failure is not None and self._clock.monotonic() < self._pause_until:
+                await self._raise_unless_corrected(self._failure)
             if self._fetching is None:
                 self._begin()
         assert self._fetching is not None
         # A cancelled caller must not cancel the request, for which others wait.
         return await asyncio.shield(self._fetching)
 
-    async def _raise_unless_corrected(self, trouble: TokenError | SecretError) -> None:
+    async def _raise_unless_corrected(self, failure: TokenError | SecretError) -> None:
         """Raise the last error unless the secrets have changed since, because it does not apply to other
         secrets.
         """
         if self._failed_with is None or await self.material() == self._failed_with:
-            raise trouble
+            raise failure
 
     def retry_now(self) -> None:
         """End the pause after a failure, because an operator requested it."""
@@ -277,9 +277,9 @@ class TokenSource:
             self._failures += 1
             pause = min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 30), LONGEST_PAUSE)
             self._pause_until = self._clock.monotonic() + pause
-            self._trouble = error
+            self._failure = error
             raise
-        self._failures, self._trouble = 0, None
+        self._failures, self._failure = 0, None
         now = self._clock.monotonic()
         self._token = grant.access_token
         self._good_until = now + max(grant.life - SPARE, grant.life / 2)

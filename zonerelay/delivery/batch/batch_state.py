@@ -34,7 +34,7 @@ from zonerelay.delivery.batch.extensions import chunked
 from zonerelay.delivery.batch.transaction_io import SentBody
 from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.connection.session_limits import Suspect
-from zonerelay.delivery.peer import HostTrouble, Terms
+from zonerelay.delivery.peer import HostFailure, Terms
 from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Rendered, Renderer
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -74,7 +74,7 @@ class BatchProgress:
             self._known[index] = outcome
         self.open = []
 
-    def host_failed(self, host: str, trouble: HostTrouble, *, counts: bool = True) -> None:
+    def host_failed(self, host: str, failure: HostFailure, *, counts: bool = True) -> None:
         """Note that a host could not be used. A later such host replaces the outcome of an earlier one. If
         `counts` is false, it is not counted as an attempt.
 
@@ -82,14 +82,14 @@ class BatchProgress:
         """
         outcome = Outcome(
             Verdict.DEFERRED,
-            trouble.reply,
-            trouble.scope,
+            failure.reply,
+            failure.scope,
             host=host,
-            peer=trouble.address,
+            peer=failure.address,
             local=True,
-            counts=counts and trouble.asked,
+            counts=counts and failure.asked,
         )
-        if trouble.scope is not Scope.LOCAL:
+        if failure.scope is not Scope.LOCAL:
             self._suppose(outcome)
         else:
             self.undecided(outcome)
@@ -246,7 +246,7 @@ class BatchState:
         """The host and the address of the latest connection that was opened."""
         self.exchange: tuple[Transaction, Session] | None = None
         """The transaction in progress, and its connection."""
-        self.unverified: tuple[str, HostTrouble] | None = None
+        self.unverified: tuple[str, HostFailure] | None = None
         """The latest host whose TLS does not meet the message's demand, although other mail demands less."""
 
     def send(self, rendered: Rendered) -> None:

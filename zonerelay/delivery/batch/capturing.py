@@ -40,13 +40,13 @@ class Capturing:
         read_body: ReadBody,
         check_claim: CheckClaim,
         clock: Clock,
-        trouble: Callable[[str, BaseException], None],
+        on_error: Callable[[str, BaseException], None],
     ) -> None:
         self._settings = settings
         self._read_body = read_body
         self._check_claim = check_claim
         self._clock = clock
-        self._trouble = trouble
+        self._on_error = on_error
         self._capture: Capture | None = None
         self._lock = asyncio.Lock()
         self._expiring: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class Capturing:
             except StoreError as error:
                 outcome = _outcome(Verdict.DEFERRED, unreadable(error))
             except Exception as error:  # noqa: BLE001 - an unknown error is temporary
-                self._trouble("capture", error)
+                self._on_error("capture", error)
                 outcome = _outcome(
                     Verdict.DEFERRED, Reply(451, "3.0", f"internal error: {type(error).__name__}")
                 )

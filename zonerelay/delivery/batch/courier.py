@@ -57,17 +57,17 @@ from zonerelay.delivery.connection.session import (
     Session,
     SessionOpener,
     Slot,
+    TlsFailure,
     TlsObserver,
-    TlsTrouble,
 )
 from zonerelay.delivery.connection.session_limits import HostOrder, SessionLimits
 from zonerelay.delivery.peer import (
     ANY_CONNECTION,
     ConnectionKey,
     ExpiringSet,
-    HostTrouble,
+    HostFailure,
     NoSource,
-    SourceTrouble,
+    SourceFailure,
     Terms,
     display_address,
 )
@@ -146,8 +146,8 @@ class SmtpCourier:
         lines = []
         if (most := self._limits.most(address)) is not None:
             lines.append(f"a connection ends after {most} messages: the host refused more")
-        if trouble := self._extensions.trouble(address):
-            lines.append(f"it gets DATA instead of BDAT for a day: {trouble}")
+        if failure := self._extensions.failure(address):
+            lines.append(f"it gets DATA instead of BDAT for a day: {failure}")
         if self._extensions.few_parameters(address):
             lines.append("it gets few parameters of MAIL and RCPT for a day: it refused some that it offers")
         return tuple(lines)
@@ -200,8 +200,8 @@ class SmtpCourier:
             progress.settle_open(_CUT_SHORT)
         except NoTurnError:
             progress.undecided(_NO_TURN)  # the peers' replies so far remain valid
-        except NoLogin as trouble:
-            progress.host_failed("", trouble)
+        except NoLogin as failure:
+            progress.host_failed("", failure)
         except Exception as error:  # noqa: BLE001 - DESIGN rule 3: an unknown error is temporary
             context = {"message": f"delivery of {batch.message.id} failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
@@ -288,7 +288,7 @@ class SmtpCourier:
                     while same_again:
                         slot = slot or await self._pool.reserve(terms)
                         opened = await self._open(state, slot, host, ip, plan)
-                        if isinstance(opened, HostTrouble):
+                        if isinstance(opened, HostFailure):
                             if state.source_unfit or isinstance(opened, NoLogin):
                                 return
                             break
@@ -305,7 +305,7 @@ class SmtpCourier:
 
     async def _open(
         self, state: BatchState, slot: Slot, host: MxHost, ip: str, plan: TlsPlan
-    ) -> Session | HostTrouble:
+    ) -> Session | HostFailure:
         """Return a new connection, which then owns the slot, or the reason why there is none."""
         terms = state.terms
         state.opening = f"{host.name} [{display_address(ip, host.port)}]"
@@ -313,15 +313,15 @@ class SmtpCourier:
         try:
             try:
                 session = await self._opener.open(terms, host, ip, slot, plan)
-            except HostTrouble as trouble:
+            except HostFailure as failure:
                 # The host may accept fewer connections than we allow, so its idle ones are closed for this
                 # one.
-                if not (_is_not_now(trouble) and await self._pool.clear(terms.route)):
+                if not (_is_not_now(failure) and await self._pool.clear(terms.route)):
                     raise
                 session = await self._opener.open(terms, host, ip, slot, plan)
-        except HostTrouble as trouble:
-            self._failed(trouble, host, ip, state)
-            return trouble
+        except HostFailure as failure:
+            self._failed(failure, host, ip, state)
+            return failure
         self._order.talked(host, ip)
         if terms.key.source is not None:
             self._sources.bound(terms.key.source, ip)
@@ -346,23 +346,23 @@ class SmtpCourier:
         names = {state.terms.route.name, host, peer, *(each.domain for each in state.batch.deliveries)}
         return self._transcripts.outbound(names, state.batch.message.id, peer, before)
 
-    def _failed(self, trouble: HostTrouble, host: MxHost, ip: str, state: BatchState) -> None:
-        is_too_many = trouble.said is not None and self._pool.open_at(state.terms) > 1
-        state.progress.host_failed(host.name, trouble, counts=not is_too_many)
-        if state.terms.key.verify and isinstance(trouble, TlsTrouble):
-            state.unverified = host.name, trouble
-        source, said = state.terms.key.source, trouble.said
-        if source is not None and isinstance(trouble, SourceTrouble):
-            state.source_unfit = self._sources.lost(source, trouble)
+    def _failed(self, failure: HostFailure, host: MxHost, ip: str, state: BatchState) -> None:
+        is_too_many = failure.said is not None and self._pool.open_at(state.terms) > 1
+        state.progress.host_failed(host.name, failure, counts=not is_too_many)
+        if state.terms.key.verify and isinstance(failure, TlsFailure):
+            state.unverified = host.name, failure
+        source, said = state.terms.key.source, failure.said
+        if source is not None and isinstance(failure, SourceFailure):
+            state.source_unfit = self._sources.lost(source, failure)
         elif (
             source is not None
             and said is not None
-            and self._sources.heard(state.terms, said, trouble.address)
+            and self._sources.heard(state.terms, said, failure.address)
         ):
             state.address_blamed = True
             self._order.talked(host, ip)  # the host may be fine for other sources
         else:
-            self._order.troubled(host, ip, trouble)
+            self._order.failed(host, ip, failure)
 
     async def _endpoints(self, state: BatchState) -> AsyncGenerator[tuple[MxHost, str, TlsPlan], None]:
         """Yield hosts and addresses to try. A host that cannot be found counts as tried.
@@ -411,7 +411,7 @@ class SmtpCourier:
         if not reachable:
             state.family_missed = True
             text = f"{host.name} has no address that the source {key.source.name} can reach (IPv4 or IPv6)"
-            state.progress.host_failed(host.name, HostTrouble(Reply(451, "4.4", text), asked=False))
+            state.progress.host_failed(host.name, HostFailure(Reply(451, "4.4", text), asked=False))
         return replace(found, ips=reachable)
 
     async def _looked_up(self, host: MxHost, state: BatchState) -> Addresses:
@@ -420,15 +420,15 @@ class SmtpCourier:
             reply = found.failure.reply if found.failure else Reply(451, NO_NAMES, "no address")
             # The failure is transient even if the name does not exist: the MX record may be corrected.
             reply = Reply(451, reply.detail if reply.is_transient else NO_NAMES, f"{host.name}: {reply.text}")
-            state.progress.host_failed(host.name, HostTrouble(reply, asked=False))
+            state.progress.host_failed(host.name, HostFailure(reply, asked=False))
         return found
 
     async def _plan(self, host: MxHost, found: Addresses, state: BatchState) -> TlsPlan | None:
         """Return the TLS requirements for this host, or None if DNS excludes it."""
         try:
             return await self._planner.plan(state.terms, host, found)
-        except HostTrouble as trouble:
-            state.progress.host_failed(host.name, trouble)
+        except HostFailure as failure:
+            state.progress.host_failed(host.name, failure)
             return None
 
     async def _use(self, session: Session, state: BatchState) -> bool:
@@ -528,23 +528,23 @@ class SmtpCourier:
                 state.address_blamed = True
 
 
-def _is_not_now(trouble: HostTrouble) -> bool:
+def _is_not_now(failure: HostFailure) -> bool:
     """Return whether the host itself has temporarily refused the connection."""
-    return trouble.said is not None and trouble.said.is_transient
+    return failure.said is not None and failure.said.is_transient
 
 
 def _beginning_with(address: str, ips: Sequence[str], host: MxHost) -> list[str]:
     return sorted(ips, key=lambda ip: display_address(ip, host.port) != address)
 
 
-def _for_its_tls(outcome: Outcome, host: str, trouble: HostTrouble) -> Outcome:
+def _for_its_tls(outcome: Outcome, host: str, failure: HostFailure) -> Outcome:
     """Return the outcome for a message that demands more TLS than other mail. It says nothing about the
     hosts, which other mail may reach (RFC 8689 4.2.1).
     """
     if outcome.scope is not Scope.HOST:
         return outcome
-    reply = Reply(451, TLS_REQUIRED, trouble.reply.text)
-    return replace(outcome, reply=reply, scope=Scope.MESSAGE, host=host, peer=trouble.address)
+    reply = Reply(451, TLS_REQUIRED, failure.reply.text)
+    return replace(outcome, reply=reply, scope=Scope.MESSAGE, host=host, peer=failure.address)
 
 
 def _local(reply: Reply) -> Outcome:

@@ -18,7 +18,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.smtp.client.stuffing import as_chunk
-from zonerelay.smtp.client.transaction import BdatTrouble, ChunkedTransaction, Transaction, can_be_chunked
+from zonerelay.smtp.client.transaction import BdatFailure, ChunkedTransaction, Transaction, can_be_chunked
 
 REMEMBER_FOR = 24 * 3600.0
 
@@ -27,13 +27,13 @@ class UsedExtensions:
     """Remembers which extensions of a host work."""
 
     def __init__(self, clock: Clock) -> None:
-        self._without_bdat = {trouble: ExpiringSet(clock, REMEMBER_FOR) for trouble in BdatTrouble}
+        self._without_bdat = {failure: ExpiringSet(clock, REMEMBER_FOR) for failure in BdatFailure}
         self._few_parameters = ExpiringSet(clock, REMEMBER_FOR)
         self._took_mail = ExpiringSet(clock, REMEMBER_FOR)
 
-    def trouble(self, address: str) -> str:
+    def failure(self, address: str) -> str:
         """Return the reason why a host (`ip:port`) is sent DATA instead of BDAT, or `""`."""
-        return next((trouble for trouble, hosts in self._without_bdat.items() if address in hosts), "")
+        return next((failure for failure, hosts in self._without_bdat.items() if address in hosts), "")
 
     def few_parameters(self, address: str) -> bool:
         """Return true if a host has refused parameters that it offers, and accepted mail without them."""
@@ -46,10 +46,10 @@ class UsedExtensions:
         if self.few_parameters(address):
             session.capabilities = replace(session.capabilities, few_parameters=True)
         session.chunking = (
-            session.terms.zone.chunking and session.capabilities.chunking and not self.trouble(address)
+            session.terms.zone.chunking and session.capabilities.chunking and not self.failure(address)
         )
         if session.chunking:
-            surplus = self._without_bdat[BdatTrouble.SURPLUS]
+            surplus = self._without_bdat[BdatFailure.SURPLUS]
             session.protocol.on_surplus = functools.partial(surplus.add, address)
 
     def learn(self, session: Session, transaction: Transaction) -> None:
@@ -63,9 +63,9 @@ class UsedExtensions:
             self._took_mail.add(session.peer.address)
         if not session.chunking:
             return
-        if transaction.trouble is not None:
+        if transaction.bdat_failure is not None:
             session.chunking = False
-            self._without_bdat[transaction.trouble].add(session.peer.address)
+            self._without_bdat[transaction.bdat_failure].add(session.peer.address)
         elif isinstance(transaction, ChunkedTransaction) and transaction.bdat_taken:
             session.bdat_taken = True
 

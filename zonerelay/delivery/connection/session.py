@@ -11,7 +11,7 @@ opened. Then `ClientProtocol` takes over the transport. The relay avoids these p
 - Its MAIL, RCPT and DATA parse addresses again and need the whole message and one reply at a time, so they
   are not used.
 
-A host that refuses to serve is `HostTrouble` with a transient reply, including a greeting with 5yz (Postfix:
+A host that refuses to serve is `HostFailure` with a transient reply, including a greeting with 5yz (Postfix:
 smtp_skip_5xx_greeting): the refusal is about the host, not about the mail, and another host or a later
 attempt may succeed.
 """
@@ -33,7 +33,7 @@ from aiosmtplib.protocol import SMTPProtocol
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.logins import Login, Logins
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
-from zonerelay.delivery.peer import HostTrouble, PoolKey, Terms, display_address, open_socket
+from zonerelay.delivery.peer import HostFailure, PoolKey, Terms, display_address, open_socket
 from zonerelay.delivery.tls.plan import TlsPlan, TlsPolicy
 from zonerelay.delivery.tls.resumption import ResumingContext
 from zonerelay.delivery.tls.verify import ENCRYPTED, Proof, WrongPeerError, handshake_words, prove
@@ -183,7 +183,7 @@ class Phase(StrEnum):
     AUTH = "AUTH"
 
 
-class TlsTrouble(HostTrouble):
+class TlsFailure(HostFailure):
     """The host does not provide the required TLS. `unanswered` says that it did not answer the first message
     of the handshake, or closed the connection.
     """
@@ -249,7 +249,7 @@ class Session:
 
 
 class SessionOpener:
-    """Opens sessions. HostTrouble is raised on failure. After any exception no socket stays open."""
+    """Opens sessions. HostFailure is raised on failure. After any exception no socket stays open."""
 
     def __init__(
         self,
@@ -288,11 +288,11 @@ class SessionOpener:
         else:
             try:
                 session = await self._open_asking_twice(terms, host, ip, plan, slot, login=login)
-            except TlsTrouble as trouble:
+            except TlsFailure as failure:
                 if not plan.may_fall_back:
                     self._observe(zone, plan.level, "failed")
                     raise
-                why = trouble.reply.text
+                why = failure.reply.text
                 self._tls.broken.add(key)
                 session = await self._open(terms, host, ip, plan.in_clear(), slot, login=login)
         if plan.encrypts:
@@ -307,15 +307,15 @@ class SessionOpener:
         key = f"{host.name}:{host.port}"
         try:
             return await self._open(terms, host, ip, plan, slot, login=login)
-        except TlsTrouble as trouble:
-            if not trouble.unanswered or key in self._tls.small:
+        except TlsFailure as failure:
+            if not failure.unanswered or key in self._tls.small:
                 raise
             self._tls.small.add(key)
             try:
                 return await self._open(terms, host, ip, plan, slot, login=login)
-            except HostTrouble:
+            except HostFailure:
                 self._tls.small.discard(key)
-                raise trouble from None
+                raise failure from None
 
     async def _open(
         self, terms: Terms, host: MxHost, ip: str, plan: TlsPlan, slot: Slot, *, login: Login | None
@@ -324,9 +324,9 @@ class SessionOpener:
         timeout = self._settings.connect_timeout
         try:
             sock = await open_socket(zone, host.name, ip, host.port, timeout=timeout, source=terms.key.source)
-        except HostTrouble as trouble:
+        except HostFailure as failure:
             if record is not None:
-                record.note(trouble.reply.text)
+                record.note(failure.reply.text)
             raise
         ehlo_name = terms.ehlo_name(self._hostname)
         greeter = _Greeter(sock, host, ip, plan, ehlo_name=ehlo_name, settings=self._settings, tls=self._tls)
@@ -390,7 +390,7 @@ class _Reader(SMTPProtocol):
 class _Greeter:
     """Performs the greeting, EHLO, STARTTLS and login on a connected socket, and owns it until `hand_over`.
 
-    aiosmtplib's errors become HostTrouble.
+    aiosmtplib's errors become HostFailure.
     """
 
     def __init__(
@@ -420,7 +420,7 @@ class _Greeter:
         self._transport: asyncio.Transport | None = None
 
     async def run(self) -> Capabilities:
-        """Return the extensions of the server when the connection meets the plan. Raise HostTrouble."""
+        """Return the extensions of the server when the connection meets the plan. Raise HostFailure."""
         await self._connect()
         if self._plan.on_connect:
             self._prove()
@@ -434,7 +434,7 @@ class _Greeter:
             if self._plan.may_fall_back:
                 return capabilities
             text = f"{self.who} does not offer STARTTLS, and {self._plan.why}"
-            raise TlsTrouble(Reply(451, "7.4", text), address=self.address)
+            raise TlsFailure(Reply(451, "7.4", text), address=self.address)
         if not await self._start_tls():
             return capabilities
         self._prove()
@@ -462,35 +462,35 @@ class _Greeter:
         except (aiosmtplib.SMTPException, OSError) as error:
             if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
                 raise self._broken_handshake(error) from error
-            raise self._trouble(Phase.GREETING, error) from error
+            raise self._failure(Phase.GREETING, error) from error
 
     def open_transport(self) -> asyncio.Transport:
-        """Return the open transport. Raise HostTrouble if the peer has closed it."""
+        """Return the open transport. Raise HostFailure if the peer has closed it."""
         if self._transport is None or self._transport.is_closing():
-            raise HostTrouble(
+            raise HostFailure(
                 Reply(451, "4.2", f"{self.address} closed the connection"), address=self.address
             )
         return self._transport
 
     def hand_over(self) -> asyncio.Transport:
-        """Return the open transport and keeps no reference to it. Raise HostTrouble."""
+        """Return the open transport and keeps no reference to it. Raise HostFailure."""
         transport = self.open_transport()
         if self._reader.parser.has_input:
             text = f"{self.address} sent a reply that no command asked for"
-            raise HostTrouble(Reply(451, "5.0", text), address=self.address)
+            raise HostFailure(Reply(451, "5.0", text), address=self.address)
         return transport
 
     async def say(self, line: bytes) -> tuple[int, str]:
-        """Send a line of a login and return the code and text of the reply. Raise HostTrouble."""
+        """Send a line of a login and return the code and text of the reply. Raise HostFailure."""
         if self.record is not None:
             self.record.command(line, secret=not line.startswith(b"AUTH "))
         try:
             said = await self._reader.execute_command(line, timeout=self._settings.ehlo_timeout)
         except aiosmtplib.SMTPResponseException as error:  # its text may repeat a secret
             text = f"{self.address} answered AUTH with what is no reply"
-            raise HostTrouble(Reply(451, "5.0", text), address=self.address) from error
+            raise HostFailure(Reply(451, "5.0", text), address=self.address) from error
         except (aiosmtplib.SMTPException, OSError) as error:
-            raise self._trouble(Phase.AUTH, error) from error
+            raise self._failure(Phase.AUTH, error) from error
         self._heard(said)
         return said.code, said.message.strip()
 
@@ -516,7 +516,7 @@ class _Greeter:
                     raise
             await self._introduced(b"HELO", timeout)
         except (aiosmtplib.SMTPException, OSError) as error:
-            raise self._trouble(Phase.EHLO, error) from error
+            raise self._failure(Phase.EHLO, error) from error
         return Capabilities()
 
     def _context(self) -> ResumingContext:
@@ -546,7 +546,7 @@ class _Greeter:
                 return False
             said = f"{error.code} {printable(error.message)}" if error.code > 0 else printable(error.message)
             text = f"{self.who} refused STARTTLS: {said}; {self._plan.why}"
-            raise TlsTrouble(Reply(451, "7.4", text), address=self.address) from error
+            raise TlsFailure(Reply(451, "7.4", text), address=self.address) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._broken_handshake(error) from error
         self._hold_transport()
@@ -558,7 +558,7 @@ class _Greeter:
         try:
             self.proof = prove(self._plan, tls, now=self._tls.now())
         except WrongPeerError as error:
-            raise self._tls_trouble(f"{self.who}: {error}") from error
+            raise self._tls_failure(f"{self.who}: {error}") from error
         worth = self.proof.security
         self.tls_words = f"{tls.version()} {worth}" if worth != ENCRYPTED else tls.version()
         if self.record is not None:
@@ -570,7 +570,7 @@ class _Greeter:
         try:
             reply = await self._introduced(b"EHLO", self._settings.ehlo_timeout)
         except aiosmtplib.SMTPHeloError as error:
-            raise self._trouble(Phase.EHLO, error) from error
+            raise self._failure(Phase.EHLO, error) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._broken_handshake(error) from error
         self._keep_session()
@@ -601,20 +601,20 @@ class _Greeter:
         # aiosmtplib types it as BaseTransport; on a TCP socket it is a Transport, with TLS and without.
         self._transport = cast(asyncio.Transport, self._reader.transport)
 
-    def _broken_handshake(self, error: Exception) -> TlsTrouble:
+    def _broken_handshake(self, error: Exception) -> TlsFailure:
         self._context().forget(self._plan.name)
-        trouble = self._tls_trouble(f"TLS with {self.who} failed: {handshake_words(error)}")
-        trouble.unanswered = not isinstance(error.__cause__ or error, ssl.SSLError)
-        return trouble
+        failure = self._tls_failure(f"TLS with {self.who} failed: {handshake_words(error)}")
+        failure.unanswered = not isinstance(error.__cause__ or error, ssl.SSLError)
+        return failure
 
-    def _tls_trouble(self, text: str) -> TlsTrouble:
+    def _tls_failure(self, text: str) -> TlsFailure:
         if not self._plan.may_fall_back:
             text = f"{text}; {self._plan.why}"
         if self.record is not None:
             self.record.note(text)
-        return TlsTrouble(Reply(451, "7.5", text), address=self.address)
+        return TlsFailure(Reply(451, "7.5", text), address=self.address)
 
-    def _trouble(self, phase: Phase, error: Exception) -> HostTrouble:
+    def _failure(self, phase: Phase, error: Exception) -> HostFailure:
         """Return a transient error: the failure is about the host, and no mail has been mentioned yet."""
         said = None
         if self.record is not None and not isinstance(error, aiosmtplib.SMTPResponseException):
@@ -630,4 +630,4 @@ class _Greeter:
             words = error.message if isinstance(error, aiosmtplib.SMTPResponseException) else str(error)
             detail, text = "4.2", f"{self.address} failed at {phase}: {printable(words)}"
         down = phase is not Phase.AUTH and (said is None or said.is_permanent)
-        return HostTrouble(Reply(451, detail, text), address=self.address, said=said, down=down)
+        return HostFailure(Reply(451, detail, text), address=self.address, said=said, down=down)

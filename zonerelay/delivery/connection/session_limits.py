@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from zonerelay.delivery.connection.session import Session
-from zonerelay.delivery.peer import HostTrouble, Terms, display_address
+from zonerelay.delivery.peer import HostFailure, Terms, display_address
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Verdict
 from zonerelay.model.reply import Reply
@@ -161,11 +161,11 @@ class HostOrder:
             for key in _keys(host, ip):
                 self._dead_hosts.talked(key)
 
-    def troubled(self, host: MxHost, ip: str, trouble: HostTrouble) -> None:
-        if trouble.down:
+    def failed(self, host: MxHost, ip: str, failure: HostFailure) -> None:
+        if failure.down:
             for key in _keys(host, ip):
                 self._dead_hosts.failed(key)
-        elif trouble.asked:
+        elif failure.asked:
             self.talked(host, ip)
 
 

@@ -136,10 +136,10 @@ _Job = tuple[UnsignedField, asyncio.Future[bytes]]
 
 
 class Signing:
-    """Signs messages with DKIM. `beside` enables a thread, which starts with the first slow signature."""
+    """Signs messages with DKIM. `threaded` enables a thread, which starts with the first slow signature."""
 
-    def __init__(self, *, beside: bool) -> None:
-        self._beside = beside
+    def __init__(self, *, threaded: bool) -> None:
+        self._threaded = threaded
         self._thread: ThreadPoolExecutor | None = None
         self._waiting: deque[_Job] = deque()
         self._is_busy = False  # the thread signs, or begins in the next loop iteration
@@ -148,7 +148,7 @@ class Signing:
         """Return the DKIM-Signature fields, as `message.dkim.signature.sign` does."""
         fields = []
         for each in unsigned_fields(header, body_hash, keys, now=now):
-            if self._beside and each.key.slow:
+            if self._threaded and each.key.slow:
                 signature = await self._gathered(each)
             else:
                 signature = each.key.sign(each.digest)
@@ -190,7 +190,7 @@ class Signing:
 
     def close(self) -> None:
         """End the thread. Waiting signatures are cancelled, later ones are made on the loop."""
-        self._beside = False
+        self._threaded = False
         while self._waiting:
             self._waiting.popleft()[1].cancel()
         if self._thread is not None:
@@ -382,7 +382,7 @@ class Renderer:
         self, *, read_body: ReadBody, events: Events, clock: Clock, signing: Signing | None = None
     ) -> None:
         self._read_body = read_body
-        self._signing = signing or Signing(beside=False)
+        self._signing = signing or Signing(threaded=False)
         self._events = events
         self._clock = clock
         self._kept: OrderedDict[_Key, _Rendition] = OrderedDict()

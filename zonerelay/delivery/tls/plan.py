@@ -10,7 +10,7 @@ addresses are secure, because an attacker could forge a TLSA record behind an in
 - a failed or bogus look-up: the host is not used now, because an attacker can cause the failure. Only a
   secure denial, or an answer from a part of DNS without DNSSEC, leaves the demand unchanged.
 
-With `tls = dane` a host without usable records is not used. With `tls = none` DNS is not queried. HostTrouble
+With `tls = dane` a host without usable records is not used. With `tls = none` DNS is not queried. HostFailure
 is raised if the host cannot be used.
 
 `TlsPolicy` has the TLS contexts for peers, and remembers hosts whose TLS is broken. `opportunistic` and
@@ -36,7 +36,7 @@ from typing import Protocol
 from msgspec import structs
 
 from zonerelay.config.settings import TlsMode, ZoneSettings
-from zonerelay.delivery.peer import ExpiringSet, HostTrouble, Terms
+from zonerelay.delivery.peer import ExpiringSet, HostFailure, Terms
 from zonerelay.delivery.tls import dane
 from zonerelay.delivery.tls.resumption import ResumingContext
 from zonerelay.model.clock import Clock
@@ -165,14 +165,14 @@ def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings
 
 
 class TlsPlanner:
-    """Decides the TLS requirements of connections. HostTrouble is raised if DNS excludes a host."""
+    """Decides the TLS requirements of connections. HostFailure is raised if DNS excludes a host."""
 
     def __init__(self, lookup: HostLookup) -> None:
         self._lookup = lookup
 
     async def plan(self, terms: Terms, host: MxHost, found: Addresses) -> TlsPlan:
         """Return the plan. `found` are the addresses of the host to which the connection is about to be made.
-        Raise HostTrouble.
+        Raise HostFailure.
         """
         demand = terms.tls
         plan = _as_demanded(terms, demand, host)
@@ -276,5 +276,5 @@ def _is_plain_domain(name: str) -> bool:
     return bool(name) and all(each.isalnum() or each in ".-_" for each in name) and "." in name
 
 
-def _unusable(host: MxHost, what: str) -> HostTrouble:
-    return HostTrouble(Reply(451, "7.5", f"{host.name} {what}"), asked=False)
+def _unusable(host: MxHost, what: str) -> HostFailure:
+    return HostFailure(Reply(451, "7.5", f"{host.name} {what}"), asked=False)

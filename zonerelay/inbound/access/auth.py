@@ -248,14 +248,14 @@ class Authenticator:
     async def _examine(self, attempt: _Attempt) -> tuple[Login, float]:
         """Return the login, after counting and reporting it, and the delay of its reply."""
         try:
-            login = await (self._ask(attempt) if attempt.ask is None else self._told(attempt, attempt.ask))
+            login = await (self._ask(attempt) if attempt.ask is None else self._asked(attempt, attempt.ask))
             login = await self._guarded(attempt, login)
         except BusyError:
             login = Login(LoginKind.BROKEN, detail="too many passwords wait to be checked")
         except ClosedError:
             login = Login(LoginKind.BROKEN, detail="the relay stops")
         except Exception as error:  # noqa: BLE001  (rule 3: unknown trouble is temporary)
-            self._events.trouble("auth", error)
+            self._events.error("auth", error)
             login = Login(LoginKind.BROKEN, detail="unexpected error")
         delay = 0.0
         if login.kind is LoginKind.WRONG:
@@ -321,7 +321,7 @@ class Authenticator:
         # Shielded: other logins may wait for the same check.
         return await asyncio.shield(attempt.check.done)
 
-    async def _told(self, attempt: _Attempt, ask: AskForLogin) -> Login:
+    async def _asked(self, attempt: _Attempt, ask: AskForLogin) -> Login:
         login = await ask()
         locked = self._lock(attempt)
         if locked is None and login.user is not None:

@@ -263,7 +263,7 @@ class Guard:
         try:
             usage = await self._quotas.usage(user) if rails.quotas else None
         except AuthorityError as error:
-            self._events.trouble("quotas", error)
+            self._events.error("quotas", error)
             return UNCOUNTED
         return Allowance(user, rails, usage)
 
@@ -279,7 +279,7 @@ class Guard:
         try:
             full = await self._quotas.take(allowance.user, allowance.rails, (1, recipients, octets))
         except AuthorityError as error:
-            self._events.trouble("quotas", error)
+            self._events.error("quotas", error)
             return UNCOUNTED
         return None if full is None else _used_up(full)
 
@@ -289,7 +289,7 @@ class Guard:
             try:
                 await self._quotas.give_back(allowance.user, allowance.rails, (1, recipients, octets))
             except AuthorityError as error:
-                self._events.trouble("quotas", error)
+                self._events.error("quotas", error)
 
     def nearly_used(self) -> Iterator[tuple[str, str, int, int]]:
         for user, level in self._quotas.seen():

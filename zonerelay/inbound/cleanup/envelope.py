@@ -124,7 +124,7 @@ def _mail_refusal(submission: Submission, command: MailCommand) -> ServerReply |
         return submission.refuse(answer, "MAIL", mailbox=command.sender)
     unhealthy = context.store.unhealthy()
     if unhealthy is not None:
-        answer = replies.STORE_FULL if unhealthy is Unhealthy.NO_SPACE else replies.STORE_TROUBLE
+        answer = replies.STORE_FULL if unhealthy is Unhealthy.NO_SPACE else replies.STORE_FAILURE
         return submission.refuse(answer, "MAIL", mailbox=command.sender, detail=unhealthy)
     if submission.client_state.user is not None and not submission.client_state.may_send_as(command.sender):
         return submission.refuse(replies.NOT_YOUR_ADDRESS, "MAIL", mailbox=command.sender)

@@ -82,7 +82,7 @@ from zonerelay.routing.zones.zones import Choice, ZoneOf, zone_notes
 from zonerelay.smtp.server.line_ends import BodyReader, ChunkReader
 from zonerelay.store.contract import (
     CHUNK_SIZE,
-    BeingStoredError,
+    InProgressError,
     MessageWriter,
     NotStoredBeforeError,
     Once,
@@ -249,7 +249,7 @@ SMALL = 16 * 1024  # a complete message that is not larger is stored before it w
 _NOTHING_YET = Header()
 _OF_KEYS: dict[type[StoreError], ServerReply] = {
     OtherContentError: replies.OTHER_CONTENT,
-    BeingStoredError: replies.BEING_STORED,
+    InProgressError: replies.BEING_STORED,
 }
 
 
@@ -375,10 +375,10 @@ class Intake:
             return error.message_id
         except StoreFullError as error:
             self.refuse(replies.STORE_FULL, str(error))
-        except (OtherContentError, BeingStoredError) as error:
+        except (OtherContentError, InProgressError) as error:
             self.refuse(_OF_KEYS[type(error)], str(error))
         except StoreError as error:
-            self.refuse(replies.STORE_TROUBLE, str(error))
+            self.refuse(replies.STORE_FAILURE, str(error))
         except Exception as error:  # noqa: BLE001 - rule 3
             self._fail(error)
         # Without a commit, the store discards the written data.
@@ -557,8 +557,8 @@ class Intake:
         self.held = 0
 
     def _fail(self, error: Exception) -> None:
-        self._context.events.trouble("inbound", error, message_id=self.envelope.id)
-        self.refuse(replies.TROUBLE)
+        self._context.events.error("inbound", error, message_id=self.envelope.id)
+        self.refuse(replies.LOCAL_ERROR)
 
     async def _write(self, writer: MessageWriter) -> None:
         ready, self._ready = self._ready, []
@@ -638,7 +638,7 @@ class Intake:
         webhooks = self._context.webhooks
         message = await writer.commit(
             deliveries,
-            beside=None if webhooks is None else webhooks.accepted,
+            companions=None if webhooks is None else webhooks.accepted,
             once=self._once() if self._key else None,
             headers=self._stored_fields(),
             eight_bit=self._eight_bit,
@@ -689,7 +689,7 @@ class Intake:
             if context.webhooks is not None:
                 context.webhooks.notify()
         except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
-            context.events.trouble("inbound", error, message_id=message.id)
+            context.events.error("inbound", error, message_id=message.id)
 
     def _trace(self, zones: Sequence[str]) -> tuple[str, ...]:
         notes = [f"listener={self.envelope.origin.listener}", *zones, *self.transaction.notes]

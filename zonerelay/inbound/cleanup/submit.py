@@ -226,8 +226,8 @@ class _Running:
             try:
                 refused = await self._take_envelope(principal, envelope, options)
             except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
-                self.context.events.trouble("inbound", error)
-                return _whole(replies.TROUBLE)
+                self.context.events.error("inbound", error)
+                return _whole(replies.LOCAL_ERROR)
             transaction = submission.transaction
             if refused is None or (transaction is not None and transaction.unless_repeated is not None):
                 return await self._take_content(pieces, refused)
@@ -289,7 +289,7 @@ class _Running:
             login = (await self.context.consultants.ask(Named(user, users))).login
         if login is None or login.kind is LoginKind.BROKEN:
             detail = "" if login is None else login.detail
-            return submission.refuse(replies.AUTH_TROUBLE, "AUTH", detail=detail)
+            return submission.refuse(replies.AUTH_FAILURE, "AUTH", detail=detail)
         if login.user is None:
             return submission.refuse(replies.AUTH_FAILED, "AUTH", detail=login.detail)
         submission.client_state.logged_in(login.user)

@@ -91,7 +91,7 @@ class HttpListener:
         try:
             self._service = await self._open_http(lambda: self.settings, self.submissions.submit)
         except Exception as error:
-            self._events.trouble("http-listener", error)
+            self._events.error("http-listener", error)
             raise
         finally:
             self._opening = None

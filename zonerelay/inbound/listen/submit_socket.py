@@ -42,7 +42,7 @@ _AGAIN = frozenset({Reason.SHUTDOWN, Reason.MEMORY})
 """If a worker refuses for one of these reasons, another worker may accept the message."""
 _NO_WORKER = Refused(Reason.SHUTDOWN, Reply(421, "3.2", "No worker accepts mail now"))
 _LOST = Refused(
-    Reason.TROUBLE,
+    Reason.LOCAL_ERROR,
     Reply(451, "3.0", "The worker was lost before it answered: it is not known whether it has the message"),
     retry_after=5.0,
 )

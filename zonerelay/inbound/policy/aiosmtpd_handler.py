@@ -191,8 +191,8 @@ class HandlerPolicy(Policy):
             return Failure(FailureKind.BAD_DECISION, f"{name}: {error}")
         except Exception as error:
             _restore(envelope, before)
-            if (told := getattr(self._handler, "handle_exception", None)) is not None:
-                await _called(told, error)
+            if (vrfy_reply := getattr(self._handler, "handle_exception", None)) is not None:
+                await _called(vrfy_reply, error)
             raise
         finally:
             dialog.busy = False
@@ -235,7 +235,7 @@ class HandlerPolicy(Policy):
         changes = _changes(event, before, envelope)
         dialog.is_stale = dialog.is_stale or changes.of_envelope
         if isinstance(event, Vrfy) and reply is not None:
-            return Changes(told=reply)
+            return Changes(vrfy_reply=reply)
         return Changes(lines=lines) if lines else changes
 
 

@@ -377,7 +377,7 @@ class Changes(Decision):
 
     `sender` is `""` for the null sender, or `None` if it is unchanged. `added` and `removed` are recipients;
     at RCPT, `removed` includes the recipient of the command if others replace it. `content` is a new message
-    with CRLF line ends. `lines` are the lines to keep in the reply to EHLO, and `told` is the reply to VRFY.
+    with CRLF line ends. `lines` are the lines to keep in the reply to EHLO, and `vrfy_reply` answers VRFY.
     """
 
     sender: str | None = None
@@ -385,7 +385,7 @@ class Changes(Decision):
     removed: frozenset[str] = frozenset()
     content: bytes | None = field(default=None, repr=False)
     lines: tuple[str, ...] = ()
-    told: Reply | None = None
+    vrfy_reply: Reply | None = None
 
     @property
     def of_envelope(self) -> bool:

@@ -97,7 +97,7 @@ class PolicyRunner:
                 self._events.metrics.policy.observe(asyncio.get_running_loop().time() - began)
                 return result
         except Exception as error:  # noqa: BLE001 - unknown trouble is temporary (rule 3)
-            self._events.trouble("policy", error)
+            self._events.error("policy", error)
             return NOT_AVAILABLE
         self._events.policy_failed(event.step, result.kind, result.detail)
         return NOT_AVAILABLE
@@ -113,7 +113,7 @@ class PolicyRunner:
                 if isinstance(result, Failure):
                     self._events.policy_failed(_CLOSE, result.kind, result.detail)
         except Exception as error:  # noqa: BLE001 - the relay stops all the same
-            self._events.trouble("policy", error)
+            self._events.error("policy", error)
         finally:
             self._closed = True
             self._threads.close()

@@ -202,7 +202,7 @@ def _step(conversation: Conversation, exchange: SaslExchange, text: str | None) 
 def _decided(conversation: Conversation, verdict: Verdict) -> ServerReply:
     login = verdict.login
     if login is None or (login.kind is LoginKind.BROKEN and login.refusal is None):
-        return conversation.refuse(replies.AUTH_TROUBLE, "AUTH", detail="" if login is None else login.detail)
+        return conversation.refuse(replies.AUTH_FAILURE, "AUTH", detail="" if login is None else login.detail)
     if login.refusal is not None:
         return conversation.refuse(replies.barred(login.refusal), "AUTH", detail=login.detail)
     if login.kind is LoginKind.LOCKED:

@@ -88,8 +88,8 @@ class Conversation(Submission):
             decision = verdict.decision
             if decision.reply is not None:
                 return answer if isinstance(event, Quit) else self.refuse_by(verdict, command)
-            if isinstance(decision, Changes) and decision.told is not None:
-                return ServerReply(decision.told, decision.told.encode())
+            if isinstance(decision, Changes) and decision.vrfy_reply is not None:
+                return ServerReply(decision.vrfy_reply, decision.vrfy_reply.encode())
             return answer
 
         return self.ask(event, decided)

@@ -439,9 +439,9 @@ class Session(asyncio.Protocol):
             return replace(answer, then=Then.CLOSE) if is_bdat else answer
 
     def _trouble(self, error: Exception) -> ServerReply:
-        self.context.events.trouble("inbound", error)
+        self.context.events.error("inbound", error)
         self.conversation.reset()
-        return replies.TROUBLE
+        return replies.LOCAL_ERROR
 
     def _reply(self, octets: bytes, last: ServerReply) -> None:
         """Write replies, and start the action that the last of them requires."""
@@ -587,7 +587,7 @@ class Session(asyncio.Protocol):
             if self.lines.waiting or self.transport.is_paused or self.phase > Phase.GREETED:
                 self.advance()
         except Exception as error:  # noqa: BLE001 - no caller awaits this task
-            self.context.events.trouble("inbound", error, message_id=intake.envelope.id)
+            self.context.events.error("inbound", error, message_id=intake.envelope.id)
             self.abort()
         finally:
             intake.task = None

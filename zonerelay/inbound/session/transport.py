@@ -239,14 +239,14 @@ class Transport:
 
     # Output, and closing.
 
-    def overhear(self, told: Callable[[bytes], None]) -> None:
-        """Copy all plaintext output to `told`. Call this again after a handshake."""
+    def overhear(self, on_output: Callable[[bytes], None]) -> None:
+        """Copy all plaintext output to `on_output`. Call this again after a handshake."""
         if self.write is self._overheard:
             return
         write = self.write
 
         def tell_and_write(data: bytes) -> None:
-            told(data)
+            on_output(data)
             write(data)
 
         self.write = self._overheard = tell_and_write

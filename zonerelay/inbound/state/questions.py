@@ -122,8 +122,8 @@ class Consultants:
                     return Verdict(Decision(reply=reply), reason=Reason.SENDER_DOMAIN)
             return Verdict(await self._decide(question))
         except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
-            self._events.trouble("inbound", error)
-            return Verdict(_NOT_NOW, Login(LoginKind.BROKEN), reason=Reason.TROUBLE)
+            self._events.error("inbound", error)
+            return Verdict(_NOT_NOW, Login(LoginKind.BROKEN), reason=Reason.LOCAL_ERROR)
 
     async def _decide(self, event: Event) -> Decision:
         if self.policy is not None and type(event) in self._by_policy:

@@ -67,7 +67,7 @@ _LAST_WORD = 421  # RFC 5321 3.8: the server closes
 
 _OURS = frozenset(
     {
-        Reason.AUTH_TROUBLE,
+        Reason.AUTH_FAILURE,
         Reason.BEING_STORED,
         Reason.LOOP,
         Reason.MEMORY,
@@ -79,7 +79,7 @@ _OURS = frozenset(
         Reason.STORE,
         Reason.STORE_FULL,
         Reason.SUSPENDED,
-        Reason.TROUBLE,
+        Reason.LOCAL_ERROR,
         Reason.USER,
     }
 )
@@ -206,7 +206,7 @@ AUTH_FIRST = _no(530, "7.0", "Authentication required", Reason.AUTH_NEEDED)
 AUTH_NEEDS_TLS = _no(538, "7.11", "Encryption required for authentication", Reason.TLS_NEEDED)
 AUTH_FAILED = _no(535, "7.8", "Authentication credentials invalid", Reason.AUTH)
 AUTH_LOCKED = _no(454, "7.0", "Too many failed attempts, try again later", Reason.AUTH)
-AUTH_TROUBLE = _no(454, "7.0", "Temporary authentication failure", Reason.AUTH_TROUBLE)
+AUTH_FAILURE = _no(454, "7.0", "Temporary authentication failure", Reason.AUTH_FAILURE)
 NOT_YOUR_ADDRESS = _no(553, "7.1", "Sender address is not yours", Reason.SENDER)
 FROM_NOT_YOURS = _no(550, "7.1", "From address is not yours", Reason.SENDER)
 TOO_FAR_AHEAD = _no(501, "5.4", "Time of release too far ahead", Reason.PARAMETER)
@@ -237,8 +237,8 @@ BEING_STORED = _no(
 )
 MAIL_LOOP = _no(554, "4.6", "Too many Received fields: mail loop", Reason.LOOP)
 STORE_FULL = _no(452, "3.1", "Insufficient system storage", Reason.STORE_FULL)
-STORE_TROUBLE = _no(451, "3.0", "Cannot store the message now", Reason.STORE)
-TROUBLE = _no(451, "3.0", "Local error, try again later", Reason.TROUBLE)
+STORE_FAILURE = _no(451, "3.0", "Cannot store the message now", Reason.STORE)
+LOCAL_ERROR = _no(451, "3.0", "Local error, try again later", Reason.LOCAL_ERROR)
 
 MUCH_TOO_BIG = _bye(552, "3.4", "Message too big", Reason.SIZE)
 BARE_LF_COMMAND = _bye(500, "5.2", "Command lines end with <CR><LF>", Reason.SYNTAX)

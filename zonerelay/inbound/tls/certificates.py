@@ -199,7 +199,7 @@ class Certificates:
         self._ask_certificate = bool(settings.allow_certificates)
         self._clock = clock
         self._events = events
-        self._told_exposed: set[Path] = set()
+        self._exposed_reported: set[Path] = set()
         keys = settings.key or settings.certificate
         self._entries = [_Entry(*paths) for paths in zip(settings.certificate, keys, strict=True)]
         self._read_first()
@@ -307,8 +307,8 @@ class Certificates:
             fingerprint=pair.fingerprint,
         )
         self._tell_expiring([entry])
-        if is_exposed(entry.key) and entry.key not in self._told_exposed:
-            self._told_exposed.add(entry.key)
+        if is_exposed(entry.key) and entry.key not in self._exposed_reported:
+            self._exposed_reported.add(entry.key)
             note = f"{entry.key}: every user of this machine can read the private key: chmod o-r it"
             self._events.lifecycle("advice", note=note)
 

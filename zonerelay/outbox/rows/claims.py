@@ -29,7 +29,8 @@ from zonerelay.store.common.ready import ReadyMail
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import Columns
 
-TROUBLE_PAUSE = 1.0
+<<<<<<< HEAD
+FAILURE_PAUSE = 1.0
 BATCH = 100
 """Rows that one statement claims at most."""
 MOST = 2000
@@ -109,6 +110,9 @@ class Window:
         self._counts.clear()
         self._full.clear()
         self._total = 0
+=======
+FAILURE_PAUSE = 1.0
+>>>>>>> 5b57259c (Errors, failures and results instead of faults and what is told: identifiers of the rename table)
 
 
 class OutboxClaims:
@@ -193,10 +197,10 @@ class OutboxClaims:
                     looked = self._clock.monotonic()
                     await self._look_at_mailboxes()
             except StoreError as error:
-                self._keeper.trouble(error)
+                self._keeper.failed(error)
             except Exception as error:  # noqa: BLE001 - a bug must not end the claims
-                self._events.trouble("outbox.claim", error)
-                await asyncio.sleep(TROUBLE_PAUSE)
+                self._events.error("outbox.claim", error)
+                await asyncio.sleep(FAILURE_PAUSE)
 
     async def _give_back_strays(self) -> None:
         # Nothing is claimed during this query. A row that is released during it gets another token, or none.
@@ -267,7 +271,7 @@ class OutboxClaims:
         try:
             return self._admit(columns)
         except Exception as error:  # noqa: BLE001 - one row's trouble is temporary, and no other's
-            self._events.trouble("outbox.claim", error)
+            self._events.error("outbox.claim", error)
             self._put(put_off(columns, "waits: temporary trouble in this relay"))
             return None
 

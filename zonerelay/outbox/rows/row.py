@@ -297,15 +297,15 @@ def _with_reply(
 
 
 def _error_log(states: dict[Mailbox, State], redact: Redactor) -> str:
-    troubled = [(at, each, state) for at, (each, state) in enumerate(states.items(), 1) if state.code]
+    failed = [(at, each, state) for at, (each, state) in enumerate(states.items(), 1) if state.code]
     lines = [
         f"{redact.mailbox(each)} (recipient {at} of {len(states)}) {state.done or 'waits'}"
         f" after {state.attempts} attempts:"
         f" {state.code} {state.detail and f'{state.code // 100}.{state.detail} '}{state.text}"
-        for at, each, state in troubled[:MAX_LINES]
+        for at, each, state in failed[:MAX_LINES]
     ]
-    if len(troubled) > MAX_LINES:
-        lines.append(f"and {len(troubled) - MAX_LINES} more")
+    if len(failed) > MAX_LINES:
+        lines.append(f"and {len(failed) - MAX_LINES} more")
     return redact.stored("\n".join(lines))
 
 

@@ -94,7 +94,7 @@ class OutboxWriter:
         try:
             return await self._write(batch)
         except Exception as error:  # noqa: BLE001 - a bug must not end the writing
-            self._events.trouble("outbox.write", error)
+            self._events.error("outbox.write", error)
             return False
 
     async def _write(self, batch: Sequence[Write]) -> bool:
@@ -104,7 +104,7 @@ class OutboxWriter:
         except SickError as error:
             if len(batch) > 1:
                 return all([await self._write([each]) for each in batch])
-            self._events.trouble("outbox.write", error)
+            self._events.error("outbox.write", error)
             kept = set()
             if batch[0].error_log is not None:
                 key = batch[0].id, batch[0].token
@@ -113,7 +113,7 @@ class OutboxWriter:
         except ClashError:
             return False
         except StoreError as error:
-            self._keeper.trouble(error)
+            self._keeper.failed(error)
             return False
         self._done(batch, kept)
         return True

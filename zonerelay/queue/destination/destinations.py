@@ -145,7 +145,7 @@ class Destination(Line):
     def standing(self) -> Standing:
         if self.suspension.is_proven:
             return Standing.SLOW if self.is_slow else Standing.QUICK
-        return Standing.FAILING if self.is_slow or self.suspension.is_troubled else Standing.NEW
+        return Standing.FAILING if self.is_slow or self.suspension.is_failing else Standing.NEW
 
     def renew(self, route: Route, zone: ZoneSettings, rates: Rates, now: float) -> None:
         """Use this route from now on."""
@@ -183,7 +183,7 @@ class Destination(Line):
             name=self.route.name,
             active=self.active,
             waiting=self.waiting,
-            suspended_until=suspension.until if suspension.is_troubled else None,
+            suspended_until=suspension.until if suspension.is_failing else None,
             last=suspension.reply,
             per_minute=self.per_minute(tick),
             limits=self.limits,

@@ -20,7 +20,7 @@ until the backlog was gone.
 _Line = TypeVar("_Line", bound=Line)
 
 
-class _NewFirst(OrderedDict[_Line, bool]):
+class _AlternatingQueue(OrderedDict[_Line, bool]):
     """Destination queues in order of arrival, except that every second selection takes a `new` one first."""
 
     # Not a deque, because a line that leaves early must be found quickly. And a dict can be checked for
@@ -70,8 +70,8 @@ class FairQueue(Generic[_Line]):
 
     def __init__(self) -> None:
         self._first: OrderedDict[_Line, None] = OrderedDict()
-        self._fresh: _NewFirst[_Line] = _NewFirst()
-        self._other: _NewFirst[_Line] = _NewFirst()
+        self._fresh: _AlternatingQueue[_Line] = _AlternatingQueue()
+        self._other: _AlternatingQueue[_Line] = _AlternatingQueue()
         self._fresh_taken = 0
         """Lines with fresh mail that went since the last line without."""
 

@@ -206,10 +206,10 @@ class Probes:
         """Return whether a destination may wait. Its suspension, if any, is over, and mail waits for it."""
         if not is_half_full or destination.is_queued or destination.active:
             return True
-        if not destination.suspension.is_troubled:
+        if not destination.suspension.is_failing:
             return True
         if len(self._waiting) >= self._most:
-            self._waiting = {each for each in self._waiting if each.is_queued and each.suspension.is_troubled}
+            self._waiting = {each for each in self._waiting if each.is_queued and each.suspension.is_failing}
             if len(self._waiting) >= self._most:
                 return False
         self._waiting.add(destination)

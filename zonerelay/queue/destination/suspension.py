@@ -84,7 +84,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         self._is_over = True
 
     @property
-    def is_troubled(self) -> bool:
+    def is_failing(self) -> bool:
         """Whether the destination is suspended or being probed."""
         return self._failures > 0
 

@@ -99,7 +99,7 @@ class Bin:
             try:
                 await self.sweep()
             except StoreError as error:
-                self._events.trouble("queue.bin", error)
+                self._events.error("queue.bin", error)
             await asyncio.sleep(max(PAUSE, 10 * (self._clock.monotonic() - began)))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(INTERVAL):

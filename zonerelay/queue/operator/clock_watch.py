@@ -141,7 +141,7 @@ class ClockWatch:
             try:
                 await self._leaps.store()
             except OSError as error:
-                self._events.trouble("queue.clock", error)
+                self._events.error("queue.clock", error)
         difference = self._difference()
         if difference < self._ahead - TOLERANCE:
             self._is_suspect = True
@@ -152,7 +152,7 @@ class ClockWatch:
         try:
             corrected = await self._operations.correct(lambda delivery: delivery.corrected_at(now))
         except StoreError as error:
-            self._events.trouble("queue.clock", error)
+            self._events.error("queue.clock", error)
             return
         self._is_suspect = False
         self._events.lifecycle("clock-set-back", corrected=corrected)

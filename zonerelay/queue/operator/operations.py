@@ -417,8 +417,8 @@ class Operations:
     async def trace(self, message_id: MessageId) -> tuple[Step, ...]:
         """Return the known history of a message and its next attempts. Raise MessageNotFoundError."""
         shown = await self.show(message_id)
-        told = [(self._until_probe(each), state) for each, state in shown.deliveries]
-        return steps(replace(shown, deliveries=tuple(told)))
+        details = [(self._until_probe(each), state) for each, state in shown.deliveries]
+        return steps(replace(shown, deliveries=tuple(details)))
 
     async def summary(
         self, wanted: QueueFilter, by: str, *, exact: bool, progress: VerbProgress | None = None
@@ -744,8 +744,8 @@ class Operations:
 
     def _tell(self, verb: str, result: Result, detail: str, act: Act | None) -> None:
         if act is not None:
-            told = {"detail": act.what, "act": act.id, "who": act.who, "reason": act.reason}
-            self._events.operated(verb, result.changed, **told)
+            details = {"detail": act.what, "act": act.id, "who": act.who, "reason": act.reason}
+            self._events.operated(verb, result.changed, **details)
         elif result.matched:
             self._events.operated(verb, result.changed, detail=detail)
 

@@ -249,8 +249,8 @@ class Orders:
             return sorted([*others, after], key=lambda each: each.since)
 
         await self._edit(change)
-        told = ("reason", "who", "until", "refuse", "stop_clock")
-        if before is None or any(getattr(before, name) != getattr(after, name) for name in told):
+        names = ("reason", "who", "until", "refuse", "stop_clock")
+        if before is None or any(getattr(before, name) != getattr(after, name) for name in names):
             self._tell("order-given" if before is None else "order-changed", after, after.who)
         return after, before is None or before.id == order.id
 
@@ -374,7 +374,7 @@ class Orders:
             try:
                 await self._edit(change)
             except OrdersError as error:  # they are not active anyway; the next check tries again
-                self._events.trouble("queue.orders", error)
+                self._events.error("queue.orders", error)
                 self._take(self._all)
                 return
             for order in over:
@@ -386,7 +386,7 @@ class Orders:
                 await self._release(over)
                 return
             except StoreError as error:
-                self._events.trouble("queue.orders", error)
+                self._events.error("queue.orders", error)
                 await asyncio.sleep(AGAIN)
 
     async def _watch(self) -> None:
@@ -397,7 +397,7 @@ class Orders:
             try:
                 await self.look()
             except OrdersError as error:
-                self._events.trouble("queue.orders", error)
+                self._events.error("queue.orders", error)
                 continue
             await self._expire()
 

@@ -134,7 +134,7 @@ class DsnMaker:
                     if head.find(_END_OF_HEADER, searched) >= 0 or len(head) >= self.bounce.return_size:
                         break
         except StoreError as error:
-            self._events.trouble("queue.report_header", error, message_id=message.id)
+            self._events.error("queue.report_header", error, message_id=message.id)
             return b"", b""
         text = bytes(head)
         return self._header_of(text), text if whole and can_return_whole(text) else b""

@@ -49,7 +49,7 @@ _TOO_CLOSE = 1.0
 STRANGER = "stranger"
 """The reason why no report is made about mail of a client that is not allowed to relay."""
 
-TROUBLE = Outcome(
+LOCAL_ERROR = Outcome(
     Verdict.DEFERRED,
     Reply(451, "3.0", "temporary trouble in this relay"),
     Scope.LOCAL,

@@ -140,10 +140,10 @@ class OutcomeLog:
         try:
             await self._store.settle(changes, lazy=lazy)
         except StoreError as error:
-            self._events.trouble("store.settle", error)
+            self._events.error("store.settle", error)
             return False
         except Exception as error:  # noqa: BLE001 - a bug in a store must not lose an outcome
-            self._events.trouble("store.settle", error)
+            self._events.error("store.settle", error)
             return False
         finally:
             silence.cancel()
@@ -178,7 +178,7 @@ class OutcomeLog:
         try:
             entry.then()
         except Exception as error:  # noqa: BLE001 - the write is done; its announcement must not stop others
-            self._events.trouble("queue.settled", error)
+            self._events.error("queue.settled", error)
 
     # Retrying
 
@@ -217,7 +217,7 @@ class OutcomeLog:
             await self._store.probe()
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer is no
             if not isinstance(error, StoreError):
-                self._events.trouble("store.probe", error)
+                self._events.error("store.probe", error)
             return False
         return True
 

@@ -107,9 +107,9 @@ class IsolatedBackoff:
                 return await asyncio.shield(asyncio.wrap_future(answer))
         except TimeoutError as error:
             self._hanging = answer
-            self._events.trouble("retry.backoff", error, message_id=envelope.id)
+            self._events.error("retry.backoff", error, message_id=envelope.id)
         except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
-            self._events.trouble("retry.backoff", error, message_id=envelope.id)
+            self._events.error("retry.backoff", error, message_id=envelope.id)
         return self._fallback
 
     def _run(self) -> None:

@@ -30,7 +30,7 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import QueueName
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Slices, Tasks
-from zonerelay.queue.contract import NotifyQueue, Teller, Told
+from zonerelay.queue.contract import NotifyQueue, OutcomeReporter, Result
 from zonerelay.queue.settle.bounces import DsnMaker, ReportError
 from zonerelay.queue.settle.disposition import (
     STRANGER,
@@ -65,7 +65,7 @@ class SettlerCallbacks:
     """Functions through which the settler queries and notifies other components."""
 
     postponed: Postponed = lambda queue, when: None
-    teller: Callable[[], Teller | None] = lambda: None
+    reporter: Callable[[], OutcomeReporter | None] = lambda: None
     """Return the part that reports outcomes to others, in the same write."""
     paused: Paused = lambda delivery, message, destination: 0.0
     """Return the seconds that do not count towards a delivery's age because mail was suspended."""
@@ -243,11 +243,11 @@ class Settler:
             # No event and no report is left to make, and no caller waits.
             changes: list[Change] = [Finish(delivery) for delivery in deliveries]
             write = AtomicWrite(changes, None, True)
-            if (teller := self._callbacks.teller()) is not None:
-                told = [(*each, None, False) for each in zip(deliveries, outcomes, strict=True)]
-                changes += self._told(teller, message, told, destination, seconds)
+            if (reporter := self._callbacks.reporter()) is not None:
+                reported = [(*each, None, False) for each in zip(deliveries, outcomes, strict=True)]
+                changes += self._companions(reporter, message, reported, destination, seconds)
                 write.submits = len(changes) - len(deliveries)
-                write.then = teller.notify if write.submits else None
+                write.then = reporter.notify if write.submits else None
             self.outcome_log.put(write)
             return
         parcel = _Parcel(message, deliveries, outcomes, destination, seconds)
@@ -310,7 +310,7 @@ class Settler:
         try:
             await self._divide(work)
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the outcome
-            self._events.trouble("queue.settle", error)
+            self._events.error("queue.settle", error)
             now = self._clock.now()
             rest = [put_off(delivery, work.outcome, now) for delivery in work.deliveries]
             if rest:
@@ -353,7 +353,7 @@ class Settler:
         try:
             return await self._store.read_message(message_id)
         except Exception as error:  # noqa: BLE001 - whatever it is, its deliveries are put off
-            self._events.trouble("queue.read_message", error, message_id=message_id)
+            self._events.error("queue.read_message", error, message_id=message_id)
             return None
 
     async def _settle(self, parcel: _Parcel) -> None:
@@ -361,7 +361,7 @@ class Settler:
             dispositions = await self._decided(parcel)
             dispositions, reports = await self._reported(parcel.message, dispositions)
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the outcome
-            self._events.trouble("queue.settle", error, message_id=parcel.deliveries[0].message_id)
+            self._events.error("queue.settle", error, message_id=parcel.deliveries[0].message_id)
             now = self._clock.now()
             pairs = zip(parcel.deliveries, parcel.outcomes, strict=True)
             dispositions, reports = [put_off(delivery, outcome, now) for delivery, outcome in pairs], []
@@ -405,7 +405,7 @@ class Settler:
             try:
                 reports.append(await self._report(kind, message, owed))
             except ReportError as error:
-                self._events.trouble("queue.report", error, message_id=message.id)
+                self._events.error("queue.report", error, message_id=message.id)
                 now = self._clock.now()
                 dispositions = [unreported(c, now) if c.report is kind else c for c in dispositions]
         return dispositions, reports
@@ -419,19 +419,19 @@ class Settler:
 
     # Writing and reporting
 
-    def _told(
+    def _companions(
         self,
-        teller: Teller,
+        reporter: OutcomeReporter,
         message: Message | None,
-        told: Sequence[Told],
+        reported: Sequence[Result],
         destination: str,
         seconds: float | None,
     ) -> list[Submit]:
         """Return the messages that report outcomes to others. An error there must not lose the outcome."""
         try:
-            return teller.outcomes(message, told, destination=destination, seconds=seconds)
+            return reporter.outcomes(message, reported, destination=destination, seconds=seconds)
         except Exception as error:  # noqa: BLE001 - see above
-            self._events.trouble("webhook", error, message_id=told[0][0].message_id)
+            self._events.error("webhook", error, message_id=reported[0][0].message_id)
             return []
 
     def _put(
@@ -447,10 +447,10 @@ class Settler:
         changes: list[Change] = [c.change for c in dispositions]
         changes += [submit for _, submit in reports]
         submits: Sequence[Submit] = ()
-        if (teller := self._callbacks.teller()) is not None:
+        if (reporter := self._callbacks.reporter()) is not None:
             news = filter(_is_news, dispositions)
-            told = [(c.delivery, c.outcome, c.next_attempt, _is_held(c.change)) for c in news]
-            submits = self._told(teller, message, told, destination, seconds) if told else ()
+            reported = [(c.delivery, c.outcome, c.next_attempt, _is_held(c.change)) for c in news]
+            submits = self._companions(reporter, message, reported, destination, seconds) if reported else ()
 
         def then() -> None:
             if durable is not None and not durable.done():
@@ -458,8 +458,8 @@ class Settler:
             for kind, submit in reports:
                 self._tell_report(kind, submit)
             self._tell(dispositions, destination, seconds)
-            if submits and teller is not None:
-                teller.notify()
+            if submits and reporter is not None:
+                reporter.notify()
 
         self.outcome_log.put(AtomicWrite([*changes, *submits], then))
 

@@ -37,7 +37,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Tasks
 from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.destination.rates import Ticket
-from zonerelay.queue.settle.disposition import TROUBLE, UNREADABLE, local_delay
+from zonerelay.queue.settle.disposition import LOCAL_ERROR, UNREADABLE, local_delay
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.routing.destinations.route import Batch
 from zonerelay.store.contract import (
@@ -189,7 +189,7 @@ class Attempts:
         if isinstance(error, MessageSettledError):
             self._release(work)
             return
-        self._events.trouble("queue.read_message", error, message_id=work.message_id)
+        self._events.error("queue.read_message", error, message_id=work.message_id)
         label = work.destination.label
         if isinstance(error, MessageNotFoundError | StoreCorruptError):
             # Kept until the spool is repaired. If it was dropped since, nothing is left to change.
@@ -202,8 +202,8 @@ class Attempts:
             )
 
     def _courier_failed(self, batch: Batch, error: Exception) -> Sequence[Outcome]:
-        self._events.trouble("queue.courier", error, message_id=batch.message.id)
-        return [TROUBLE] * len(batch.deliveries)
+        self._events.error("queue.courier", error, message_id=batch.message.id)
+        return [LOCAL_ERROR] * len(batch.deliveries)
 
     def _release(self, work: Work) -> None:
         self._store.release([delivery.key for delivery in work.deliveries])

@@ -208,7 +208,7 @@ class Claims:
         self._alarm.set(max(when, last + TOGETHER))
 
     async def _wait_for_store(self, error: Exception) -> None:
-        self._events.trouble("store.claim", error)
+        self._events.error("store.claim", error)
         if not await self._store.usable():
             await asyncio.sleep(self._delay)
             self._delay = min(self._delay * 2, CLAIM_RETRY_LONGEST)

@@ -347,7 +347,7 @@ class ZonePlan:
     def suspension_of(self, domain: str) -> tuple[float, Reply] | None:
         """Return until when the destination of a domain is suspended, and the reason."""
         line = self._lines.get(domain if self._by_domain else "")
-        if not isinstance(line, Destination) or not line.suspension.is_troubled:
+        if not isinstance(line, Destination) or not line.suspension.is_failing:
             return None
         suspension = line.suspension
         return None if suspension.reply is None else (suspension.until, suspension.reply)
@@ -444,7 +444,7 @@ class ZonePlan:
             self._window.of(priority).rest(backlog)
 
     def _probes_next_hop(self, destination: Destination) -> None:
-        self._window.is_probing = not self._by_domain and destination.suspension.is_troubled
+        self._window.is_probing = not self._by_domain and destination.suspension.is_failing
 
     def _move(
         self, line: Line, destination: Destination, domain: str, priority: Priority, now: float

@@ -22,7 +22,7 @@ from zonerelay.queue.destination.destinations import Destination, DestinationSta
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition, suspended
 from zonerelay.queue.orders.order import OPEN
-from zonerelay.queue.settle.disposition import TROUBLE
+from zonerelay.queue.settle.disposition import LOCAL_ERROR
 from zonerelay.queue.zone.attempts import Attempts
 from zonerelay.queue.zone.claims import Claims
 from zonerelay.queue.zone.parts import ZoneParts
@@ -187,12 +187,12 @@ class Zone:
         try:
             answer = await self._parts.router.route(self.settings, domain)
         except Exception as error:  # noqa: BLE001 - an error of the router is temporary
-            self._events.trouble("queue.router", error)
+            self._events.error("queue.router", error)
             answer = None
         if isinstance(answer, Route):
             self.plan.found(domain, answer, self._clock.now())
         else:
-            outcome = TROUBLE if answer is None else answer.outcome
+            outcome = LOCAL_ERROR if answer is None else answer.outcome
             deliveries = self.plan.unroutable(domain)
             self._settler.post_unattempted(deliveries, outcome, destination=domain or self.settings.next_hop)
         # Not at once: other domains of the message may turn out to have the same route.

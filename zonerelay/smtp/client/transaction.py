@@ -199,7 +199,7 @@ class Phase(enum.StrEnum):
     DONE = "nothing"
 
 
-class BdatTrouble(enum.StrEnum):
+class BdatFailure(enum.StrEnum):
     """The reason why a host is sent DATA instead of BDAT for a while."""
 
     UNKNOWN = "it offers CHUNKING and does not know BDAT"
@@ -250,7 +250,7 @@ class Transaction:
         """
         self.refusal: Reply | None = None
         """The reply that `refused_at` was answered with, the last one of several."""
-        self.trouble: BdatTrouble | None = None
+        self.bdat_failure: BdatFailure | None = None
         self.parameters_refused = False
         """True when parameters that the message can do without were refused, as it seems."""
         self.again = False
@@ -297,7 +297,7 @@ class Transaction:
         """
         self.closing = True
         if reply is None or reply.code != 421:
-            self.trouble = BdatTrouble.SURPLUS
+            self.bdat_failure = BdatFailure.SURPLUS
             if self.phase is not Phase.DONE:
                 self._out_of_step(f"a reply that no command asked for during {self.phase}")
         elif self.phase is not Phase.DONE:
@@ -449,7 +449,7 @@ class Transaction:
 
         A refusal of one recipient may be meant for another one, so that none of them is final.
         """
-        self.trouble = BdatTrouble.SURPLUS
+        self.bdat_failure = BdatFailure.SURPLUS
         if self._accepted and not self._may_be_taken:
             self.outcomes = [None] * len(self.outcomes)
             self.overflow = []
@@ -569,7 +569,7 @@ class ChunkedTransaction(Transaction):
 
     def lost(self, reply: Reply) -> None:
         if self.phase in (Phase.FIRST_CHUNK, Phase.LAST_CHUNK):
-            self.trouble = BdatTrouble.UNANSWERED
+            self.bdat_failure = BdatFailure.UNANSWERED
         super().lost(reply)
 
     def _session_ends(self, reply: Reply) -> bytes:
@@ -601,7 +601,7 @@ class ChunkedTransaction(Transaction):
             self.bdat_taken = True
             return self._last_chunk(self._content[1:])
         if 500 <= reply.code <= 504:
-            self.trouble = BdatTrouble.UNKNOWN
+            self.bdat_failure = BdatFailure.UNKNOWN
         else:
             self._refused(Phase.DATA, reply)
             self._refuse(self._accepted, reply, Scope.MESSAGE)
@@ -617,7 +617,7 @@ class ChunkedTransaction(Transaction):
             self._settle(self._accepted, reply, Verdict.DELIVERED, Scope.RECIPIENT)
         else:
             self.closing = True
-            self.trouble = BdatTrouble.REFUSED
+            self.bdat_failure = BdatFailure.REFUSED
             self._refused(Phase.FINAL_DOT if self._probe else Phase.LAST_CHUNK, reply)
             self._refuse(self._accepted, reply, Scope.MESSAGE)
         return self._finish()
@@ -626,7 +626,7 @@ class ChunkedTransaction(Transaction):
         if reply.is_permanent and self._octet_unread:
             self._octet_unread = False
             return self._reset()
-        unknown = self.trouble is BdatTrouble.UNKNOWN
+        unknown = self.bdat_failure is BdatFailure.UNKNOWN
         self.again = (unknown or self.parameters_refused) and reply.is_positive
         if unknown and not self.again:
             text = "the server offers CHUNKING and does not know BDAT"

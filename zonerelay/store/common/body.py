@@ -26,8 +26,8 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.contract import (
     CHUNK_SIZE,
-    Beside,
     BodyFacts,
+    Companions,
     Once,
     OtherContentError,
     StoredBeforeError,
@@ -132,14 +132,14 @@ UPLOAD_MEMORY = 64 * 1024 * 1024
 
 
 class NewMessage(NamedTuple):
-    """The last chunks of a body and everything that is written with them: companion messages (`beside`), and
-    the idempotency key.
+    """The last chunks of a body and everything that is written with them: the relay's own messages
+    (`companions`), and the idempotency key.
     """
 
     message: Message
     deliveries: Sequence[Delivery]
     chunks: Sequence[bytes]
-    beside: Sequence[Submit] = ()
+    companions: Sequence[Submit] = ()
     once: Once | None = None
 
 
@@ -235,7 +235,7 @@ class BodyWriter:
         self,
         deliveries: Sequence[Delivery],
         *,
-        beside: Beside | None = None,
+        companions: Companions | None = None,
         once: Once | None = None,
         **facts: Unpack[BodyFacts],
     ) -> Message:
@@ -253,7 +253,7 @@ class BodyWriter:
             chunks=self._submitted + len(chunks),
             **facts,
         )
-        others = () if beside is None else beside(message)
+        others = () if companions is None else companions(message)
         new = NewMessage(message, deliveries, chunks, others, once)
         submit = functools.partial(self._spool.submit_message, new)
         stored = submit() if once is None else await self._spool.submit_once(once, message.id, submit)

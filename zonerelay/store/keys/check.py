@@ -52,7 +52,7 @@ _PREFIXES = (
 """The prefixes in key order. No release has written keys outside of their ranges."""
 
 Value = bytes | StoreCorruptError
-Told = tuple[Fault, str, str]
+FaultReport = tuple[Fault, str, str]
 """A fault of a message: its kind, the key, and the description."""
 
 
@@ -76,7 +76,7 @@ class _Examined:
     """A message that was checked. `kept` has its rows without chunks."""
 
     parts: _Parts
-    faults: list[Told] = field(default_factory=list)
+    faults: list[FaultReport] = field(default_factory=list)
     message: Message | None = None
     why: str = ""
     deliveries: list[tuple[bytes, Delivery]] = field(default_factory=list)
@@ -122,7 +122,7 @@ class _Comparison:
         self._findings = findings
         self._tell = tell
         self._total = octets
-        self._octets = self._told = 0
+        self._octets = self._reported = 0
         self._index_sum = 0
         self._ids: dict[bytes, array[int]] = {}
         """The message ids of the deliveries of each queue, in order, by the prefix of the queue's keys."""
@@ -161,8 +161,8 @@ class _Comparison:
                     if (value := await self._get(key)) is not None:
                         found.append((key, value))
             self._octets += sum(len(key) + len(value) for key, value in rows)
-            if self._octets - self._told >= _TELL_EVERY:
-                self._told = self._octets
+            if self._octets - self._reported >= _TELL_EVERY:
+                self._reported = self._octets
                 self._tell(self._octets, max(self._octets, self._total))
             if found:
                 yield found

@@ -8,7 +8,7 @@ the callers have succeeded. If not, the batch is written once more, unless there
 that free space are written alone, and the callers of the others receive StoreFullError.
 
 If the store does not respond within `PATIENCE`, the callers receive StoreError and never learn the result.
-`on_trouble` is called, all later writes are refused, and the partition is entered in the background with
+`on_failure` is called, all later writes are refused, and the partition is entered in the background with
 growing pauses. `on_back` is called when the store responds again. Then the owner must read all uncertain
 state again. Before that, writes that were refused for good, such as a message whose client has received 451,
 are reverted (`Hooks.undo`).
@@ -77,13 +77,13 @@ def _nothing() -> None:
 class Hooks:
     """Functions that a partition calls on the event loop; they must not raise.
 
-    `on_trouble` is called when the partition can no longer be written, and `on_back` when it can again.
+    `on_failure` is called when the partition can no longer be written, and `on_back` when it can again.
     `on_refused` is called when writes were refused for lack of space while others succeed. `observe` receives
     the duration of each batch in seconds. `undo` returns the write that reverts one that may be stored
     although its caller was told that it is not.
     """
 
-    on_trouble: Callable[[StoreError], None] = lambda error: None
+    on_failure: Callable[[StoreError], None] = lambda error: None
     on_back: Callable[[], None] = _nothing
     on_refused: Callable[[], None] = _nothing
     observe: Callable[[float], None] = lambda seconds: None
@@ -387,7 +387,7 @@ class Partition:
             self._valid_until = float("-inf")
         elif not self._is_closing:
             self._tasks.start(self._come_back())
-        self._hooks.on_trouble(error)
+        self._hooks.on_failure(error)
 
     async def _come_back(self) -> None:
         pause, said = FIRST_PAUSE, ""

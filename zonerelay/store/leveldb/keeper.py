@@ -317,14 +317,14 @@ class SpoolKeeper(QueueKeeper):
 
     def note_losses(self) -> None:
         """Report the losses that were found when the spool was opened, until an operator dismisses them."""
-        told = dict(self._db.losses.problems())
-        for identity in self._losses - told.keys():
+        described = dict(self._db.losses.problems())
+        for identity in self._losses - described.keys():
             self.health.note(f"loss {identity}", None)
-        for identity, text in told.items():
+        for identity, text in described.items():
             self.health.note(f"loss {identity}", text)
             if identity not in self._losses:
                 self._on_damage(text)
-        self._losses = set(told)
+        self._losses = set(described)
 
     async def acknowledge(self, identity: str) -> bool:
         known = await self.reader.run(self._db.losses.acknowledge, identity)

@@ -120,10 +120,10 @@ class LevelDbStore:
         return self._committer.submit(ops, size=len(chunks) * CHUNK_SIZE)
 
     def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
-        message, deliveries, chunks, beside, once = given
+        message, deliveries, chunks, companions, once = given
         plan = WritePlan(self._in_flight)
         self._add_message(plan, message, deliveries, chunks)
-        for report in beside:
+        for report in companions:
             self._add_report(plan, report)
         if once is not None:
             plan.ops += scan.once_ops(once.identity, once.kept(message.id))

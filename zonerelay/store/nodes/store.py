@@ -194,8 +194,8 @@ class NodeStore:
             around = replace(around, on_health=lambda _: None)
         partition: Partition | None = None
 
-        def trouble(hooks: Hooks, error: StoreError) -> None:
-            hooks.on_trouble(error)
+        def on_error(hooks: Hooks, error: StoreError) -> None:
+            hooks.on_failure(error)
             if isinstance(error, FencedError):
                 self._fenced.add(node)
                 self._is_fenced.set()
@@ -208,7 +208,7 @@ class NodeStore:
                 token=token,
                 clock=self._around.clock,
                 seen_file=seen,
-                hooks=replace(hooks, on_trouble=lambda error: trouble(hooks, error)),
+                hooks=replace(hooks, on_failure=lambda error: on_error(hooks, error)),
             )
             try:
                 for prefix in (REQUESTS, ANSWERS):  # left by an earlier process

@@ -47,7 +47,7 @@ LOOK_AGAIN = 1.0
 ROOM = 100
 """Frames buffered between the workers and the reader."""
 
-Told = MailEvent | Missed | TranscriptLine
+StreamItem = MailEvent | Missed | TranscriptLine
 
 
 class LiveStream:
@@ -57,7 +57,7 @@ class LiveStream:
         self._relay = relay
         self._call = call
         self._request = call.request
-        self._told: asyncio.Queue[Told | ControlError] = asyncio.Queue(ROOM)
+        self._items: asyncio.Queue[StreamItem | ControlError] = asyncio.Queue(ROOM)
         self._read: set[int] = set()
         self._sessions: set[tuple[int | None, int]] = set()
         self._octets = 0
@@ -69,20 +69,20 @@ class LiveStream:
         tasks = Tasks()
         try:
             self._ask_all(tasks)
-            while (self._read or isinstance(self._request, Tail)) or not self._told.empty():
+            while (self._read or isinstance(self._request, Tail)) or not self._items.empty():
                 try:
                     async with asyncio.timeout(LOOK_AGAIN):
-                        told = await self._told.get()
+                        item = await self._items.get()
                 except TimeoutError:
                     if isinstance(self._request, Tail):
                         self._ask_all(tasks)
                     continue
-                if isinstance(told, ControlError):
-                    raise told
-                if isinstance(told, TranscriptLine) and (why := self._over(told)):
+                if isinstance(item, ControlError):
+                    raise item
+                if isinstance(item, TranscriptLine) and (why := self._over(item)):
                     await answer.send(Missed(why=why))
                     break
-                await answer.send(told)
+                await answer.send(item)
         finally:
             await tasks.cancel()
         return End()
@@ -98,13 +98,13 @@ class LiveStream:
         try:
             async with aclosing(asked.of(worker)) as answered:
                 async for frame in answered:
-                    if isinstance(frame, Told):
-                        await self._told.put(msgspec.structs.replace(frame, worker=worker))
+                    if isinstance(frame, StreamItem):
+                        await self._items.put(msgspec.structs.replace(frame, worker=worker))
         except (ControlError, KeyError) as error:  # the worker no longer exists
             failed = error if isinstance(error, ControlError) else ControlError(f"worker {worker} has ended")
-            await self._told.put(failed)
+            await self._items.put(failed)
         for why in asked.missing if asked.missed(worker) else ():
-            await self._told.put(Missed(why=f"{why}; what it does until it is asked again is missing"))
+            await self._items.put(Missed(why=f"{why}; what it does until it is asked again is missing"))
         if isinstance(self._request, Tail):
             await asyncio.sleep(LOOK_AGAIN)
         self._read.discard(worker)

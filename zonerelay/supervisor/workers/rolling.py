@@ -27,7 +27,7 @@ class RollingRestart:
     def __init__(self, workers: Mapping[int, RestartPolicy]) -> None:
         self._starts = {worker: policy.starts for worker, policy in sorted(workers.items())}
         self._current: int | None = None
-        self._was_in_trouble = False
+        self._had_failed = False
         self.failed: int | None = None
         self.replaced: list[int] = []
         self._deaths: dict[int, int] = {}
@@ -47,7 +47,7 @@ class RollingRestart:
                 continue
             policy = policies[worker]
             self._current = worker
-            self._was_in_trouble = policy.deaths > 0 and policy.phase is not Phase.RUNNING
+            self._had_failed = policy.deaths > 0 and policy.phase is not Phase.RUNNING
             # A worker that had died before was restarted by its policy, not by this rolling restart.
             self._starts[worker] = policy.starts
             return worker
@@ -66,11 +66,11 @@ class RollingRestart:
         policy = policies[worker]
         if policy.phase is Phase.RUNNING and now - policy.since >= STEADY:
             self.replaced.append(worker)
-            if not self._was_in_trouble:
+            if not self._had_failed:
                 self._deaths[worker] = policy.deaths
         elif policy.phase is not Phase.DOWN:
             return
-        elif not self._was_in_trouble:
+        elif not self._had_failed:
             self.failed = worker
             return
         del self._starts[worker]

@@ -174,7 +174,7 @@ class SmarthostEvents:
     def restored(self, zone: str, credential: str, host: str) -> None:
         self._emit("info", "login-restored", {"zone": zone, "credential": credential, "host": host})
 
-    def token_trouble(self, credential: str, problem: str) -> None:
+    def token_problem(self, credential: str, problem: str) -> None:
         """Report a failed renewal while the token is still valid, or a refresh token that was not stored."""
         text = self._redact.text(problem)
         self._emit("warning", "token-trouble", {"credential": credential, "problem": text})
@@ -202,11 +202,11 @@ class WebhookEvents:
         """Report lost events. A webhook.gap event reports them to the endpoint, unless the webhook was
         removed.
         """
-        self.metrics.told.add((webhook, "lost"), count)
+        self.metrics.results.add((webhook, "lost"), count)
         self._emit("error", "webhook-gap", {"webhook": webhook, "lost": count, "why": why})
 
 
-Told = tuple[float, str, str, dict[str, Field]]
+EventRecord = tuple[float, str, str, dict[str, Field]]
 """An event as it is told to those who follow: its time, level, name and fields."""
 
 
@@ -238,7 +238,7 @@ class Events:
         history: HistorySink | None = None,
     ) -> None:
         self._log = self._emit = sink.emit
-        self._followers: list[Stream[Told]] = []
+        self._followers: list[Stream[EventRecord]] = []
         self.transcripts = Transcripts(clock)
         self.metrics = metrics
         self._redact = redactor
@@ -261,21 +261,21 @@ class Events:
             own = self._history.redactor
             self._history.put(event, shown if own is self._redact else fields(own))
 
-    def follow(self, stream: Stream[Told]) -> None:
+    def follow(self, stream: Stream[EventRecord]) -> None:
         """Send every event of mail to a stream, too. Without a follower this costs nothing."""
         self._followers = [*self._followers, stream]
         self._emit = self._emit_and_tell
 
-    def leave(self, stream: Stream[Told]) -> None:
+    def leave(self, stream: Stream[EventRecord]) -> None:
         self._followers = [each for each in self._followers if each is not stream]
         if not self._followers:
             self._emit = self._log
 
     def _emit_and_tell(self, level: str, event: str, fields: dict[str, Field]) -> None:
         self._log(level, event, fields)
-        told = (self._clock.now(), level, event, fields)
+        record = (self._clock.now(), level, event, fields)
         for stream in self._followers:
-            stream.put(told)
+            stream.put(record)
 
     def accepted(self, message: Message, *, bare_lf: int = 0, bare_cr: int = 0) -> None:
         """Log an accepted message: it is durable, and a 250 is about to be sent."""
@@ -428,11 +428,11 @@ class Events:
                 self.metrics.last_delivered.value = int(now)
             if outcome.host:
                 self.metrics.replies.received(outcome.host, 0 if outcome.local else outcome.reply.code)
-            told = (delivery, zone, outcome, str(outcome.reply), destination, age, next_attempt, seconds)
-            shown = attempt_fields(*told, redact)
+            record = (delivery, zone, outcome, str(outcome.reply), destination, age, next_attempt, seconds)
+            shown = attempt_fields(*record, redact)
             self._emit("info", verdict, shown)
             if own is not None:
-                fields = shown if own is redact else attempt_fields(*told, own)
+                fields = shown if own is redact else attempt_fields(*record, own)
                 if kept is None or not kept.takes(verdict, fields):
                     self._keep(kept)
                     kept = _Alike(verdict, fields)
@@ -676,9 +676,9 @@ class Events:
         """Log a row of the outbox that can never be sent and has failed without an attempt."""
         self._emit("warning", "row-refused", {"row": row, "problem": self._redact.text(problem)})
 
-    def trouble(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
+    def error(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
         """Report an unexpected error. The mail is safe; the text is for the operator."""
-        self.metrics.trouble.add((where,))
+        self.metrics.errors.add((where,))
         text = self._redact.text(f"{type(error).__name__}: {error}")
         fields: dict[str, Field] = {"where": where, "error": text, "at": _raised_at(error)}
         if message_id:

@@ -38,7 +38,7 @@ class Stream(Generic[T]):
         self._room = room
         self._missed = 0
         self._some = asyncio.Event()
-        self._told = False  # the reader will check
+        self._reported = False  # the reader will check
         self.why = ""
         """The reason why nothing more comes."""
 
@@ -49,8 +49,8 @@ class Stream(Generic[T]):
             self._missed += 1
             return
         self._items.append(item)
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             self._loop.call_soon_threadsafe(self._some.set)
 
     def close(self, why: str) -> None:
@@ -62,11 +62,11 @@ class Stream(Generic[T]):
         """Wait for items. Return them and the number of items that are missing after them; nothing after
         `close`.
         """
-        self._told = False
+        self._reported = False
         while not self._items and not self.why:
             self._some.clear()
             await self._some.wait()
-            self._told = False
+            self._reported = False
         # a thread may add more in the meantime
         taken = [self._items.popleft() for _ in range(len(self._items))]
         missed, self._missed = self._missed, 0

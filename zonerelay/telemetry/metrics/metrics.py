@@ -200,7 +200,7 @@ class WebhookMetrics(Subsystem[Mapping[str, int]]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = self.labelled(
+        self.results = self.labelled(
             "zonerelay_webhook_events_total",
             "Events that a webhook has taken, posts that failed, events that were lost.",
             "webhook",
@@ -347,7 +347,7 @@ class Metrics:
         self.source_refusals = made.labelled(
             "zonerelay_source_refusals_total", "Replies that refuse a source for its reputation.", "source"
         )
-        self.trouble = made.labelled(
+        self.errors = made.labelled(
             "zonerelay_trouble_total",
             "Unexpected errors, by the place that met them.",
             "where",

@@ -84,8 +84,8 @@ class Databases:
 
     async def clients(self, databases: Collection[int]) -> list[dict[str, str]]:
         """Return the other clients of the server that use one of the databases."""
-        told = await self._ask("CLIENT", "LIST")
-        lines = told.decode("utf-8", "replace").splitlines() if isinstance(told, bytes) else []
+        client_list = await self._ask("CLIENT", "LIST")
+        lines = client_list.decode("utf-8", "replace").splitlines() if isinstance(client_list, bytes) else []
         found = [dict(fact.partition("=")[::2] for fact in line.split()) for line in lines]
         return [
             each

@@ -211,8 +211,8 @@ def _message(identity: str, path: Path, spool: Path) -> Foreign:
         head = parse_head(file.read(_MAX_HEADER_FILE))
     journal = path.with_name(f"{identity}-J")
     if journal.exists():
-        told = journal.read_bytes().decode("utf-8", "surrogateescape")
-        head.finished |= {_name(line) for line in told.splitlines()}
+        content = journal.read_bytes().decode("utf-8", "surrogateescape")
+        head.finished |= {_name(line) for line in content.splitlines()}
     logs = spool / "msglog" / path.parent.relative_to(spool / "input") / identity
     deferrals = parse_log(logs.read_text("utf-8", "surrogateescape")) if logs.exists() else {}
     data = path.with_name(f"{identity}-D")

@@ -82,8 +82,8 @@ def parse_records(text: str) -> Records:
             case "sender":
                 records.sender, known = value, True
             case "named_attribute":
-                key, _, told = value.partition("=")
-                (wishes if key in ("notify_flags", "dsn_orig_rcpt") else records.attributes)[key] = told
+                key, _, output = value.partition("=")
+                (wishes if key in ("notify_flags", "dsn_orig_rcpt") else records.attributes)[key] = output
             case "recipient":
                 records.recipients.append(
                     Open(
@@ -149,10 +149,10 @@ class _Tools:
     async def run(self, program: str, *words: str) -> bytes:
         """Run a program and return its output. Raise TransferError if it fails."""
         process = await self.begin(program, *words)
-        told, complaint = await process.communicate()
+        output, complaint = await process.communicate()
         if process.returncode:
             raise TransferError(f"{program} failed: {complaint.decode('utf-8', 'replace').strip()}")
-        return told
+        return output
 
 
 @contextlib.contextmanager

@@ -161,10 +161,10 @@ def _text(value: object) -> str:
 
 
 def _origin(client: object) -> Origin:
-    told = client if isinstance(client, dict) else {}
+    properties = client if isinstance(client, dict) else {}
 
     def fact(name: str) -> str:
-        value = told.get(name)
+        value = properties.get(name)
         return value if isinstance(value, str) and value.isprintable() else ""
 
     return Origin(

@@ -2,7 +2,7 @@
 
 The spools are authoritative, so nothing in the index is synced. It belongs to one run of the relay. Each run
 creates a new index, and so does a worker that finds the file removed, replaced or damaged. Then each worker
-publishes the keys of its own spool. Until all have done so, submissions with a key raise BeingStoredError. A
+publishes the keys of its own spool. Until all have done so, submissions with a key raise InProgressError. A
 row is pending from before the write of its message until the message is durable. The row's `worker` settles
 it; after a crash it does so when it starts.
 
@@ -25,7 +25,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.process.files import SideDatabase, in_words, is_damage
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE
-from zonerelay.store.contract import BeingStoredError, Kept, KeptKeys, Once, Reserved, StoreError, Unhealthy
+from zonerelay.store.contract import InProgressError, Kept, KeptKeys, Once, Reserved, StoreError, Unhealthy
 from zonerelay.store.surroundings import Siblings
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Register:
             self.problem = f"the register of idempotency keys {self._file}: {in_words(error)}"
             if is_damage(error):
                 await loop.run_in_executor(self._executor, self._begin_anew)
-                raise BeingStoredError(self.problem) from error
+                raise InProgressError(self.problem) from error
             raise StoreError(self.problem) from error
         self.problem = ""
         return found
@@ -214,7 +214,7 @@ class Register:
         if self._complete is database:
             return
         if missing := self._all - self._published():
-            raise BeingStoredError(f"worker {min(missing)} has not said yet which keys its spool holds")
+            raise InProgressError(f"worker {min(missing)} has not said yet which keys its spool holds")
         self._complete = database
 
     def _begin_anew(self) -> None:

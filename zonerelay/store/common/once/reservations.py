@@ -6,7 +6,7 @@ their `Register`, which also knows the keys of the other spools.
 
 Promises: a reservation ends when its write is durable. After a failed write it ends when the repaired spool
 has been searched for the message. Until then the same key waits at most `PATIENCE` seconds and then raises
-BeingStoredError. A worker settles the reservations that a crash has left when it starts, and submissions of
+InProgressError. A worker settles the reservations that a crash has left when it starts, and submissions of
 these keys to other workers wait for that. A failure of the register only affects messages with keys.
 """
 
@@ -21,7 +21,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.contract import (
-    BeingStoredError,
+    InProgressError,
     Kept,
     KeptKeys,
     KeyRegister,
@@ -85,7 +85,7 @@ class Reservations:
         while (other := self._busy.get(once.identity)) is not None:
             await asyncio.wait({other}, timeout=deadline - loop.time())
             if loop.time() >= deadline:
-                raise BeingStoredError("a message with the same key is being stored")
+                raise InProgressError("a message with the same key is being stored")
         self._busy[once.identity] = loop.create_future()
         try:
             kept = await self._reserve(once, message_id, deadline)
@@ -108,7 +108,7 @@ class Reservations:
         while True:
             try:
                 found = await register.reserve(once, message_id, self._clock.now())
-            except BeingStoredError:
+            except InProgressError:
                 # Another worker is starting.
                 if asyncio.get_running_loop().time() >= deadline:
                     raise
@@ -120,7 +120,7 @@ class Reservations:
                 # This process is not writing it, so the reservation was left because its settlement failed.
                 await self._settle(register, once.identity, found.kept.message_id)
             elif asyncio.get_running_loop().time() >= deadline:
-                raise BeingStoredError("a message with the same key is being stored by another worker")
+                raise InProgressError("a message with the same key is being stored by another worker")
             else:
                 await asyncio.sleep(LOOK_AGAIN)
 

@@ -41,7 +41,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kept: str = ""
     acknowledged: bool = False
 
-    def told(self, directory: Path) -> str:
+    def text(self, directory: Path) -> str:
         """Return the description for operators."""
         text = self.what
         if self.messages:
@@ -69,7 +69,7 @@ class Losses:
 
     def problems(self) -> list[tuple[str, str]]:
         """Return the ids of the losses and their descriptions."""
-        return [(loss.id, f"the spool lost something: {loss.told(self._directory)}") for loss in self.open]
+        return [(loss.id, f"the spool lost something: {loss.text(self._directory)}") for loss in self.open]
 
     def kept_at(self, loss: Loss) -> Path | None:
         return self._directory / loss.kept if loss.kept else None
@@ -93,7 +93,7 @@ class Losses:
 
     def tell(self, loss: Loss) -> None:
         """Record a loss, and log it with every missing message."""
-        _log.error("the spool lost something: %s", loss.told(self._directory))
+        _log.error("the spool lost something: %s", loss.text(self._directory))
         for each in loss.missing or ():
             _log.error("message %s is named in damaged octets of the spool and is not there", each)
         self.note(loss)

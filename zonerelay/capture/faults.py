@@ -31,11 +31,11 @@ class Chaos(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     authentication: Trigger = Trigger(error_code=535)
 
 
-class TroubleError(Exception):
+class FaultError(Exception):
     """The sandbox cannot produce this failure; the text gives the reason."""
 
 
-class Troubles:
+class InjectedFaults:
     """The failures that tests have requested from the sandbox. `is_known` returns whether a scripted reply of
     that name exists.
     """
@@ -51,12 +51,12 @@ class Troubles:
         self.chaos = chaos
 
     def set_behaviours(self, wanted: Mapping[str, str]) -> None:
-        """Set these scripted replies and no others. Raise TroubleError if one does not exist."""
+        """Set these scripted replies and no others. Raise FaultError if one does not exist."""
         if len(wanted) > MAX_BEHAVIOURS:
-            raise TroubleError(f"at most {MAX_BEHAVIOURS} addresses can have a simulated reply")
+            raise FaultError(f"at most {MAX_BEHAVIOURS} addresses can have a simulated reply")
         for address, name in wanted.items():
             if not self._is_known(name):
-                raise TroubleError(
+                raise FaultError(
                     f"{address}: unknown simulated reply {name}; the sandbox lists them at startup"
                 )
         self.behaviours.clear()
