@@ -59,7 +59,7 @@ class RememberingStore:
     def __init__(self) -> None:
         self.stored: list[Stored] = []
         self.kept: dict[str, Kept] = {}
-        self.beside: list[Submit] = []
+        self.companions: list[Submit] = []
         self.begun = 0
         self.aborted = 0
         self.sick: str | None = None
@@ -101,7 +101,7 @@ class _Writer:
         self,
         deliveries: Sequence[Delivery],
         *,
-        beside: Companions | None = None,
+        companions: Companions | None = None,
         once: Once | None = None,
         headers: Fields = (),
         eight_bit: bool = False,
@@ -126,8 +126,8 @@ class _Writer:
             body_hash=body_hash,
             trace=trace,
         )
-        if beside is not None:
-            self._store.beside += beside(message)
+        if companions is not None:
+            self._store.companions += companions(message)
         self._store.stored.append(Stored(message, tuple(deliveries), bytes(self._body)))
         self._done = True
         return message

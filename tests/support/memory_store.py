@@ -73,11 +73,11 @@ class MemoryStore:
         return _done()
 
     def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
-        message, deliveries, chunks, beside, once = given
+        message, deliveries, chunks, companions, once = given
         if once is not None:
             self._kept[once.identity] = once.kept(message.id)
         self.add(message, [*self._arriving.pop(message.id, ()), *chunks], deliveries)
-        for report in beside:
+        for report in companions:
             self.add(report.message, split(report.body), report.deliveries)
         return _done()
 
