@@ -271,9 +271,9 @@ class MessageWriter(Protocol):
     ) -> Message:
         """Store the message and its deliveries durably. The relay may reply 250 when this returns.
 
-        The messages that `companions` returns are stored in the same write. `once` becomes durable in the same
-        write. Raises StoredBeforeError, OtherContentError or InProgressError if another message has the key,
-        or may have it, and NotStoredBeforeError if `once` only asks.
+        The messages that `companions` returns are stored in the same write. `once` becomes durable in
+        the same write. Raises StoredBeforeError, OtherContentError or InProgressError if another message has
+        the key, or may have it, and NotStoredBeforeError if `once` only asks.
         """
 
     async def abort(self) -> None: ...
