@@ -29,7 +29,6 @@ from zonerelay.store.common.ready import ReadyMail
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import Columns
 
-<<<<<<< HEAD
 FAILURE_PAUSE = 1.0
 BATCH = 100
 """Rows that one statement claims at most."""
@@ -110,9 +109,6 @@ class Window:
         self._counts.clear()
         self._full.clear()
         self._total = 0
-=======
-FAILURE_PAUSE = 1.0
->>>>>>> 5b57259c (Errors, failures and results instead of faults and what is told: identifiers of the rename table)
 
 
 class OutboxClaims:
