@@ -29,6 +29,7 @@ from zonerelay.store.contract import (
     Finish,
     InProgressError,
     Kept,
+    NotStoredBeforeError,
     Once,
     OtherContentError,
     Store,
@@ -107,6 +108,22 @@ async def test_the_first_answer_is_kept_with_the_key(spool: Spool) -> None:
     assert before.value.answer == "first"
     keys, _ = await spool.store.kept_keys()
     assert [kept.answer for _, kept in keys] == ["first"]
+
+
+@keeping
+async def test_a_key_can_be_asked_for_and_nothing_is_stored(spool: Spool) -> None:
+    async def ask() -> None:
+        async with spool.store.begin(envelope_for(message_id(9), "a@example.net")) as writer:
+            await writer.write(b"Subject: x\r\n\r\n" + b"x\r\n" * CHUNK_SIZE)
+            await writer.commit((), once=replace(ONCE, asks_only=True))
+
+    with pytest.raises(NotStoredBeforeError):
+        await ask()
+    assert await answer(spool.store, 1) == 1
+    with pytest.raises(StoredBeforeError) as before:
+        await ask()
+    assert before.value.message_id == message_id(1)
+    assert await stored(spool.store) == [1]
 
 
 @keeping
