@@ -92,7 +92,7 @@ def _one(seed: int, mutant: str) -> tuple[int, list[str], Counter[str]]:
     return seed, result.failures, result.sometimes
 
 
-def _many(first: int, last: int, mutant: str, jobs: int, *, hunt: bool, verbose: bool) -> int:
+def _many(first: int, last: int, mutant: str, jobs: int, *, hunt: bool) -> int:
     began, done, failed = time.monotonic(), 0, []
     hits: Counter[str] = Counter()
     with ProcessPoolExecutor(jobs) as pool:
@@ -110,14 +110,21 @@ def _many(first: int, last: int, mutant: str, jobs: int, *, hunt: bool, verbose:
     missing = [each for each in SOMETIMES if not hits[each]] if done >= ENOUGH and not mutant else []
     for each in missing:
         print(f"never happened: {each}")
-    for each in SOMETIMES if verbose else ():
-        print(f"{hits[each]:6} seeds: {each}")
     if failed and not hunt:
-        with mutants.applied(mutant):
-            result = run(draw(failed[0]))
-            if result.failures:
-                print_plan(run(shrink(result.plan, kind_of(result.failures[0]))))
+        _show(failed[0], mutant)
     return int(bool(failed or missing))
+
+
+def _show(seed: int, mutant: str, *, is_traced: bool = False) -> bool:
+    """Print the plan of a seed, and return whether it failed."""
+    with mutants.applied(mutant):
+        result = run(draw(seed))
+        if is_traced:
+            trace(result)
+        elif result.failures:
+            result = run(shrink(result.plan, kind_of(result.failures[0])))
+    print_plan(result)
+    return bool(result.failures)
 
 
 def main() -> int:
@@ -130,7 +137,6 @@ def main() -> int:
     parser.add_argument("--hunt", action="store_true")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--digests", type=int, nargs="+", default=())
-    parser.add_argument("-v", action="store_true")
     given = parser.parse_args()
     if given.mutants:
         for name, mutant in mutants.MUTANTS.items():
@@ -142,15 +148,8 @@ def main() -> int:
         return 0
     if given.seed is None:
         first, _, last = given.seeds.partition("-")
-        return _many(int(first), int(last), given.mutant, given.jobs, hunt=given.hunt, verbose=given.v)
-    with mutants.applied(given.mutant):
-        result = run(draw(given.seed))
-        if given.trace:
-            trace(result)
-        elif result.failures:
-            result = run(shrink(result.plan, kind_of(result.failures[0])))
-        print_plan(result)
-    return int(bool(result.failures))
+        return _many(int(first), int(last), given.mutant, given.jobs, hunt=given.hunt)
+    return int(_show(given.seed, given.mutant, is_traced=given.trace))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ the caller gets `UnsureError`, and the write has happened, or happens some secon
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -78,7 +79,7 @@ class SimBucket:
             fate = store.random.random()
             if writes and fate < 0.6:
                 late = 0.0 if fate < 0.3 else store.random.uniform(0.1, 1.5)
-                asyncio.get_running_loop().call_later(late, _quietly, act, context=_NOBODY())
+                asyncio.get_running_loop().call_later(late, _quietly, act, context=contextvars.Context())
             await asyncio.sleep(1.0)
             raise UnsureError("the answer was lost")
         result = act()
@@ -127,13 +128,6 @@ class SimBucket:
 
 
 def _quietly(act: Callable[[], Any]) -> None:
-    try:
+    """Nobody learns of its result."""
+    with contextlib.suppress(StoreError):
         act()
-    except StoreError:
-        """Nobody learns of its result."""
-
-
-def _NOBODY() -> Any:  # noqa: N802
-    context = contextvars.copy_context()
-    context.run(PROCESS.set, None)
-    return context

@@ -22,6 +22,7 @@ from functools import partialmethod
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from tests.bench.simulate.timeline import START, VirtualClock
 from tests.bench.simulate.world import Kind, World
@@ -716,7 +717,11 @@ def run(plan: Plan) -> Result:
     """Run a plan from its beginning to the judgement. The same plan takes the same course."""
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     small = narrow() if plan.narrow else contextlib.nullcontext()
-    with tempfile.TemporaryDirectory(dir=base) as directory, _quiet_end(), small:
+    logging.disable(logging.CRITICAL)
+    # Coroutines of killed processes end badly, as they should; nobody needs to read of it.
+    quiet = patch.object(sys, "unraisablehook", lambda unraisable: None)
+    ignored = warnings.catch_warnings(action="ignore")
+    with tempfile.TemporaryDirectory(dir=base) as directory, quiet, ignored, small:
         simulation = Run(plan, Path(directory))
         with simulated(
             simulation.loop, lambda path: simulation.disks[Path(path)], simulation.answers, simulation.objects
@@ -734,18 +739,3 @@ def run(plan: Plan) -> Result:
             if number == 1:
                 gc.freeze()  # what was imported
     return Result(plan, simulation.failures, simulation.sometimes, simulation.ledger, simulation.loop.now)
-
-
-@contextlib.contextmanager
-def _quiet_end() -> Iterator[None]:
-    """Coroutines of killed processes end badly, as they should; nobody needs to read of it."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-        sys.unraisablehook = hook
