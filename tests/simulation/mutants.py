@@ -83,7 +83,7 @@ def answer_before_the_write(real: Any, self: Any, given: Any) -> Any:
     return done
 
 
-@_mutant("2.1: a failed write is no 250", "store.common.write.group_commit:_refuse", 73)
+@_mutant("2.1: a failed write is no 250", "store.common.write.group_commit:refuse", 73)
 def failed_write_answered_with_250(real: Any, done: Any, reason: Any) -> Any:
     return done.set_result(None)
 
