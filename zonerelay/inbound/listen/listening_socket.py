@@ -218,11 +218,6 @@ class ListeningSocket:
         except OSError as error:
             raise ListenError(f"cannot listen on {address}: {explained(error)}") from error
 
-    async def start_at(self, bound_socket: socket.socket) -> None:
-        """Start to listen on a bound Unix socket."""
-        self._path = Path(bound_socket.getsockname())
-        self._server = await _unix_server(self._protocol, bound_socket)
-
     async def _listen(self, text: str) -> asyncio.Server:
         loop, address = asyncio.get_running_loop(), parse_listen(text)
         handed = self._inherited.take(text)
@@ -231,7 +226,7 @@ class ListeningSocket:
             self._siblings = SiblingSockets(others, self._protocol, spare=spare) if others or spare else None
             # The socket stays open in the other process when this process closes it.
             if handed.family == socket.AF_UNIX:
-                return await _unix_server(self._protocol, handed)
+                return await loop.create_unix_server(self._protocol, sock=handed, backlog=BACKLOG)
             return await loop.create_server(self._protocol, sock=handed, backlog=BACKLOG)
         if address.is_unix:
             path = Path(address.path)
@@ -251,7 +246,3 @@ class ListeningSocket:
             self._siblings.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-
-
-async def _unix_server(protocol: MakeProtocol, given: socket.socket) -> asyncio.Server:
-    return await asyncio.get_running_loop().create_unix_server(protocol, sock=given, backlog=BACKLOG)
