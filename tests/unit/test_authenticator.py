@@ -220,7 +220,7 @@ async def test_a_malformed_file_is_said_once_per_change_with_its_line(door: Door
     [first, second] = door.events("credentials-broken")
     assert first == second
     assert str(first["problem"]).endswith(
-        "credentials:2: the hash is not argon2id as zonerelay user writes it"
+        "credentials:2: the hash is not an argon2id hash as written by zonerelay user"
     )
     assert [level for level, event, _ in door.lines if event == "credentials-broken"] == ["error", "error"]
     door.replace(file_of(user()))

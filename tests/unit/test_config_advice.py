@@ -42,10 +42,10 @@ ADVICE = [
     ("hide_client = true", "hide_client: true: a Received field"),
     (
         'tls = "starttls"\ncertificate = "c.pem"\nkey = "/k.pem"',
-        "certificate: c.pem is looked for in the directory where the relay is started",
+        "certificate: c.pem is relative to the directory",
     ),
-    ('tls = "starttls"\ncertificate = "/c.pem"\nkey = "k.pem"', "key: k.pem is looked for"),
-    ('policy = "m:C"\npolicy_file = "x"', "policy_file: x is looked for"),
+    ('tls = "starttls"\ncertificate = "/c.pem"\nkey = "k.pem"', "key: k.pem is relative to"),
+    ('policy = "m:C"\npolicy_file = "x"', "policy_file: x is relative to"),
 ]
 
 
@@ -78,10 +78,16 @@ def test_what_is_usual_needs_no_advice(text: str) -> None:
     ("text", "said"),
     [
         ('[auth]\ncredentials = "/x"', "auth: only for mail over HTTP: no listener has auth"),
-        (f'{USERS}[auth]\ncredentials = "x"', "auth.credentials: x is looked for in the directory"),
-        ('[[access]]\nuser = ["a"]', "access[0].user: only matches mail over HTTP: no listener has auth"),
+        (f'{USERS}[auth]\ncredentials = "x"', "auth.credentials: x is relative to the directory"),
+        (
+            '[[access]]\nuser = ["a"]',
+            "access[0].user: only matches mail over HTTP: no listener has auth",
+        ),
         ('[[access]]\nsender = ["<>"]\naction = "accept"', "access[0].action: accept as the last rule"),
-        ('[[route]]\nuser = ["a"]', "route[0].user: only matches mail over HTTP: no listener has auth"),
+        (
+            '[[route]]\nuser = ["a"]',
+            "route[0].user: matches only mail submitted over HTTP: no listener has auth",
+        ),
         (
             f'[[route]]\ncertificate = ["{"ab" * 32}"]',
             "route[0].certificate: never matches: no listener",
@@ -102,8 +108,8 @@ def test_what_is_never_used_is_said(text: str, said: str) -> None:
     ("text", "said"),
     [
         ("min_free_space = 0", "0: nothing is refused before the disk is full"),
-        ('min_free_space = "47 MB"', "new mail is refused below 48 MB free: LevelDB needs that"),
-        ('write_buffer = "32 MB"', "new mail is refused below 144 MB free: LevelDB needs that"),
+        ('min_free_space = "47 MB"', "new mail is rejected when less than 48 MB"),
+        ('write_buffer = "32 MB"', "new mail is rejected when less than 144 MB"),
         ('min_free_space = "48 MB"', ""),
         ('backend = "disk"\nmin_free_space = "1 MB"', ""),
     ],

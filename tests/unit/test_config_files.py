@@ -60,7 +60,7 @@ def test_tables_are_joined_in_the_order_of_names(config: Path) -> None:
         ("[zone]\nport = 26", "zone: is given again in line 1 of conf.d/a.toml (line 4 of relay.toml)"),
         ('\n[[zone]]\nname = "x"\ntls = "maybe"', "(line 4 of conf.d/a.toml)"),
         ('[[zone]]\nname = "x"\nprt = 5', "did you mean port? (line 3 of conf.d/a.toml)"),
-        ("x = [", "conf.d/a.toml: is not TOML"),
+        ("x = [", "conf.d/a.toml: is not valid TOML"),
     ],
 )
 def test_a_problem_names_the_file_and_the_line(config: Path, text: str, told: str) -> None:

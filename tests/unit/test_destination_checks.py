@@ -15,7 +15,7 @@ ZONES = '[[zone]]\nname = "default"\n[[zone]]\nname = "bulk"\nmax_connections = 
 
 REFUSED = [
     ('zone = ["blk"]', "destination[0].zone[0]", 'no zone is named "blk"; did you mean bulk?'),
-    ('zone = ["bulk", "x"]', "destination[0].zone[1]", 'there is "default" and "bulk"'),
+    ('zone = ["bulk", "x"]', "destination[0].zone[1]", 'known names are "default" and "bulk"'),
     ('tls_names = ["example.com"]', "destination[0].tls_names", 'goes with tls = "verify"'),
     (
         f'tls = "required"\ntls_certificates = ["{FINGERPRINT}"]',
@@ -25,7 +25,7 @@ REFUSED = [
     (
         f'tls = "verify"\ntls_names = ["example.com"]\ntls_certificates = ["{FINGERPRINT}"]',
         "destination[0].tls_certificates",
-        "leave tls_names out",
+        "these certificates are accepted whatever their names",
     ),
     ('zone = ["bulk"]\nmax_connections = 6', "destination[0].max_connections", "the limit of the whole zone"),
     ("max_connections = 101", "destination[0].max_connections", "101 is more than max_connections = 100"),
@@ -70,7 +70,7 @@ tls = "required"
 NOTED = [
     (
         'next_hop = "smtp.example.net"\n[[destination]]\ndomain = ["example.com"]',
-        "destination[0].domain: never matches: mail of zone default goes to a next hop, whatever its domain",
+        "destination[0].domain: never matches: mail of zone default is sent to a next hop",
     ),
     (
         '[[destination]]\nmx = ["*.example"]\n[[destination]]\nmx = ["*.example"]\nzone = ["default"]',

@@ -45,11 +45,11 @@ def test_a_reader_sees_what_commands_change(tmp_path: Path) -> None:
     now = 101.0
     assert reader.identify(second) is None
     assert reader.named("second") is None
-    with pytest.raises(IdentitiesError, match="there is a token first"):
+    with pytest.raises(IdentitiesError, match="already exists; remove it, or choose another"):
         identities.add(path, token("first", second))
     identities.remove(path, "first")
     assert reader.identify(first) is None
-    with pytest.raises(IdentitiesError, match="no token first"):
+    with pytest.raises(IdentitiesError, match="the token first does not exist"):
         identities.remove(path, "first")
     assert [each.name for each in tmp_path.iterdir()] == ["identities.json"]
     assert path.stat().st_mode & 0o777 == 0o640

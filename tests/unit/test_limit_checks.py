@@ -26,9 +26,13 @@ from zonerelay.config.load import ConfigError, load_text
             "zone[0].max_connections_per_destination",
             "6 is more than max_connections = 5",
         ),
-        ('[[zone]]\nmax_rate = "100"', "zone[0].max_rate", '"100" is not a rate: write "100/1m"'),
+        (
+            '[[zone]]\nmax_rate = "100"',
+            "zone[0].max_rate",
+            '"100" is not a rate; expected a rate such as "100/1m"',
+        ),
         ('[[zone]]\nmax_rate = "0/1m"', "zone[0].max_rate", "is not a rate"),
-        ('[[zone]]\nmax_rate = "1/2d"', "zone[0].max_rate", "the time of a rate is from 100ms to 1d"),
+        ('[[zone]]\nmax_rate = "1/2d"', "zone[0].max_rate", "the period of a rate must be"),
         ('[[zone]]\nmax_rate = "1/m5"', "zone[0].max_rate", "is not a duration"),
         ('[[destination]]\nmx = ["x.example"]\nmax_rate = 5', "destination[0].max_rate", "rate"),
     ],
@@ -52,9 +56,9 @@ def test_of_a_schedule_that_is_wrong_itself_nothing_more_is_said() -> None:
     [
         (
             '[[zone]]\nschedule = ["1h", "5m"]',
-            "zone[0].schedule: 5m comes after 1h: mail is tried more often",
+            "zone[0].schedule: 5m is after 1h: mail is tried more often",
         ),
-        ('[retry]\nschedule = ["1m", "30s", "10s"]', "retry.schedule: 30s comes after 1m"),
+        ('[retry]\nschedule = ["1m", "30s", "10s"]', "retry.schedule: 30s is after 1m"),
         (
             '[[zone]]\nmax_rate = "60/1m"\nmax_rate_per_destination = "100/1m"',
             "zone[0].max_rate_per_destination: never reached: max_rate = 60/1m of the whole zone is slower",

@@ -13,8 +13,8 @@ RULE = '[[rewrite]]\naddress = ["old.example"]\nto = "@new.example"\n'
 USERS = '[[listener]]\nauth = "optional"\ntls = "implicit"\ncertificate = "/a"\n'
 
 REFUSED = [
-    ('[[rewrite]]\nto = "@x.example"', "rewrite[0].address", "is missing"),
-    ('[[rewrite]]\naddress = ["*"]', "rewrite[0].to", "is missing"),
+    ('[[rewrite]]\nto = "@x.example"', "rewrite[0].address", "is required"),
+    ('[[rewrite]]\naddress = ["*"]', "rewrite[0].to", "is required"),
     ('[[rewrite]]\naddress = ["a@b", "<>"]\nto = "@c"', "rewrite[0].address[1]", "not rewritten"),
     ('[[rewrite]]\naddress = ["a b@c"]\nto = "@c"', "rewrite[0].address[0]", "not an address pattern"),
     ('[[rewrite]]\naddress = ["*"]\nto = "c"', "rewrite[0].to", "is no address"),
@@ -34,7 +34,7 @@ REFUSED = [
         )
     ),
     *(
-        (f'[[zone]]\n{option} = ["{value}"]', f"zone[0].{option}[0]", "not for a rule to change")
+        (f'[[zone]]\n{option} = ["{value}"]', f"zone[0].{option}[0]", "cannot be changed by a rule")
         for name in ("Received", "Return-Path", "DKIM-Signature")
         for option, value in (
             ("header_add", f"{name}: x"),
@@ -113,7 +113,7 @@ def test_a_rule_that_is_never_reached_is_said(one: str, other: str, never: bool,
 
 def test_a_rule_for_users_where_nobody_can_log_in_is_said() -> None:
     (line,) = noted(f'{RULE}user = ["a"]')
-    assert line.startswith("rewrite[0].user: only matches mail over HTTP: no listener has auth")
+    assert line.startswith("rewrite[0].user: matches only mail submitted over HTTP: no listener has auth")
 
 
 def test_reports_that_cannot_come_in_are_said() -> None:

@@ -30,7 +30,7 @@ def settings(s3: S3Settings) -> Settings:
     ("key", "value", "why"),
     [
         ("bucket", "", "no bucket"),
-        ("bucket", "Mail_Queue", "no name of a bucket"),
+        ("bucket", "Mail_Queue", "is not a bucket name"),
         ("prefix", "", "the keys of others"),
         ("prefix", "mail", "no slash behind it: mail and mail2 would run into each other"),
         ("prefix", "a b/", "a space"),

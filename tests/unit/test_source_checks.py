@@ -14,30 +14,30 @@ ONE = '[[source]]\nname = "out1"\naddress = ["127.0.0.2"]\n'
 SIX = '[[source]]\nname = "six"\naddress = ["::1"]\n'
 
 REFUSED = [
-    ('[[source]]\naddress = ["127.0.0.2"]', "source[0].name", "is missing"),
+    ('[[source]]\naddress = ["127.0.0.2"]', "source[0].name", "is required"),
     ('[[source]]\nname = "a"', "source[0].address", "is missing"),
     (ONE + '[[source]]\nname = "out1"\naddress = ["127.0.0.3"]', "source[1].name", "source[0] already"),
     (
         '[[source]]\nname = "a"\naddress = ["127.0.0.2", "::1", "127.0.0.3"]',
         "source[0].address[2]",
-        "has one IPv4 address",
+        "only one IPv4 address",
     ),
-    ('[[source]]\nname = "a"\naddress = ["::1", "::2"]', "source[0].address[1]", "has one IPv6 address"),
+    ('[[source]]\nname = "a"\naddress = ["::1", "::2"]', "source[0].address[1]", "only one IPv6 address"),
     (
         ONE + '[[source]]\nname = "b"\naddress = ["127.0.0.2"]',
         "source[1].address[0]",
-        "an address of source[0] already",
+        "is already an address of source[0]",
     ),
     (
         SIX + '[[source]]\nname = "b"\naddress = ["0:0::0:1"]',
         "source[1].address[0]",
-        "an address of source[0] already",
+        "is already an address of source[0]",
     ),
     ('[[source]]\nname = "a"\naddress = ["::ffff:1.2.3.4"]', "source[0].address[0]", 'write "1.2.3.4"'),
-    ('[[source]]\nname = "a"\naddress = ["fe80::1"]', "source[0].address[0]", "its own link"),
+    ('[[source]]\nname = "a"\naddress = ["fe80::1"]', "source[0].address[0]", "is a link-local address"),
     (ONE + '[[zone]]\nsources = ["out2"]', "zone[0].sources[0]", "did you mean out1?"),
-    (ONE + '[[zone]]\nsources = ["x"]', "zone[0].sources[0]", 'there is "out1"'),
-    ('[[zone]]\nsources = ["x"]', "zone[0].sources[0]", 'no [[source]] is named "x"'),
+    (ONE + '[[zone]]\nsources = ["x"]', "zone[0].sources[0]", 'known names are "out1"'),
+    ('[[zone]]\nsources = ["x"]', "zone[0].sources[0]", 'no [[source]] has this name "x"'),
     (ONE + '[[zone]]\nsources = ["out1", "out1"]', "zone[0].sources[1]", "twice"),
     (ONE + 'weight = 0\n[[zone]]\nsources = ["out1"]', "zone[0].sources", "weight = 0"),
     (

@@ -17,7 +17,7 @@ SECRET = "sixteen letters."
 REFUSED = [
     ("a zone without [srs]", "[[zone]]\nsrs = true", "zone[0].srs: needs [srs]", 2),
     ("no secret", '[srs]\ndomain = "srs.example.com"', "srs.secret: is missing", 1),
-    ("no domain", '[srs]\nsecret = "env:S"', "srs.domain: is missing", 1),
+    ("no domain", '[srs]\nsecret = "env:S"', "srs.domain: is required", 1),
     (
         "a pattern",
         '[srs]\ndomain = "*.example.com"\nsecret = "env:S"',
@@ -27,13 +27,13 @@ REFUSED = [
     (
         "an address literal",
         '[srs]\ndomain = "[192.0.2.1]"\nsecret = "env:S"',
-        'srs.domain: "[192.0.2.1]" is no name',
+        'srs.domain: "[192.0.2.1]" is not a domain name',
         2,
     ),
     (
         "everybody is local",
         '[srs]\ndomain = "srs.example.com"\nsecret = "env:S"\nlocal_domains = ["a.example", "*"]',
-        'srs.local_domains[1]: "*" is every sender',
+        'srs.local_domains[1]: "*" matches every sender; remove srs',
         4,
     ),
 ]
@@ -73,7 +73,7 @@ def test_a_start_and_check_config_say_the_same_about_secrets(
     with pytest.raises(ConfigError) as refused:
         report.raise_problems()
     assert [str(problem) for problem in refused.value.problems] == [
-        f"srs.old_secrets[0]: {file} holds fewer than 16 characters (line 1)",
+        f"srs.old_secrets[0]: {file} has fewer than 16 characters (line 1)",
         "srs.secret: the environment variable MISSING is not set (line 1)",
     ]
     with pytest.raises(ValueError, match=r"^srs\.secret: the environment variable MISSING is not set$"):

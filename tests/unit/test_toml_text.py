@@ -68,7 +68,7 @@ def test_only_what_differs_has_a_line_or_a_reason(tmp_path: Path, capsys: pytest
     assert main(["config", "show", "--changed", "--config", str(path)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert 'min_free_space = "1536 MB"  # line 5' in shown
-    assert "max_connections_per_destination = 5  # follows from other options" in shown
+    assert "max_connections_per_destination = 5  # depends on other options" in shown
     assert 'name = "default"  # line 12' in shown
     assert not [line for line in shown if "port" in line]
 

@@ -153,7 +153,10 @@ def secrets_of(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 def _hostname_advice(hostname: str) -> list[str]:
     if is_fully_qualified(hostname):
         return []
-    return [f'hostname: this relay calls itself "{hostname}", which many servers refuse: set its full name']
+    return [
+        f'hostname: the host name "{hostname}" is rejected by many servers; set it to the full name of '
+        "this machine"
+    ]
 
 
 def _check_addresses(settings: Settings, report: Report) -> None:

@@ -97,8 +97,8 @@ def parse_listen(text: str) -> ListenAddress:
         raise ValueError(f'{quoted(text)} has no port: write it as "127.0.0.1:2525" or "[::1]:2525"')
     if address is None:
         raise ValueError(
-            f"{quoted(host)} is a name, not an address: a name may stand for several. "
-            'Write "127.0.0.1:2525", "[::]:25" (every address) or "unix:/run/zonerelay/smtp.sock"'
+            f"{quoted(host)} is a host name, which may resolve to several addresses; expected an address "
+            'such as "127.0.0.1:2525", "[::]:25" (all addresses) or "unix:/run/zonerelay/smtp.sock"'
         )
     return ListenAddress(host=str(address), port=_port(port, least=0))
 
@@ -115,9 +115,8 @@ def parse_next_hop(text: str) -> NextHop:
     name = host.strip("[]").lower()
     if not is_domain(name.replace("_", "-x")):  # container names have underscores, and resolve
         raise ValueError(
-            f"{quoted(text)} is not a next hop: "
-            'write "host" (delivered to its MX), "[host]:587" (no MX lookup), '
-            'or an address such as "192.0.2.1:25"'
+            f'{quoted(text)} is not a next hop; expected "host" (delivered to its MX), "[host]:587" (no MX '
+            'lookup), or an address such as "192.0.2.1:25"'
         )
     return NextHop(kind, name, number)
 
@@ -132,8 +131,8 @@ def parse_name_server(text: str) -> NameServer:
     address = _address(host)
     if address is None:
         raise ValueError(
-            f"{quoted(text)} is not a name server: "
-            'write its address, as in "192.0.2.53", "127.0.0.1:5353" or "[::1]:5353"'
+            f'{quoted(text)} is not a name server; expected its address, such as "192.0.2.53", '
+            '"127.0.0.1:5353" or "[::1]:5353"'
         )
     return NameServer(str(address), DNS_PORT if port is None else _port(port, least=1))
 
@@ -177,7 +176,7 @@ def _unix(path: str) -> ListenAddress:
     # sockaddr_un has 108 bytes including the final NUL. An error here is clearer than one from bind().
     if not path.startswith("/") or len(path.encode()) > 107 or "\0" in path:
         raise ValueError(
-            f"{quoted(f'unix:{path}')}: a Unix socket needs an absolute path of at most 107 octets"
+            f"{quoted(f'unix:{path}')}: a Unix socket requires an absolute path of at most 107 bytes"
         )
     return ListenAddress(path=path)
 
@@ -190,16 +189,17 @@ def _split(text: str) -> tuple[str, str | None]:
         return text, None
     if "://" in text or ":" in text.rpartition("@")[0]:
         raise ValueError(
-            f"{quoted(text)} is not an address and port: no URL and no log-in belongs here; how to log in at "
-            "a next hop is said in a [[credential]]"
+            f"{quoted(text)} is not an address and port: URLs and logins are not allowed here; configure "
+            "the login in a [[credential]]"
         )
     match = _HOST_AND_PORT.fullmatch(text)
     if match is None:
         raise ValueError(
-            f'{quoted(text)} is not an address and port: an IPv6 address goes in brackets, "[::1]:25"'
+            f"{quoted(text)} is not an address and port: an IPv6 address must be in brackets, such as "
+            '"[::1]:25"'
         )
     if not match[1].strip("[]"):
-        raise ValueError(f'{quoted(text)} has no host: write "[::]:25" for every address of this machine')
+        raise ValueError(f'{quoted(text)} has no host; use "[::]:25" for all addresses of this machine')
     return match[1], match[2]
 
 
@@ -215,5 +215,5 @@ def _address(host: str) -> IPAddress | None:
 
 def _port(text: str, *, least: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and least <= int(text) <= 65_535):
-        raise ValueError(f"{quoted(text)} is not a port: it is a number from {least} to 65535")
+        raise ValueError(f"{quoted(text)} is not a port; expected a number from {least} to 65535")
     return int(text)

@@ -144,7 +144,7 @@ def _text(path: Path, data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        problem = Problem(str(path), "is not UTF-8, which TOML must be", line)
+        problem = Problem(str(path), "is not UTF-8, as TOML requires", line)
         raise ConfigError([problem]) from error
 
 
@@ -179,8 +179,8 @@ def _syntax_problem(message: str, text: str, source: str) -> Problem:
     elif twice := re.match(r"Cannot (?:declare|mutate immutable namespace) \((.*?),?\)", what):
         name = path_text(tuple(part.strip(" '\"") for part in twice[1].split(",")))
         what = f"the table {name} is given twice"
-        what += f"; there may be several when each is written [[{name}]]" if name in REPEATED else ""
-    return Problem(source, f"is not TOML: {what[0].lower()}{what[1:]}", line)
+        what += f"; to define several, write each as [[{name}]]" if name in REPEATED else ""
+    return Problem(source, f"is not valid TOML: {what[0].lower()}{what[1:]}", line)
 
 
 def settings_in(document: dict[str, object], report: Report) -> Settings:
@@ -197,7 +197,7 @@ def _single(name: str, value: object, report: Report) -> DataclassInstance:
     if isinstance(value, dict):
         return read_options(TABLES[name], value, (name,), report)
     several = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
-    hint = "there is only one: write it in single brackets" if several else "expected a table"
+    hint = "only one such table is allowed; write it in single brackets" if several else "expected a table"
     report.refuse((name,), f"{hint}, [{name}]")
     return TABLES[name]()
 
@@ -254,7 +254,7 @@ def _unknown_key(key: str, path: KeyPath, options: Mapping[str, Option]) -> str:
 def _home_of(key: str) -> str:
     """Return a message with the table in which a misplaced key belongs, a common mistake in TOML."""
     if key in options_of(Settings):
-        return f"{key} belongs at the top of the file, before the first [table]"
+        return f"{key} must be at the top of the file, before the first [table]"
     homes = [
         f"[[{name}]]" if name in REPEATED else f"[{name}]"
         for name, table in TABLES.items()

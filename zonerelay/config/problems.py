@@ -218,7 +218,7 @@ def check_known(name: str, names: Collection[str], what: str, path: KeyPath, rep
     """
     if name in names:
         return True
-    near = did_you_mean(name, names) or (f"; there is {in_words(names)}" if names else "")
+    near = did_you_mean(name, names) or (f"; known names are {in_words(names)}" if names else "")
     report.refuse(path, f"{what} {quoted(name)}{near}")
     return False
 

@@ -65,7 +65,7 @@ from zonerelay.config.toml_text import quote, toml_value
 WINDOWS = ("minute", "hour", "day")
 COUNTED = ("messages", "recipients", "octets")
 
-_HEAD = "# The guard rails of the users in {}. zonerelay user set writes this file; comments are not kept.\n"
+_HEAD = "# The limits of the users in {}. zonerelay user set writes this file; comments are not kept.\n"
 _SUFFIX = ".rails.toml"
 _DEFAULT = ""
 """The key of the table [default]. User names are never empty."""
@@ -96,7 +96,7 @@ class UserIdempotency(enum.StrEnum):
 
 def _mailbox(line: str) -> str:
     if not forms.replacement(line).partition("@")[0]:
-        raise ValueError(f'{quoted(line)} is no address: write "user@example.com"')
+        raise ValueError(f'{quoted(line)} is not an address; expected "user@example.com"')
     return line
 
 
@@ -157,9 +157,9 @@ class Rails:
     def check(self) -> Rails:
         """Return this object. Raise ValueError if its options contradict each other."""
         if self.mode in (Mode.REDIRECT, Mode.COPY) and not self.mailbox:
-            raise ValueError(f'mode = "{self.mode}" needs a mailbox: where the mail, or its copy, goes')
+            raise ValueError(f'mode = "{self.mode}" requires a mailbox that receives the mail or its copy')
         if self.mode is Mode.LISTED and not self.recipients:
-            raise ValueError('mode = "listed" needs recipients: those whose mail is delivered')
+            raise ValueError('mode = "listed" requires recipients, to whom mail is delivered')
         return self
 
 
@@ -274,11 +274,11 @@ def parse(content: str, file_name: str) -> RailsFile:
             document = tomllib.loads(content)
             lines = line_numbers(content)
         except (ValueError, RecursionError) as error:
-            raise CredentialsError(f"{file_name}: is not TOML: {error}") from None
+            raise CredentialsError(f"{file_name}: is not valid TOML: {error}") from None
         tables = document.pop("user", {})
         if not isinstance(tables, dict) or document.keys() - {"default"}:
             raise CredentialsError(
-                f'{file_name}: expected tables such as [user."name"], the table [default], and nothing else'
+                f'{file_name}: expected only tables such as [user."name"], and the table [default]'
             )
         shared = {_DEFAULT: document["default"]} if document else {}
         found = RailsFile(file_name, content, tables | shared, lines)
@@ -343,8 +343,8 @@ def changed(rails: Rails, assignments: list[str], others: tuple[str, ...] = ()) 
     for each in assignments:
         key, sign, value = each.partition("=")
         if key not in KEYS:
-            near = did_you_mean(key, listed) or f"; there are {', '.join(listed)}"
-            raise ValueError(f"{quoted(key)} is no key of a user{near}")
+            near = did_you_mean(key, listed) or f"; valid names are {', '.join(listed)}"
+            raise ValueError(f"{quoted(key)} is not a key of a user{near}")
         if not sign:
             raise ValueError(f"{key}: write {key}=VALUE, or {key}= to unset it")
         option = OPTIONS[key]

@@ -123,7 +123,7 @@ class _Scanner:
         parts: list[str] = []
         while True:
             match = _KEY_PART.match(self._text, self._at)
-            assert match is not None, "tomllib accepted a key that is none"
+            assert match is not None, "tomllib accepted an invalid key"
             self._at = match.end()
             parts.append(_unquote(match[1]))
             if self._text[self._at] != ".":
@@ -132,7 +132,7 @@ class _Scanner:
 
     def _skip(self, pattern: re.Pattern[str]) -> None:
         match = pattern.match(self._text, self._at)
-        assert match is not None, "tomllib accepted a value that is none"
+        assert match is not None, "tomllib accepted an invalid value"
         self._at = match.end()
 
     def _skip_spaces(self) -> None:

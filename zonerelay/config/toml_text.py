@@ -23,7 +23,7 @@ from zonerelay.config.units import format_duration, format_size
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-DERIVED = "follows from other options"
+DERIVED = "depends on other options"
 
 
 def effective(settings: Settings, report: Report) -> str:

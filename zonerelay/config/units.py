@@ -47,10 +47,12 @@ def parse_rate(value: object) -> Rate:
     """Return the rate for a text such as `"100/1m"` or `"10/s"`. Raise ValueError if it is invalid."""
     count, slash, time = str(value).replace(" ", "").partition("/")
     if not isinstance(value, str) or not slash or not re.fullmatch(r"[1-9]\d{0,8}", count, re.ASCII):
-        raise ValueError(f"{quoted(str(value))} is not a rate: write {RATE_EXAMPLE}")
+        raise ValueError(f"{quoted(str(value))} is not a rate; expected a rate such as {RATE_EXAMPLE}")
     seconds = parse_duration(time if time[:1].isdigit() else f"1{time}")
     if not 0.1 <= seconds <= 86_400:
-        raise ValueError(f"{quoted(value)}: the time of a rate is from 100ms to 1d, as in {RATE_EXAMPLE}")
+        raise ValueError(
+            f"{quoted(value)}: the period of a rate must be from 100ms to 1d, such as {RATE_EXAMPLE}"
+        )
     return Rate(int(count), seconds)
 
 
@@ -60,10 +62,10 @@ def parse_duration(value: str | float) -> float:
     if not unit and float(number) == 0:
         return 0.0
     if not unit:
-        raise ValueError(f"{_shown(value)} has no unit: write a duration such as {DURATION_EXAMPLE}")
+        raise ValueError(f"{_shown(value)} has no unit; expected a duration such as {DURATION_EXAMPLE}")
     if unit not in _SECONDS:
         raise ValueError(
-            f"{quoted(unit)} is not a unit of time: use ms, s, m, h or d, as in {DURATION_EXAMPLE}"
+            f"{quoted(unit)} is not a unit of time; use ms, s, m, h or d, as in {DURATION_EXAMPLE}"
         )
     return float(number) * _SECONDS[unit]
 
@@ -76,7 +78,7 @@ def parse_size(value: str | float) -> int:
     if not unit and float(number) == 0:
         return 0
     if not unit:
-        raise ValueError(f"{_shown(value)} has no unit: write a size such as {SIZE_EXAMPLE}")
+        raise ValueError(f"{_shown(value)} has no unit; expected a size such as {SIZE_EXAMPLE}")
     if unit.lower() not in _OCTETS_BY_ANY_NAME:
         raise ValueError(f"{quoted(unit)} is not a unit of size; use B, KB, MB or GB, as in {SIZE_EXAMPLE}")
     return round(float(number) * _OCTETS_BY_ANY_NAME[unit.lower()])

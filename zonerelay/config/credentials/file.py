@@ -81,7 +81,7 @@ def read_text(path: Path, *, whole: bool = False) -> str:
         raise CredentialsError(f"{path}: {error.strerror or error}") from error
     if not whole and len(data) > MAX_FILE:
         raise CredentialsError(
-            f"{path}: larger than {MAX_FILE:,} octets: zonerelay user remove NAME makes it smaller"
+            f"{path}: the file exceeds {MAX_FILE:,} bytes; remove users with: zonerelay user remove NAME"
         )
     try:
         return data.decode()
@@ -100,7 +100,7 @@ def parse(text: str, file_name: str) -> dict[str, User]:
         if user is None:
             continue
         if user.name in users:
-            raise CredentialsError(f"{file_name}:{number}: the user {quoted(user.name)} is there twice")
+            raise CredentialsError(f"{file_name}:{number}: the user {quoted(user.name)} is defined twice")
         users[user.name] = user
     return users
 
@@ -146,14 +146,15 @@ def format_line(user: User) -> str:
 def check_name(name: str) -> None:
     """Raise ValueError if the user name is invalid."""
     if not name:
-        raise ValueError("the user has no name")
+        raise ValueError("the user name is missing")
     if len(name.encode("utf-8", "replace")) > MAX_NAME:
-        raise ValueError(f"a user name has at most {MAX_NAME} octets")
+        raise ValueError(f"the user name exceeds {MAX_NAME} bytes")
     if ":" in name or name.startswith("#") or not name.isprintable() or any(c.isspace() for c in name):
         # With a "$" in it, it may be a hash whose colon is missing.
-        shown = "what is before the colon" if "$" in name else quoted(name)
+        shown = "the part before the colon" if "$" in name else quoted(name)
         raise ValueError(
-            f"{shown} cannot be a user name: no white space, no control characters, no colon, no # in front"
+            f"{shown} is not a valid user name: white space, control characters, colons and a leading # "
+            "are not allowed"
         )
     if not unicodedata.is_normalized("NFC", name):
         raise ValueError("the user name is not in Unicode normalization form NFC")
@@ -167,7 +168,7 @@ def check_priority(name: str) -> Priority:
 def check_sender(pattern: str) -> str:
     """Return the pattern in its stored form. Raise ValueError if it is invalid."""
     if not pattern or "," in pattern:
-        raise ValueError("a sender is empty: write the patterns with a comma between them, and none behind")
+        raise ValueError("a sender pattern is empty; separate the patterns with single commas")
     # The reader of this form returns text, but its type covers every form.
     return str(convert.text(pattern, _SENDER))
 
@@ -259,8 +260,8 @@ def refuse_too_large(path: Path, text: str, most: int | None = None) -> None:
     size, most = len(text.encode()), MAX_FILE if most is None else most
     if size > most and (not path.exists() or size >= path.stat().st_size):
         raise CredentialsError(
-            f"{path} would have {size:,} bytes; a relay that finds more than {most:,} refuses every log-in:"
-            " remove entries that are not needed. Nothing was changed"
+            f"{path} would have {size:,} bytes; a relay rejects all logins if the file exceeds {most:,}. "
+            "Remove entries that are not needed. Nothing was changed"
         )
 
 
@@ -298,5 +299,5 @@ def _give_back(descriptor: int, path: Path, old: os.stat_result) -> None:
         os.fchown(descriptor, old.st_uid, old.st_gid)
     except PermissionError as error:
         raise CredentialsError(
-            f"{path} belongs to user {old.st_uid}, group {old.st_gid}: change it as that user, or as root"
+            f"{path} belongs to user {old.st_uid}, group {old.st_gid}; change it as that user or as root"
         ) from error

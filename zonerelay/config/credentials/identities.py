@@ -149,7 +149,7 @@ def read_token_file(path: Path) -> str:
     except OSError as error:
         raise IdentitiesError(f"{path}: {error.strerror or error}") from error
     if not (len(text) >= MIN_TOKEN and text.isascii() and len(text.split()) == 1):
-        raise IdentitiesError(f"{path} holds no token: a line of at least {MIN_TOKEN} characters")
+        raise IdentitiesError(f"{path} contains no token: expected a line of at least {MIN_TOKEN} characters")
     return text.decode("ascii")
 
 
@@ -175,7 +175,7 @@ def read(path: Path) -> tuple[Token, ...]:
     except OSError as error:
         raise IdentitiesError(f"{path}: {error.strerror or error}") from error
     if len(data) > MAX_FILE:
-        raise IdentitiesError(f"{path}: larger than {MAX_FILE} octets")
+        raise IdentitiesError(f"{path}: the file exceeds {MAX_FILE} bytes")
     try:
         content = msgspec.json.decode(data, type=_Content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -183,7 +183,7 @@ def read(path: Path) -> tuple[Token, ...]:
             f"{path} is damaged ({error}): restore it, or remove it and add tokens"
         ) from None
     if content.version != VERSION:
-        raise IdentitiesError(f"{path} was written by another release (version {content.version})")
+        raise IdentitiesError(f"{path} was written by an incompatible release (version {content.version})")
     return content.tokens
 
 
@@ -192,9 +192,9 @@ def add(path: Path, token: Token) -> None:
 
     def added(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         if any(each.name == token.name for each in tokens):
-            raise IdentitiesError(f"there is a token {token.name}: remove it, or choose another name")
+            raise IdentitiesError(f"the token {token.name} already exists; remove it, or choose another name")
         if len(tokens) >= MAX_TOKENS:
-            raise IdentitiesError(f"there are {MAX_TOKENS} tokens: remove those that are not used")
+            raise IdentitiesError(f"the limit of {MAX_TOKENS} tokens is reached; remove unused ones")
         return (*tokens, token)
 
     _change(path, added)
@@ -206,7 +206,7 @@ def remove(path: Path, name: str) -> None:
     def removed(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         left = tuple(each for each in tokens if each.name != name)
         if left == tokens:
-            raise IdentitiesError(f"there is no token {name} in {path}")
+            raise IdentitiesError(f"the token {name} does not exist in {path}")
         return left
 
     _change(path, removed)
@@ -227,7 +227,9 @@ def _change(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]
 
     path = Path(os.path.realpath(path))
     if not path.parent.exists():
-        raise IdentitiesError(f"there is no {path.parent} yet: start the relay once, which makes it")
+        raise IdentitiesError(
+            f"{path.parent} does not exist; it is created when the relay starts for the first time"
+        )
     try:
         with locked(path.parent):
             content = _Content(tokens=change(read(path)))
@@ -245,12 +247,12 @@ def _refuse_open_to_others(path: Path, status: os.stat_result) -> None:
         raise IdentitiesError(f"{path} is not a file")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise IdentitiesError(
-            f"{path} may be written by others, who could let themselves in: chmod go-w {path}"
+            f"{path} is writable by other users, who could add tokens; run: chmod go-w {path}"
         )
     directory = path.parent.stat().st_uid
     if status.st_uid not in (0, os.geteuid(), directory):
         raise IdentitiesError(
-            f"{path} belongs to user {status.st_uid}: it has to be root's or the relay's own"
+            f"{path} belongs to user {status.st_uid}; it must belong to root or to the relay's user"
         )
 
 

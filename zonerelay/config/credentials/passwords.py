@@ -59,7 +59,7 @@ def check_hash(text: str) -> None:
     """Raise ValueError with an explanation if the hash is invalid. The text never contains the hash."""
     found = _PHC.fullmatch(text)
     if found is None:
-        raise ValueError("the hash is not argon2id as zonerelay user writes it")
+        raise ValueError("the hash is not an argon2id hash as written by zonerelay user")
     memory, passes, lanes = (int(number) for number in found.groups()[:3])
     if not (8 * lanes <= memory <= MAX_MEMORY and 1 <= passes <= MAX_PASSES and 1 <= lanes <= MAX_LANES):
         raise ValueError(

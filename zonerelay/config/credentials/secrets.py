@@ -40,7 +40,7 @@ def read_secret(reference: str, environment: Mapping[str, str]) -> str:
     except OSError as error:
         raise SecretError(f"{path} cannot be read: {error.strerror}") from error
     if len(octets) > MAX_SECRET:
-        raise SecretError(f"{path} has more than {MAX_SECRET} octets")
+        raise SecretError(f"{path} exceeds {MAX_SECRET} bytes")
     try:
         secret = octets.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -48,7 +48,9 @@ def read_secret(reference: str, environment: Mapping[str, str]) -> str:
     if not secret:
         raise SecretError(f"{path} is empty")
     if _CONTROLS.search(secret):
-        raise SecretError(f"{path} has more than one line, or is no text: write the secret alone")
+        raise SecretError(
+            f"{path} has more than one line or is not text; the file must contain only the secret"
+        )
     return secret
 
 

@@ -121,7 +121,7 @@ def _line(value: object, option: Option) -> str:
     if not isinstance(value, str):
         raise expected("text in quotes", value)
     if not value and not option.optional:
-        raise ValueError("must not be empty; leave the key out for its default")
+        raise ValueError("must not be empty; remove the key to use its default")
     if len(value) > MAX_TEXT or _CONTROL.search(value):
         raise ValueError(f"expected a line of at most {MAX_TEXT} characters without control characters")
     return value
@@ -130,7 +130,7 @@ def _line(value: object, option: Option) -> str:
 def path(value: object, option: Option) -> Path | None:
     text = _line(value, option)
     if text.startswith("~"):
-        raise ValueError(f"{quoted(text)}: ~ means a different place for every user; write the path in full")
+        raise ValueError(f"{quoted(text)}: ~ depends on the user; use an absolute path")
     return Path(text) if text else None
 
 

@@ -74,8 +74,8 @@ replacement = _matching(
 def ehlo_name(text: str) -> str:
     if not endpoints.is_ehlo_name(text):
         raise ValueError(
-            f"{quoted(text)} is not a host name: write it in full, as in "
-            '"relay.example.org", or an address literal, "[192.0.2.1]"'
+            f'{quoted(text)} is not a host name; expected a full name such as "relay.example.org", or an '
+            'address literal such as "[192.0.2.1]"'
         )
     return text
 
@@ -90,7 +90,7 @@ def name_server(text: str) -> str:
 
 
 def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    example = 'write it as "192.0.2.0/24", "192.0.2.7" or "2001:db8::/32"'
+    example = 'expected "192.0.2.0/24", "192.0.2.7" or "2001:db8::/32"'
     try:
         network = ipaddress.ip_network(text, strict=False)
     except ValueError:
@@ -98,10 +98,10 @@ def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     if "/" in text and network.network_address != ipaddress.ip_address(text.partition("/")[0]):
         address = text.partition("/")[0]
         raise ValueError(
-            f'{quoted(text)} names an address inside the network: write "{network}" or "{address}"'
+            f'{quoted(text)} has host bits set; write the network "{network}" or the address "{address}"'
         )
     if isinstance(network, ipaddress.IPv6Network) and network.network_address.ipv4_mapped is not None:
-        raise ValueError(f"{quoted(text)} is IPv4 in IPv6 clothes: {example}")
+        raise ValueError(f"{quoted(text)} is an IPv4-mapped IPv6 address; {example}")
     return network
 
 
@@ -110,8 +110,8 @@ def fingerprint(text: str) -> str:
     digits = text.lower().removeprefix("sha256 fingerprint=").removeprefix("sha256:").replace(":", "")
     if not _FINGERPRINT.fullmatch(digits):
         raise ValueError(
-            f"{quoted(text)} is not a SHA-256 fingerprint: 64 hexadecimal digits, with or without colons, "
-            "as openssl x509 -noout -fingerprint -sha256 -in client.pem prints them"
+            f"{quoted(text)} is not a SHA-256 fingerprint; expected 64 hexadecimal digits, with or without "
+            "colons, as printed by openssl x509 -noout -fingerprint -sha256 -in client.pem"
         )
     return digits
 
@@ -122,7 +122,7 @@ def domain(text: str) -> str:
     name = text.removeprefix("*.")
     if "@" in text:
         raise ValueError(
-            f"{quoted(text)} is an address: write the domain alone, {quoted(text.rpartition('@')[2])}"
+            f"{quoted(text)} is an address; expected only its domain, {quoted(text.rpartition('@')[2])}"
         )
     if text != "*" and name.isascii() and not endpoints.is_ehlo_name(name):
         raise ValueError(_no_domain(text))
@@ -133,17 +133,22 @@ def _no_domain(text: str) -> str:
     try:
         literal = endpoints.address_literal(ipaddress.ip_address(text))
     except ValueError:
-        return f'{quoted(text)} is not a domain: write "example.com", or "*.example.com" for all below it'
-    return f"{quoted(text)} is not a domain: an address goes in brackets, {quoted(literal)}"
+        return (
+            f'{quoted(text)} is not a domain; expected "example.com", or "*.example.com" for all subdomains'
+        )
+    return f"{quoted(text)} is not a domain; write an address in brackets, {quoted(literal)}"
 
 
 def field_name(text: str) -> str:
     """Return the name of a field that the relay may remove from messages, because mail does not need it."""
     if ":" in text or len(text) > MAX_FIELD_NAME or not _HEADER.fullmatch(text):
-        raise ValueError(f'{quoted(text)} is not the name of a header field: write "X-Sending-Zone"')
+        raise ValueError(
+            f'{quoted(text)} is not a header field name; expected a name such as "X-Sending-Zone"'
+        )
     if text.lower() in _NEEDED or text.lower().startswith(_NEEDED_STARTS):
         raise ValueError(
-            f'{quoted(text)} is a field that mail needs, and it would be removed: write "X-Sending-Zone"'
+            f"{quoted(text)} is a field that messages require, and it would be removed; use a name such as "
+            '"X-Sending-Zone"'
         )
     return text
 
@@ -153,7 +158,7 @@ def address_pattern(text: str) -> str:
         return domain(text)
     if not _PATTERN.fullmatch(text):
         raise ValueError(
-            f'{quoted(text)} is not an address pattern: write "user@example.com", "example.com", '
+            f'{quoted(text)} is not an address pattern; expected "user@example.com", "example.com", '
             '"*.example.com", "bounce-*@example.com" or "<>"'
         )
     return text
@@ -161,11 +166,11 @@ def address_pattern(text: str) -> str:
 
 def reply(text: str) -> str:
     if len(text) > MAX_REPLY:
-        raise ValueError(f"a reply has at most {MAX_REPLY} characters, this one {len(text)}")
+        raise ValueError(f"a reply may have at most {MAX_REPLY} characters, but this one has {len(text)}")
     if not _REPLY.fullmatch(text):
         raise ValueError(
-            f"{quoted(text)} is not a refusal: write a code from 400 to 599, a status of the same class (or "
-            'none) and a text in ASCII, as in "550 5.7.1 Ask postmaster@example.org"'
+            f"{quoted(text)} is not an error reply; expected a code from 400 to 599, an optional status of "
+            'the same class and an ASCII text, such as "550 5.7.1 Ask postmaster@example.org"'
         )
     return text
 
@@ -184,9 +189,11 @@ def ip_address(text: str) -> str:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        raise ValueError(f'{quoted(text)} is not an address: write "192.0.2.7" or "2001:db8::7"') from None
+        raise ValueError(
+            f'{quoted(text)} is not an address; expected an IP address such as "192.0.2.7" or "2001:db8::7"'
+        ) from None
     if address.is_unspecified or address.is_multicast:
-        raise ValueError(f"{quoted(text)} is no address that mail can be sent from")
+        raise ValueError(f"{quoted(text)} cannot be used as a source address")
     return str(address)
 
 
@@ -201,8 +208,8 @@ def secret(text: str) -> str:
     if text and not (text.startswith("/") or _REFERENCE.fullmatch(text)):
         # It may be the secret itself, so it is not repeated.
         raise ValueError(
-            'does not say where the secret is: write a file ("/etc/zonerelay/name.secret"), "env:NAME" or '
-            '"credential:NAME"; a secret itself does not belong into this file'
+            'must refer to the secret: a file ("/etc/zonerelay/name.secret"), "env:NAME" or '
+            '"credential:NAME". Do not write the secret itself into this file'
         )
     return text
 
@@ -213,11 +220,9 @@ def url(text: str) -> str:
     parts = urlsplit(text)
     loopback = parts.hostname in {"127.0.0.1", "::1", "localhost"}
     if not parts.hostname or parts.scheme not in ({"https", "http"} if loopback else {"https"}):
-        raise ValueError(f'{quoted(text)} is not an address for secrets: write "https://…"')
+        raise ValueError(f'{quoted(text)} is not a secure URL; expected "https://…"')
     if "@" in parts.netloc:
-        raise ValueError(
-            "holds a name or password: client_id is for the one, client_secret says where the other is"
-        )
+        raise ValueError("contains a user name or password; use client_id and client_secret instead")
     return text
 
 
@@ -225,14 +230,14 @@ def new_field(text: str) -> str:
     """Return a header field of the form `Name: value`."""
     found = _FIELD.fullmatch(text)
     if not found or len(text) > MAX_FIELD:
-        raise ValueError(f'{quoted(text)} is not a header field: write "Name: value", in ASCII, on one line')
+        raise ValueError(f'{quoted(text)} is not a header field; expected "Name: value" in ASCII on one line')
     _not_ours(found[1])
     return text
 
 
 def removed_field(text: str) -> str:
     if not _FIELD_NAME.fullmatch(text):
-        raise ValueError(f'{quoted(text)} is not the name of a header field: write "X-Mailer"')
+        raise ValueError(f'{quoted(text)} is not a header field name; expected a name such as "X-Mailer"')
     _not_ours(text)
     return text
 
@@ -264,4 +269,6 @@ def date_text(when: float) -> str:
 
 def _not_ours(name: str) -> None:
     if name.lower() in _OURS:
-        raise ValueError(f"{quoted(name)} is not for a rule to change: the relay or the standard needs it")
+        raise ValueError(
+            f"{quoted(name)} cannot be changed by a rule, because the relay or a standard requires it"
+        )

@@ -19,9 +19,9 @@ from zonerelay.config.tables.zone import TlsMode, ZoneSettings
 _WEAK = {TlsMode.NONE, TlsMode.OPPORTUNISTIC}
 _PASSWORDS_END = {
     "office365.com": (
-        "Microsoft 365 switches log-ins by password off by default at the end of December 2026 (550 5.7.30)"
+        "Microsoft 365 disables password logins by default at the end of December 2026 (550 5.7.30)"
     ),
-    "smtp-mail.outlook.com": "Outlook.com has taken no passwords since September 2024",
+    "smtp-mail.outlook.com": "Outlook.com has not accepted passwords since September 2024",
 }
 """Smarthosts, including their subdomains, that are ending logins by password. Microsoft: MC786329."""
 _OAUTH_KEYS = ("client_id", "client_secret", "refresh_token", "scope")
@@ -88,7 +88,7 @@ class CredentialSettings:
 def check_credentials(
     credentials: Sequence[CredentialSettings], zones: Sequence[ZoneSettings], report: Report
 ) -> None:
-    missing = "is missing: zones name the credentials that they log in with"
+    missing = "is required: zones refer to credentials by their name"
     check_names("credential", [credential.name for credential in credentials], missing, report)
     for at, credential in enumerate(credentials):
         path: KeyPath = ("credential", at)
@@ -173,10 +173,12 @@ def _check_password(credential: CredentialSettings, path: KeyPath, report: Repor
         report.refuse((*path, "user"), "is missing: the name that the smarthost knows")
     if credential.token_url or credential.mechanism is Mechanism.XOAUTH2:
         if credential.password:
-            text = "a password is not used with XOAUTH2: leave it out"
+            text = "a password cannot be used with XOAUTH2; remove it"
             report.refuse((*path, "password"), text)
     elif not credential.password:
-        text = 'is missing: say where it is, as in "/etc/zonerelay/smarthost.password"'
+        text = (
+            'is required: set it to the path of the secret, for example "/etc/zonerelay/smarthost.password"'
+        )
         report.refuse((*path, "password"), text)
 
 
@@ -190,7 +192,7 @@ def _check_oauth(credential: CredentialSettings, path: KeyPath, report: Report) 
                 report.refuse((*path, key), "goes with token_url alone: write that, or leave this out")
         return
     if credential.mechanism not in {Mechanism.AUTO, Mechanism.XOAUTH2}:
-        text = f'{credential.mechanism} does not take access tokens: write "xoauth2", or leave token_url out'
+        text = f'{credential.mechanism} does not support access tokens; use "xoauth2", or remove token_url'
         report.refuse((*path, "mechanism"), text)
     if not credential.client_id:
         report.refuse((*path, "client_id"), "is missing: the application's id at the token server")
@@ -207,19 +209,21 @@ def _check_zone(
     zone: ZoneSettings, path: KeyPath, credentials: Sequence[CredentialSettings], report: Report
 ) -> None:
     if not zone.next_hop and report.sound(*path, "next_hop"):
-        text = "would be shown to every MX host there is: give the zone a next_hop, or leave them out"
+        text = "would be sent to every MX host; set the zone's next_hop, or remove the credentials"
         report.refuse((*path, "credentials"), text)
     if zone.tls in _WEAK and report.sound(*path, "tls"):
         text = (
-            f"is {zone.tls}, and credentials are never sent in clear text: write verify; or required, where "
-            "the next hop's certificate cannot be verified"
+            f"is {zone.tls}, but credentials are never sent in clear text; use verify, or required if the "
+            "next hop's certificate cannot be verified"
         )
         report.refuse((*path, "tls"), text)
     names = [credential.name for credential in credentials]
     if not all(report.sound("credential", at, "name") for at in range(len(names))):
         return
     for index, name in enumerate(zone.credentials):
-        if not check_known(name, names, "no [[credential]] is named", (*path, "credentials", index), report):
+        if not check_known(
+            name, names, "no [[credential]] has this name", (*path, "credentials", index), report
+        ):
             continue
         if name in zone.credentials[:index]:
             report.refuse((*path, "credentials", index), f"{quoted(name)} is in the list twice")

@@ -65,13 +65,13 @@ def dns_advice(dns: DnsSettings) -> list[str]:
         return []
     if not dns.servers:
         return [
-            "dns.trust_ad: goes by the system's resolvers, whichever they are: name a validating one on this "
-            "machine in dns.servers"
+            "dns.trust_ad: the system's resolvers are not known to be trustworthy; set dns.servers to a "
+            "validating resolver on this machine"
         ]
     remote = [each for each in dns.servers if not _is_loopback(each)]
     return [
-        f"dns.trust_ad: {each} is not on this machine: who can change packets on the way can forge what it "
-        "vouches for"
+        f"dns.trust_ad: {each} is not on this machine; an attacker on the path could forge the AD flag of "
+        "its answers"
         for each in remote
     ]
 
@@ -208,6 +208,6 @@ def shorter_delays(schedule: tuple[float, ...]) -> Iterator[tuple[str, str]]:
     """
     for earlier, later in pairwise(schedule):
         if later < earlier:
-            shown = f"{format_duration(later)} comes after {format_duration(earlier)}"
+            shown = f"{format_duration(later)} is after {format_duration(earlier)}"
             yield "schedule", f"{shown}: mail is tried more often the longer it waits"
             return

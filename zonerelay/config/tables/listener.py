@@ -60,8 +60,8 @@ class SendmailSettings:
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _FIELD_NAME = re.compile(r"[!-9;-~]{1,76}", re.ASCII)
 _NEEDED = {
-    "received": "it is what ends a mail loop (RFC 5321 6.3)",
-    "from": "no message may be without it (RFC 5322 3.6)",
+    "received": "it is required to stop mail loops (RFC 5321 6.3)",
+    "from": "every message must have it (RFC 5322 3.6)",
 }
 # Networks with a shorter prefix are a large part of the Internet, not the network of one owner. Networks that
 # together cover everything (0.0.0.0/1 and 128.0.0.0/1) are merged before they are measured.
@@ -577,7 +577,7 @@ def _files(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
 
 def in_full(file: Path) -> str:
     """Return the advice for a relative path."""
-    return f"{file} is looked for in the directory where the relay is started: write the path in full"
+    return f"{file} is relative to the directory in which the relay is started; use an absolute path"
 
 
 def _log_in(listener: ListenerSettings) -> Iterator[tuple[str, str]]:

@@ -57,16 +57,16 @@ def check_srs(srs: SrsSettings, zones: Sequence[ZoneSettings], report: Report) -
         return
     if srs.domain:
         if not is_domain(srs.domain):
-            text = f'{quoted(srs.domain)} is no name of a domain: write "srs.example.com"'
+            text = f'{quoted(srs.domain)} is not a domain name; expected a name such as "srs.example.com"'
             report.refuse(("srs", "domain"), text)
         if not srs.secret:
             report.refuse(("srs", "secret"), 'is missing: say where it is, as in "/etc/zonerelay/srs.secret"')
     elif srs.secret:
-        text = "is missing: rewritten senders need a domain whose mail comes to this relay"
+        text = "is required: rewritten senders need a domain whose mail is routed to this relay"
         report.refuse(("srs", "domain"), text)
     for at, domain in enumerate(srs.local_domains):
         if domain == "*":
-            text = '"*" is every sender: leave srs = true out of the zones instead'
+            text = '"*" matches every sender; remove srs = true from the zones instead'
             report.refuse(("srs", "local_domains", at), text)
     if not srs.domain:
         for at, zone in enumerate(zones):
@@ -113,7 +113,7 @@ def _read(path: str, place: str, environment: Mapping[str, str]) -> str:
     except SecretError as error:
         raise ValueError(f"{prefix}{error}") from error
     if len(secret) < MIN_SECRET:
-        raise ValueError(f"{prefix}{place} holds fewer than {MIN_SECRET} characters")
+        raise ValueError(f"{prefix}{place} has fewer than {MIN_SECRET} characters")
     return secret
 
 
@@ -161,7 +161,7 @@ def check_dkim(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], repo
     if not keys and report.sound("dkim"):
         for at, zone in enumerate(zones):
             if zone.dkim is DkimMode.REQUIRED:
-                text = "needs a [[dkim]] key: without any, all mail of this zone would wait"
+                text = "requires a [[dkim]] key: without one, all mail of this zone would be deferred"
                 report.refuse(("zone", at, "dkim"), text)
 
 
@@ -172,8 +172,8 @@ def dkim_advice(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], hos
     if not keys or any(_covers_dkim(key.domain, hostname.lower()) for key in keys):
         return []
     return [
-        f"zone[{at}].dkim: required: reports of this relay are from MAILER-DAEMON@{hostname}, for which "
-        "there is no [[dkim]] key: in this zone they would wait"
+        f"zone[{at}].dkim: required: bounces are sent from MAILER-DAEMON@{hostname}, for which there is no "
+        "[[dkim]] key, so they would be deferred in this zone"
         for at, zone in enumerate(zones)
         if zone.dkim is DkimMode.REQUIRED
     ]
@@ -191,16 +191,19 @@ def read_key_file(path: Path) -> bytes:
 
 def _check_names(key: DkimSettings, at: int, report: Report) -> None:
     if not key.domain:
-        text = 'is missing: say whose mail is signed, as in "example.com" or "*.example.com"'
+        text = 'is required: the domain whose mail is signed, such as "example.com" or "*.example.com"'
         report.refuse(("dkim", at, "domain"), text)
     elif not _is_name(key.domain.removeprefix("*.")):
-        text = f'{quoted(key.domain)} is no domain that has a key: write "example.com" or "*.example.com"'
+        text = f'{quoted(key.domain)} is not a domain; expected "example.com" or "*.example.com"'
         report.refuse(("dkim", at, "domain"), text)
     if not key.selector:
-        text = 'is missing: write what is before "._domainkey" in the name of its record: "s2026"'
+        text = 'is required: the part before "._domainkey" in the name of the DNS record, such as "s2026"'
         report.refuse(("dkim", at, "selector"), text)
     if key.signing_domain and not _is_name(key.signing_domain):
-        text = f'{quoted(key.signing_domain)} is no domain to sign with: write one name, "example.com"'
+        text = (
+            f"{quoted(key.signing_domain)} is not a signing domain; expected a single name such as "
+            '"example.com"'
+        )
         report.refuse(("dkim", at, "signing_domain"), text)
 
 
@@ -213,13 +216,13 @@ def _is_name(domain: str) -> bool:
 
 def _check_file(key: DkimSettings, at: int, report: Report) -> None:
     if key.key_file == NO_FILE:
-        text = "is missing: say where the private key is; zonerelay dkim new makes one"
+        text = "is required: the file of the private key; create one with zonerelay dkim new"
         report.refuse(("dkim", at, "key_file"), text)
 
 
 def _check_dates(key: DkimSettings, at: int, report: Report) -> None:
     if key.not_after and key.not_after <= key.not_before:
-        text = f"is not later than not_before = {date_text(key.not_before)}, so this key would never sign"
+        text = f"is not after not_before = {date_text(key.not_before)}, so this key would never be used"
         report.refuse(("dkim", at, "not_after"), text)
 
 
@@ -234,8 +237,8 @@ def _check_records(keys: Sequence[DkimSettings], report: Report) -> None:
         other = keys[there]
         if there != at and (key.domain == other.domain or key.key_file != other.key_file):
             text = (
-                f"{quoted(key.selector)} of {domain} is dkim[{there}] already, and a record in DNS has one "
-                "key: give each its own selector"
+                f"{quoted(key.selector)} of {domain} is already used by dkim[{there}]; each key needs its "
+                "own selector, because a DNS record contains one key"
             )
             report.refuse(("dkim", at, "selector"), text)
 
@@ -297,20 +300,20 @@ def rewrite_advice(rules: Sequence[RewriteSettings], listeners: Sequence[Listene
     users = has_users(listeners)
     for at, rule in enumerate(rules):
         if rule.user and not users:
-            only = "only matches mail over HTTP"
+            only = "matches only mail submitted over HTTP"
             yield f'rewrite[{at}].user: {only}: no listener has auth = "optional" or "required"'
 
 
 def _check_rule(rule: RewriteSettings, path: KeyPath, report: Report) -> None:
     if not rule.address:
-        text = 'is missing: say which addresses are changed, as in ["old.example"], or ["*"] for all'
+        text = 'is required: the addresses to change, such as ["old.example"], or ["*"] for all'
         report.refuse((*path, "address"), text)
     if not rule.to:
-        text = 'is missing: say what they become, "user@example.com" or "@example.com"'
+        text = 'is required: the new address, "user@example.com" or "@example.com"'
         report.refuse((*path, "to"), text)
     for index, pattern in enumerate(rule.address):
         if pattern == _NULL_SENDER:
-            text = '"<>" would never match: reports come from the null sender, which is not rewritten'
+            text = '"<>" never matches: the null sender of bounces is not rewritten'
             report.refuse((*path, "address", index), text)
 
 

@@ -236,7 +236,7 @@ def route_advice(routes: Sequence[RouteSettings], listeners: Sequence[ListenerSe
     users, certificates = has_users(listeners), any(each.allow_certificates for each in listeners)
     for at, route in enumerate(routes):
         if route.user and not users:
-            only = "only matches mail over HTTP"
+            only = "matches only mail submitted over HTTP"
             yield f'route[{at}].user: {only}: no listener has auth = "optional" or "required"'
         if route.certificate and not certificates:
             yield f"route[{at}].certificate: never matches: no listener asks for one (allow_certificates)"

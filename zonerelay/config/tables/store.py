@@ -163,7 +163,11 @@ def admin_advice(admin: AdminSettings) -> Iterator[str]:
         )
     if not admin.address or parse_listen(admin.address).is_loopback:
         return
-    api = "the API asks for a token" if _keeps_secrets(admin) else "the API is closed to them without TLS"
+    api = (
+        "the API requires a token"
+        if _keeps_secrets(admin)
+        else ("such clients cannot use the API without TLS")
+    )
     yield f"admin.address: metrics and health at {admin.address} can be read from other machines ({api})"
 
 
@@ -296,8 +300,9 @@ def raised_guard(spool: SpoolSettings) -> str:
     if guard == spool.min_free_space:
         return ""
     return (
-        f"new mail is refused below {format_size(guard)} free: LevelDB needs that for a moment when it moves"
-        f" tables (write_buffer), and min_free_space is {format_size(spool.min_free_space)}"
+        f"new mail is rejected when less than {format_size(guard)} are free, because LevelDB needs that "
+        "space temporarily during compaction (write_buffer); min_free_space "
+        f"is {format_size(spool.min_free_space)}"
     )
 
 
@@ -488,14 +493,14 @@ def url_problem(url: str, option: str = "postgres.password") -> str:
         parts = urlsplit(url)
         query = parse_qs(parts.query)
     except ValueError:
-        return 'is no URL: write "postgresql://USER@HOST:5432/DATABASE"'
+        return 'is not a URL; expected "postgresql://USER@HOST:5432/DATABASE"'
     if parts.scheme not in {"postgresql", "postgres"}:
         return 'must begin with "postgresql://"'
     has_password = ":" in parts.netloc.rpartition("@")[0] or "@" in parts.path
     if has_password or any("password" in key.lower() for key in query):
-        return f"has a password in it: say in {option} where the password is"
+        return f"contains a password; set {option} to the path of the password instead"
     if not _hosts(parts):
-        return "names no host: a name, an address, or ?host=/run/postgresql for the Unix socket"
+        return "has no host; add a name, an address, or ?host=/run/postgresql for the Unix socket"
     return ""
 
 
@@ -580,10 +585,10 @@ def check_s3(s3: S3Settings, spool: SpoolSettings, workers: int, report: Report)
     if spool.backend is Backend.S3 and not s3.bucket:
         report.refuse(("s3", "bucket"), 'is needed with backend = "s3": the name of a bucket that exists')
     elif s3.bucket and not _BUCKET.fullmatch(s3.bucket):
-        text = "is no name of a bucket: 3 to 63 small letters, digits, dots and hyphens"
+        text = "is not a bucket name; expected 3 to 63 lower-case letters, digits, dots and hyphens"
         report.refuse(("s3", "bucket"), text)
     if not _PREFIX.fullmatch(s3.prefix) or len(s3.prefix) > MAX_PREFIX:
-        text = f"must be ASCII that ends in a slash, such as zonerelay/, at most {MAX_PREFIX} characters"
+        text = f"must be ASCII of at most {MAX_PREFIX} characters and end with a slash, such as zonerelay/"
         report.refuse(("s3", "prefix"), text)
     for name in _URLS:
         if problem := _url_problem(getattr(s3, name)):
@@ -620,11 +625,11 @@ def _url_problem(url: str) -> str:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - it raises what is wrong with it
     except ValueError:
-        return 'is no URL: write "https://HOST"'
+        return 'is not a URL; expected "https://HOST"'
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         return "must begin with https:// (or http://) and contain a host"
     if "@" in url or parts.query or parts.fragment:
-        return "holds more than an address: say access_key, and in secret_key where the secret is"
+        return "must contain only the address; use access_key and secret_key for the credentials"
     return ""
 
 

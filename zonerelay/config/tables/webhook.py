@@ -137,8 +137,12 @@ def _read(place: str, environment: Mapping[str, str]) -> str:
         kind, _, encoded = secret.partition("_")
         octets = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
     except (SecretError, binascii.Error) as error:
-        why = str(error) if isinstance(error, SecretError) else f"{place} is not base64 after its prefix"
+        why = (
+            str(error)
+            if isinstance(error, SecretError)
+            else (f"{place} is not valid base64 after its prefix")
+        )
         raise ValueError(why) from error
     if (kind, len(octets)) != ("whsk", 32) and not (kind == "whsec" and 24 <= len(octets) <= 64):
-        raise ValueError(f"{place} holds neither whsec_ with 24 to 64 octets in base64 nor whsk_ with 32")
+        raise ValueError(f"{place} must contain whsec_ with 24 to 64 bytes in base64, or whsk_ with 32")
     return secret

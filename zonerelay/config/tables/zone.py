@@ -35,7 +35,7 @@ from zonerelay.config.units import Rate, format_duration
 
 DEFAULT_ZONE = "default"
 DANE_NEEDS_TRUST = (
-    "dane needs to know what DNSSEC vouches for: set trust_ad = true in [dns], with a validating resolver on "
+    "dane requires validated DNSSEC answers: set trust_ad = true in [dns], with a validating resolver on "
     "this machine"
 )
 
@@ -233,8 +233,8 @@ def check_zone_names(zones: Sequence[ZoneSettings], report: Report) -> None:
         elif there != at:
             report.refuse(("zone", at, "name"), f"is missing; {quoted(zone.name)} is zone[{there}] already")
     if DEFAULT_ZONE not in first:
-        there_is = f"the zones are {in_words(first)}" if first else "there is none"
-        text = f'mail that no route matches goes to the zone "{DEFAULT_ZONE}", but {there_is}: add it'
+        there_is = f"the zones are {in_words(first)}" if first else "no zone is configured"
+        text = f'mail that matches no route is sent through the zone "{DEFAULT_ZONE}", but {there_is}; add it'
         report.refuse(("zone",), text)
 
 
@@ -251,7 +251,7 @@ def check_zones(
         if zone.tls is TlsMode.DANE and report.sound(*path, "tls"):
             _check_dane(zone, path, trusts_dns, report)
         if zone.tls_on_connect and zone.tls is TlsMode.NONE and report.sound(*path, "tls"):
-            text = "is TLS from the first octet, and tls = none is none at all: leave one of the two out"
+            text = "uses implicit TLS, which contradicts tls = none; remove one of them"
             report.refuse((*path, "tls_on_connect"), text)
     return tuple(_with_share(zone, ("zone", at), report) for at, zone in enumerate(zones))
 
@@ -382,7 +382,7 @@ class SourceSettings:
 
 
 def check_sources(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
-    missing = "is missing: zones name the sources that they send from"
+    missing = "is required: zones refer to sources by their name"
     check_names("source", [source.name for source in sources], missing, report)
     _check_addresses(sources, report)
     names = range(len(sources))
@@ -411,7 +411,7 @@ def _check_addresses(sources: Sequence[SourceSettings], report: Report) -> None:
             problem = _problem_of(address) or _problem_beside(address, source.address[:index])
             there = taken.setdefault(address, at)
             if not problem and there != at:
-                problem = f"{address} is an address of source[{there}] already: its mail would have two names"
+                problem = f"{address} is already an address of source[{there}]; its mail would use two names"
             if problem:
                 report.refuse((*path, index), problem)
 
@@ -422,7 +422,7 @@ def _problem_of(text: str) -> str:
         if address.ipv4_mapped is not None:
             return f'{quoted(text)} is an IPv4 address; write "{address.ipv4_mapped}"'
         if address.scope_id is not None or address.is_link_local:
-            return f"{quoted(text)} leads no further than its own link"
+            return f"{quoted(text)} is a link-local address"
     return ""
 
 
@@ -430,7 +430,7 @@ def _problem_beside(text: str, before: tuple[str, ...]) -> str:
     family = ipaddress.ip_address(text).version
     if all(ipaddress.ip_address(other).version != family for other in before):
         return ""
-    return f"a source has one {_FAMILIES[family]} address: make another [[source]] of {text}"
+    return f"a source may have only one {_FAMILIES[family]} address; add another [[source]] for {text}"
 
 
 def _check_zone(zone: ZoneSettings, at: int, sources: Sequence[SourceSettings], report: Report) -> None:
@@ -438,7 +438,7 @@ def _check_zone(zone: ZoneSettings, at: int, sources: Sequence[SourceSettings], 
     path: KeyPath = ("zone", at, "sources")
     named = []
     for index, name in enumerate(zone.sources):
-        if not check_known(name, known, "no [[source]] is named", (*path, index), report):
+        if not check_known(name, known, "no [[source]] has this name", (*path, index), report):
             continue
         if name in zone.sources[:index]:
             report.refuse((*path, index), f"{quoted(name)} is there twice: its share is its weight")
@@ -549,7 +549,7 @@ def _check_names(entry: DestinationSettings, path: KeyPath, report: Report) -> N
         if given and entry.tls is not DestinationTls.VERIFY:
             report.refuse((*path, key), 'goes with tls = "verify" alone: write that, or leave this out')
     if entry.tls_names and entry.tls_certificates:
-        text = "these certificates are accepted whatever their names are: leave tls_names out"
+        text = "these certificates are accepted whatever their names are; remove tls_names"
         report.refuse((*path, "tls_certificates"), text)
 
 
@@ -609,8 +609,8 @@ def _zones_of(entry: DestinationSettings, by_name: Mapping[str, ZoneSettings]) -
 
 def _of(zones: Collection[ZoneSettings]) -> str:
     if len(zones) == 1:
-        return f"mail of zone {next(iter(zones)).name} goes"
-    return f"mail of zones {in_words(zone.name for zone in zones)} goes"
+        return f"mail of zone {next(iter(zones)).name} is sent"
+    return f"mail of zones {in_words(zone.name for zone in zones)} is sent"
 
 
 def _covers(one: DestinationSettings, other: DestinationSettings) -> bool:
