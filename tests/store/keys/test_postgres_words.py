@@ -42,9 +42,9 @@ async def opened() -> AsyncIterator[Opening]:
     async with AsyncExitStack() as stack:
 
         async def open_one(
-            access: Access, node: int = 0, *, trouble: list[StoreError] | None = None, patience: float = 0.1
+            access: Access, node: int = 0, *, failures: list[StoreError] | None = None, patience: float = 0.1
         ) -> Partition:
-            hooks = Hooks(on_failure=(trouble if trouble is not None else []).append)
+            hooks = Hooks(on_failure=(failures if failures is not None else []).append)
             engine = PostgresEngine(access)
             made = await open_partition(
                 engine, node, token="here", clock=SystemClock(), hooks=hooks, patience=patience
@@ -91,7 +91,7 @@ async def test_a_server_that_stops_syncing_is_noticed_at_the_next_beat(
     server: PostgresServer, access: Access, opened: Opening
 ) -> None:
     trouble: list[StoreError] = []
-    partition = await opened(replace(access, lease=1.0), on_error=trouble)
+    partition = await opened(replace(access, lease=1.0), failures=trouble)
     server.set("full_page_writes", "off")
     try:
         await until(lambda: trouble)
@@ -139,7 +139,7 @@ async def test_a_server_that_is_not_there_or_has_gone_is_told(opened: Opening) -
         await opened(access_to("postgresql://mail@127.0.0.1:1/mail"))
     trouble: list[StoreError] = []
     with PostgresServer() as server:
-        await opened(access_to(server.url, lease=1.0), on_error=trouble)
+        await opened(access_to(server.url, lease=1.0), failures=trouble)
         await asyncio.to_thread(server.kill)
         await until(lambda: trouble)
         server.start()

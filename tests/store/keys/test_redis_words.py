@@ -39,11 +39,11 @@ async def opened() -> AsyncIterator[Opening]:
     async with AsyncExitStack() as stack:
 
         async def open_one(
-            url: str, *, password: str = "", trouble: list[StoreError] | None = None, **other: object
+            url: str, *, password: str = "", failures: list[StoreError] | None = None, **other: object
         ) -> Partition:
             settings = RedisSettings(url=url, **{"prefix": PREFIX, "lease": 30.0, "timeout": 2.0, **other})  # type: ignore[arg-type]
             engine = RedisEngine(Server(settings, lambda: password))
-            hooks = Hooks(on_failure=(trouble if trouble is not None else []).append)
+            hooks = Hooks(on_failure=(failures if failures is not None else []).append)
             made = await open_partition(
                 engine, 0, token="here", clock=SystemClock(), hooks=hooks, patience=0.1
             )
@@ -98,7 +98,7 @@ async def test_settings_that_nobody_may_read_are_no_lack_of_memory(opened: Openi
 
 async def test_too_few_replicas_are_told(server: RedisServer, opened: Opening) -> None:
     trouble: list[StoreError] = []
-    partition = await opened(server.url, on_error=trouble)
+    partition = await opened(server.url, failures=trouble)
     server.configure("min-replicas-to-write", "1")
     with pytest.raises(StoreError, match="fewer replicas than its min-replicas-to-write asks for"):
         await partition.write(Write({b"a": b"1"}))
@@ -118,7 +118,7 @@ async def test_a_right_that_is_taken_away_changes_nothing_and_is_named(
     server: RedisServer, opened: Opening
 ) -> None:
     trouble: list[StoreError] = []
-    partition = await opened(server.url, on_error=trouble)
+    partition = await opened(server.url, failures=trouble)
     await partition.write(Write({b"a": b"1"}))
     server.ask("ACL", "SETUSER", "default", "-hset")
     with pytest.raises(StoreError, match="denies what the queue needs: HSET"):
@@ -173,7 +173,7 @@ async def test_a_promise_that_is_broken_later_stops_writes_until_it_is_kept_agai
     server: RedisServer, opened: Opening
 ) -> None:
     trouble: list[StoreError] = []
-    partition = await opened(server.url, lease=1.0, on_error=trouble)
+    partition = await opened(server.url, lease=1.0, failures=trouble)
     server.configure("appendfsync", "everysec")
     async with asyncio.timeout(5):
         while not trouble:
@@ -189,7 +189,7 @@ async def test_an_idle_server_that_is_gone_is_noticed_without_mail(
     server: RedisServer, opened: Opening
 ) -> None:
     trouble: list[StoreError] = []
-    await opened(server.url, lease=1.0, on_error=trouble)
+    await opened(server.url, lease=1.0, failures=trouble)
     server.kill()
     async with asyncio.timeout(5):
         while not trouble:
