@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import smtplib
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -387,6 +389,51 @@ async def test_another_worker_finds_what_it_was_not_told(
             await untold.until_logged("held", 1)
             await resume(running, sender="app@*")
             await untold.until_logged("delivered", 1)
+
+
+@pytest.mark.parametrize("how", ["deleted", "damaged", "locked"])
+async def test_a_file_in_trouble_is_a_problem_while_it_is_and_its_orders_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """When the file was deleted, mail that was suspended was sent."""
+    monkeypatch.setattr(module, "LOOK", 0.05)
+    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    file = tmp_path / "orders" / "orders.json"
+    async with staged(tmp_path) as stage, relay_with(stage.chosen, trouble_expected=True) as running:
+
+        async def problems() -> list[str]:
+            return [each for each in (await running.status()).problems if str(file) in each]
+
+        async def until(there: bool) -> None:
+            async with asyncio.timeout(20):
+                while bool(await problems()) is not there:
+                    await asyncio.sleep(0.02)
+
+        await suspend(running, zone="hop")
+        assert await problems() == []
+        kept = file.read_bytes()
+        lock = os.open(file.parent, os.O_RDONLY)
+        if how == "deleted":
+            file.unlink()
+        elif how == "damaged":
+            file.write_text("[{")
+        else:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with pytest.raises(ControlError, match="another process has locked"):
+                await suspend(running, sender="x@*")
+        await until(there=True)
+        await send(running, "1@hop.example")
+        assert [row.state for row in await running.rows(QueueList(), DeliveryRow)] == ["suspended"]
+        os.close(lock)
+        if how != "locked":
+            file.write_bytes(kept)
+        await until(there=False)
+        if how == "deleted":
+            file.unlink()
+            await suspend(running, sender="x@*")
+            assert len(module.OrdersFile(tmp_path).read()) == 2
+        await resume(running, zone="hop")
+        await running.until_logged("delivered", 1)
 
 
 async def test_a_file_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:

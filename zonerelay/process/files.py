@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,14 +72,22 @@ def is_damage(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def locked_directory(directory: Path) -> Iterator[int]:
+def locked_directory(directory: Path, *, patience: float | None = None) -> Iterator[int]:
     """Wait for the lock and yield a descriptor of the open directory, which is created if necessary. Raise
-    OSError if that fails.
+    OSError if that fails, or if the lock is not free within `patience` seconds.
     """
     durable.make_directory(directory)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        until = None if patience is None else time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if until is None else fcntl.LOCK_NB))
+                break
+            except BlockingIOError as error:
+                if until is not None and time.monotonic() >= until:
+                    raise OSError(error.errno, "another process has locked the directory") from error
+                time.sleep(0.02)
         yield descriptor
     finally:
         os.close(descriptor)

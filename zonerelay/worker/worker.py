@@ -213,6 +213,7 @@ class Worker:
             parts.telling,
             parts.leaps,
             parts.journal,
+            parts.orders,
         )
         return Surface(
             per_minute=self.metrics.per_minute.counts(),

@@ -36,6 +36,8 @@ from zonerelay.telemetry.events.events import Events
 
 DIRECTORY = "orders"
 LOOK = 5.0
+PATIENCE = 5.0
+"""Seconds that a change waits for the lock."""
 KEPT = 30 * 86400.0
 MAX_ORDERS = 1000
 """The maximum number of active orders. As many ended ones are kept, too."""
@@ -67,12 +69,14 @@ class OrdersFile:
             return ()
         return found.st_ino, found.st_mtime_ns, found.st_size
 
-    def read(self) -> list[Order]:
-        """Return the orders, including those that have ended. Raise OrdersError."""
+    def read(self, missing: Sequence[Order] = ()) -> list[Order]:
+        """Return the orders, including those that have ended, or `missing` if there is no file. Raise
+        OrdersError.
+        """
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=list[Order])
         except FileNotFoundError:
-            return []
+            return list(missing)
         except (OSError, msgspec.MsgspecError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise OrdersError(
@@ -80,12 +84,12 @@ class OrdersFile:
                 " backup; without it the relay would send mail that was suspended"
             ) from error
 
-    def change(self, change: _Change, now: float) -> list[Order]:
-        """Apply a change to the file durably and return the resulting orders. Raise OrdersError and
-        OSError.
+    def change(self, change: _Change, now: float, missing: Sequence[Order] = ()) -> list[Order]:
+        """Apply a change to the file durably and return the resulting orders. Without a file, the change is
+        applied to `missing`. Raise OrdersError and OSError.
         """
-        with locked_directory(self.path.parent):
-            orders = self.read()
+        with locked_directory(self.path.parent, patience=PATIENCE):
+            orders = self.read(missing)
             changed = change(orders)
             over = [order for order in changed if order.ended is not None and order.ended > now - KEPT]
             kept = [order for order in changed if order.ended is None or order in over[-MAX_ORDERS:]]
@@ -161,6 +165,7 @@ class Orders:
         self._alarm = Alarm(clock.now, lambda: self._tasks.start(self._expire()))
         self._stamp: tuple[int, ...] = ()
         self._all: list[Order] = []
+        self._unreadable = self._unwritten = ""
         self.table = OrderTable()
         self.are_refusing = False
         self.held: Counter[str] = Counter()
@@ -181,6 +186,15 @@ class Orders:
     async def stop(self) -> None:
         self._alarm.cancel()
         await self._tasks.cancel()
+
+    def problems(self) -> tuple[str, ...]:
+        """Return why the file cannot be used, which leaves the known orders active."""
+        if not (self._unreadable or self._unwritten) and self._all and not self._file.path.exists():
+            return (
+                f"{self._file.path} is missing: the orders that it had stay active until the relay stops."
+                " Put it back from a backup; the next order writes it again",
+            )
+        return tuple(filter(None, (self._unreadable, self._unwritten)))
 
     def ids(self) -> set[str]:
         """Return the ids of the active orders."""
@@ -331,9 +345,9 @@ class Orders:
             try:
                 orders = await FILES.run(self._change, change)
             except OSError as error:
-                raise OrdersError(
-                    f"the orders cannot be written: {self._file.path}: {error.strerror}"
-                ) from error
+                self._unwritten = f"the orders cannot be written: {self._file.path}: {error.strerror}"
+                raise OrdersError(self._unwritten) from error
+            self._unreadable = self._unwritten = ""
             self._take(orders, release=release)
 
     def _take(self, orders: list[Order], *, release: bool = True) -> None:
@@ -402,10 +416,19 @@ class Orders:
             await self._expire()
 
     async def look(self) -> None:
-        """Apply changes of the file by other processes. Raise OrdersError."""
-        if self._file.stamp() != self._stamp:
+        """Apply changes of the file by other processes. Raise OrdersError when it becomes unusable."""
+        if self._unwritten:
+            await self._edit(lambda orders: orders)
+        elif self._unreadable or self._file.stamp() != self._stamp:
             async with self._lock:
-                self._take(await FILES.run(self._read))
+                known = self._unreadable
+                try:
+                    self._take(await FILES.run(self._read))
+                    self._unreadable = ""
+                except OrdersError as error:
+                    self._unreadable = str(error)
+                    if self._unreadable != known:
+                        raise
 
     def _tell(self, event: str, order: Order, who: str, reason: str = "") -> None:
         self._events.order(
@@ -422,9 +445,9 @@ class Orders:
 
     def _read(self) -> list[Order]:
         self._stamp = self._file.stamp()
-        return self._file.read()
+        return self._file.read(self._all)
 
     def _change(self, change: _Change) -> list[Order]:
-        orders = self._file.change(change, self._clock.now())
+        orders = self._file.change(change, self._clock.now(), self._all)
         self._stamp = self._file.stamp()
         return orders
