@@ -386,7 +386,7 @@ async def test_workers_sign_with_all_keys_and_post_to_no_private_address_unless_
             rows = {row["name"]: row for row in zonerelay(relay, "webhook", "list", "--json").rows}
             assert (rows["hook"]["state"], rows["hook"]["queued"], rows["hook"]["delivered"]) == ("ok", 0, 8)
             assert (rows["inner"]["state"], rows["inner"]["queued"]) == ("failing", 8)
-            assert zonerelay(relay, "webhook", "replay", "inner").out == "inner: 8 events being sent\n"
+            assert zonerelay(relay, "webhook", "replay", "inner").out == "8\n"
             assert zonerelay(relay, "queue", "list", "--json").rows == []
         assert not [post for post in receiver.posts if post.path == "/inner"]
 

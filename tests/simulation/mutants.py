@@ -276,7 +276,7 @@ def places_of_the_dead_kept(real: Any, self: Any, holder: Any) -> Any:
 
 
 @_mutant(
-    "limits over workers: a new supervisor learns of places", "limits.worker.keeper:LimitKeeper._back", 131
+    "limits over workers: a new supervisor learns of places", "limits.worker.keeper:LimitKeeper._back", 135
 )
 def places_not_declared(real: Any, self: Any) -> Any:
     return self._note_back()

@@ -37,6 +37,7 @@ GROUPS = ("postdrop", "operator", "mail", "games")
 QUEUES = ("active", "bounce", "corrupt", "defer", "deferred", "flush", "hold", "incoming", "saved", "trace")
 REALM = "relay.test"
 MAX_SOCKET_PATH = 107
+ATTEMPTS = 3
 START_TIMEOUT = 30.0
 STOP_TIMEOUT = 30.0
 
@@ -196,22 +197,25 @@ class PostfixInstance:
         self.stop()
 
     def start(self) -> Self:
-        with (self.directory / "stderr").open("ab") as output:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=self._environment,
-                # On SIGTERM master signals the process group that it believes to lead.
-                start_new_session=True,
-            )
-        if not wait_until(lambda: not self.running or greets(self.smtp_port), timeout=START_TIMEOUT):
-            self.stop()
-            raise PostfixError(f"Postfix does not answer on port {self.smtp_port}\n{self.log_tail()}")
-        if not self.running:
-            raise PostfixError(f"Postfix's master exited while starting\n{self.log_tail()}")
-        return self
+        # A port that was free may be another connection's for a moment, and then master exits at once.
+        for _ in range(ATTEMPTS):
+            with (self.directory / "stderr").open("ab") as output:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=self._environment,
+                    # On SIGTERM master signals the process group that it believes to lead.
+                    start_new_session=True,
+                )
+            if not wait_until(lambda: not self.running or greets(self.smtp_port), timeout=START_TIMEOUT):
+                self.stop()
+                raise PostfixError(f"Postfix does not answer on port {self.smtp_port}\n{self.log_tail()}")
+            if self.running:
+                return self
+        said = (self.directory / "stderr").read_text(errors="replace")
+        raise PostfixError(f"Postfix's master exited while starting\n{said}\n{self.log_tail()}")
 
     def stop(self) -> None:
         """SIGTERM to master, which signals its process group; killed if that does not end it."""
