@@ -42,12 +42,14 @@ def line(text: str) -> str:
     return text
 
 
-def _matching(pattern: re.Pattern[str], told: str) -> Callable[[str], str]:
-    """Return a reader of texts that match a regular expression; `told` says of others what to write."""
+def _matching(pattern: re.Pattern[str], expected: str) -> Callable[[str], str]:
+    """Return a reader of texts that match a regular expression. For others the error is the text, followed by
+    `expected`.
+    """
 
     def read(text: str) -> str:
         if not pattern.fullmatch(text):
-            raise ValueError(f"{quoted(text)} {told}")
+            raise ValueError(f"{quoted(text)} {expected}")
         return text
 
     return read

@@ -13,6 +13,7 @@ answers.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import time
@@ -571,5 +572,6 @@ class Subsystem(Instruments, Generic[F]):
             yield from super().collect()
             yield from self._shown(self._read())
 
+    @abc.abstractmethod
     def _shown(self, figures: F) -> Iterator[Metric]:
-        raise NotImplementedError
+        """Yield the metrics that are made of the figures at a scrape."""

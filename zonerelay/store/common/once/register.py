@@ -101,7 +101,7 @@ class Register:
         settle: Callable[[str, MessageId], Awaitable[None]],
     ) -> None:
         """Publish the keys of this spool at the start and whenever the register was created again."""
-        told, is_first = "", True
+        last_error, is_first = "", True
         while True:
             try:
                 is_published = await self._run(self._is_published)
@@ -110,10 +110,10 @@ class Register:
                         await settle(identity, message_id)
                 if not is_published:
                     await self._publish(page)
-                told, is_first = "", False
+                last_error, is_first = "", False
             except StoreError as error:
-                if str(error) != told:
-                    told = str(error)
+                if str(error) != last_error:
+                    last_error = str(error)
                     _log.warning(
                         "the idempotency keys of this worker cannot be made known to the others, so that"
                         " messages with keys are refused temporarily: %s",
