@@ -13,6 +13,7 @@ import argparse
 import gzip
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +23,7 @@ from zonerelay.cli.arguments import DESCRIPTION, EXIT_STATUS, GROUPS, build
 from zonerelay.config.option_text import about as about_table
 from zonerelay.config.option_text import options
 from zonerelay.operations.catalogue import OPERATIONS
-from zonerelay.operations.operation import fields_of
+from zonerelay.operations.operation import Operation, fields_of
 
 COMPLETION = {
     "bash": "usr/share/bash-completion/completions/zonerelay",
@@ -56,6 +57,8 @@ FORMAT = (
     "joined, and a value that is given twice is an error."
 )
 COMMON = ("--config ", "--socket ")
+COMMON_FROM = 3
+"""Arguments of at least so many commands are described once."""
 SEE = "\n.SH SEE ALSO\n.BR zonerelay (1)\n"
 
 
@@ -145,42 +148,69 @@ def cell(text: str) -> str:
 
 
 def commands_page(parser: argparse.ArgumentParser) -> Iterator[str]:
+    commands = [
+        each for _, _, command in children(parser) for each in [v for *_, v in children(command)] or [command]
+    ]
+    counts = Counter(
+        row for each in commands for _, rows in groups(each) for row in rows if row[0].startswith("--")
+    )
+    common = {row for row, count in counts.items() if count >= COMMON_FROM}
     yield (
         f"# Commands\n\nWritten by `debian/manual.py` from the commands. {EXIT_STATUS}\n\n"
         "A command takes `--config FILE` where it needs the configuration, and `--socket PATH` where it asks "
-        "the relay.\n"
+        "the relay. These arguments have the same meaning wherever a command takes them; "
+        "`[FILTER]` stands for the conditions.\n"
     )
-    for _, _, command in children(parser):
-        for each in [verb for _, _, verb in children(command)] or [command]:
-            words = re.sub(r" \[(-h|--config FILE|--socket PATH)\]", "", f" {usage(each)}")
-            yield f"\n## {each.prog}\n\n{each.description}\n\n    {each.prog}{words}\n"
-            rows = [
-                row for _, arguments in groups(each) for row in arguments if not row[0].startswith(COMMON)
-            ]
-            if rows:
-                yield "\n| argument | |\n|---|---|\n"
-            for invocation, text in rows:
-                yield f"| `{invocation.replace('|', chr(92) + '|')}` | {cell(text)} |\n"
+    yield from table("argument", [row for row in counts if row in common and not row[0].startswith(COMMON)])
+    for each in commands:
+        words = re.sub(r" \[(-h|--config FILE|--socket PATH)\]", "", f" {usage(each)}")
+        rows = []
+        for about, arguments in groups(each):
+            rows += [row for row in arguments if row not in common and not row[0].startswith(COMMON)]
+            for invocation, _ in arguments if about else ():
+                words = words.replace(f" [{invocation}]", "", 1)
+        if any(about for about, _ in groups(each)):
+            words = f" [FILTER]{words}"
+        yield f"\n## {each.prog}\n\n{each.description}\n\n    {each.prog}{words}\n"
+        yield from table("argument", rows)
+
+
+def table(heading: str, rows: list[tuple[str, str]]) -> Iterator[str]:
+    """A table in Markdown of names and their texts, nothing for no rows."""
+    if rows:
+        yield f"\n| {heading} | |\n|---|---|\n"
+    for name, text in rows:
+        yield f"| `{name.replace('|', chr(92) + '|')}` | {cell(text)} |\n"
 
 
 def operations_page() -> Iterator[str]:
+    fields = {each.path + each.method: list(operation_fields(each)) for each in OPERATIONS if each.path}
+    counts = Counter(row for rows in fields.values() for row in rows)
+    common = [row for row, count in counts.items() if count >= COMMON_FROM]
     yield (
         "# Paths of the HTTP API\n\nWritten by `debian/manual.py` from `zonerelay/operations`. "
         "[HTTP API](../operate/api.md) says how to ask; `/v1/openapi.json` has the types. In a `GET` the "
-        "fields are parameters, in a `POST` members of the body; `filter` and `about` are objects there.\n"
+        "fields are parameters, in a `POST` members of the body; `filter` and `about` are objects there. "
+        "These fields have the same meaning in all requests that list them in a last line:\n"
     )
+    yield from table("field", common)
     for each in OPERATIONS:
         if not each.path:
             continue
         command = f", as `zonerelay {each.command}`" if each.command else ""
         yield f"\n## {each.method} {each.path}\n\n{each.help}{command}. Scope `{each.scope}`.\n"
-        fields = fields_of(each.request)
-        if fields:
-            yield "\n| field | |\n|---|---|\n"
-        for field in fields:
-            name = f"{field.within}.{field.name}" if field.within and each.method == "POST" else field.name
-            choices = f": {', '.join(field.choices)}" if field.choices else ""
-            yield f"| `{name}` | {cell(field.help + choices)} |\n"
+        rows = fields[each.path + each.method]
+        yield from table("field", [row for row in rows if row not in common])
+        if also := [f"`{name}`" for name, text in rows if (name, text) in common]:
+            yield f"\nAlso {', '.join(also)}.\n"
+
+
+def operation_fields(operation: Operation) -> Iterator[tuple[str, str]]:
+    """The fields of a request, each with its help and choices."""
+    for field in fields_of(operation.request):
+        within = field.within and operation.method == "POST"
+        choices = f": {', '.join(field.choices)}" if field.choices else ""
+        yield f"{field.within}.{field.name}" if within else field.name, field.help + choices
 
 
 def configuration_page() -> Iterator[str]:

@@ -46,7 +46,7 @@ MAX_DAYS = 36_500
 _CONFIG_HELP = (
     "Configuration file (default: $ZONERELAY_CONFIG, /etc/zonerelay/zonerelay.toml, ./config/zonerelay.toml)"
 )
-_JSON_HELP = "Print JSON for scripts; see docs/operate/operating.md"
+_JSON_HELP = "Print JSON for scripts"
 _WITHIN = {"filter": "filters", "about": "which mail"}
 """How a struct within a request is called."""
 _TIME_HELP = "+2h, 23:30, or 2026-11-25T23:30 (local time, or with an offset)"

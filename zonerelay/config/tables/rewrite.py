@@ -31,24 +31,24 @@ class SrsSettings:
     """
 
     domain: str = text("", form=forms.domain)
-    """The domain of rewritten senders: a name whose MX is this relay and whose SPF record allows its
-    addresses. Reports to such addresses are taken from every client, and go to the first sender.
+    """The domain of rewritten senders. Its MX must be this relay, and its SPF record must allow the relay's
+    addresses. Bounces to it are accepted from every client, and forwarded to the original sender.
     """
     secret: str = text("", form=forms.secret)
-    """Where the secret is that signs such addresses, as in password of [[credential]]; at least 16
-    characters.
+    """The place of the secret for the hash in rewritten addresses, as in password of [[credential]]; at least
+    16 characters.
     """
     old_secrets: tuple[str, ...] = texts((), form=forms.secret)
-    """Where former secrets are, which are still accepted."""
+    """The places of former secrets, which are still accepted."""
     local_domains: tuple[str, ...] = texts((), form=forms.domain)
-    """Senders in these domains are not rewritten: their SPF records allow this relay. "example.com",
+    """Senders in these domains are not rewritten, because their SPF records allow this relay: "example.com",
     "*.example.com".
     """
     max_age: float = duration(21 * DAY, least=DAY, most=YEAR)
-    """How long reports to a rewritten sender are taken."""
+    """How long bounces to a rewritten sender are accepted."""
     accept_legacy: bool = switch(False)
-    """Take reports to senders in the form of postsrsd, libsrs2 and Mail::SRS, whose short hash can be
-    guessed: for max_age after taking over from one of these.
+    """Accept bounces to addresses in the form of postsrsd, libsrs2 and Mail::SRS, whose short hash can be
+    guessed. Use it for max_age after a migration from one of these.
     """
 
 
@@ -131,21 +131,21 @@ class DkimSettings:
     """
 
     domain: str = text("", form=forms.domain)
-    """The domain in From whose mail is signed: "example.com", or "*.example.com" for every name below it. An
-    entry for the very name goes before one with a wildcard.
+    """The domain in From whose mail is signed: "example.com", or "*.example.com" for every subdomain. An
+    exact entry takes precedence over a wildcard.
     """
     selector: str = text("", form=forms.selector)
-    """The key's name: its public half is at SELECTOR._domainkey.DOMAIN."""
+    """The selector: the public key is published at SELECTOR._domainkey.DOMAIN."""
     key_file: Path = path(Path())
-    """The private key, PEM: RSA of at least 1024 bits (use 2048), or Ed25519."""
+    """The private key in PEM format: RSA with at least 1024 bits (2048 recommended), or Ed25519."""
     signing_domain: str = text("", form=forms.domain)
-    """The domain that signs (d=), if it is another one than that in From: with domain = "*.example.com",
-    "example.com" needs one key record for all. Empty: the domain in From.
+    """The signing domain (d=) if it differs from the domain in From: with domain = "*.example.com",
+    "example.com" needs only one DNS record. Empty: the domain in From.
     """
     not_before: float = date()
-    """Sign from this time on, so that a key can be published first. Empty: now."""
+    """The time from which the key signs, so that it can be published first. Empty: now."""
     not_after: float = date()
-    """Sign until this time. Empty: for ever."""
+    """The time until which the key signs. Empty: no limit."""
 
 
 NO_FILE = DkimSettings().key_file
@@ -264,19 +264,19 @@ class RewriteSettings:
     """
 
     address: tuple[str, ...] = texts((), form=forms.address_pattern)
-    """Addresses to change: "user@old.example", "old.example" (every user there), "*.old.example",
+    """The addresses to change: "user@old.example", "old.example" (every user), "*.old.example",
     "app-*@example.com".
     """
     to: str = text("", form=forms.replacement)
-    """What they become: "user@example.com", or "@example.com" to keep what is before the @."""
+    """The new address: "user@example.com", or "@example.com" to keep the local part."""
     where: RewriteWhere = choice(RewriteWhere.ALL)
-    """sender, recipient: of the envelope; envelope: both; header: From, Sender, Reply-To, To and Cc; all:
-    everywhere.
+    """sender, recipient: that envelope address. envelope: both. header: From, Sender, Reply-To, To and Cc.
+    all: everywhere.
     """
     user: tuple[str, ...] = texts(())
-    """Only in mail of these logged-in users; "*" is any of them."""
+    """Only mail of these authenticated users; "*" is any user."""
     listener: tuple[str, ...] = texts((), form=forms.listen)
-    """Only in mail that came in at these listeners, each written as its address is."""
+    """Only mail accepted by these listeners, by their addresses."""
 
 
 _PLACES = {

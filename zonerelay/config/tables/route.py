@@ -49,22 +49,22 @@ class AuthSettings:
     """User authentication for all listeners (docs/send/users.md)."""
 
     credentials: Path = path(Path("/etc/zonerelay/credentials"))
-    """Users and the argon2 hashes of their passwords, kept by zonerelay user. Read when a listener has auth;
-    a changed file is taken up at the next log-in.
+    """The file of users and argon2 password hashes, which zonerelay user maintains. It is required by
+    listeners with auth; a changed file is used at the next login.
     """
     max_client_failures: int = count(10)
-    """Failed log-ins from one client (an IPv4 address, an IPv6 /64) within forget_failures; then it is
-    answered 454 4.7.0 without a look at its password. Users who have logged in from its network lately have
-    counters of their own.
+    """The number of failed logins of one client (an IPv4 address or an IPv6 /64) within forget_failures after
+    which it gets 454 4.7.0 without a password check. Users who recently logged in from its network are
+    counted separately.
     """
     max_network_failures: int = count(50)
-    """The same for one network (an IPv4 /24, an IPv6 /48), whatever the client."""
+    """The same for a network (an IPv4 /24 or an IPv6 /48)."""
     max_account_failures: int = count(100)
-    """The same for one account, wherever from. It never keeps users out of networks from which they have
-    logged in lately.
+    """The same for an account, from all clients. Users are never locked out of networks from which they
+    recently logged in.
     """
     forget_failures: float = duration(15 * MINUTE, most=DAY)
-    """How long a failed log-in counts against its client."""
+    """How long a failed login is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +74,20 @@ class AccessSettings:
     client: tuple[Network, ...] = networks(())
     """Addresses and networks of clients."""
     sender: tuple[str, ...] = texts((), form=forms.address_pattern)
-    """Envelope senders: "user@example.com", "example.com", "*.example.com" (every name below it),
+    """Envelope senders: "user@example.com", "example.com", "*.example.com" (every subdomain),
     "bounce-*@example.com", "<>" (the null sender).
     """
     recipient: tuple[str, ...] = texts((), form=forms.address_pattern)
     """Recipients, in the same forms."""
     user: tuple[str, ...] = texts(())
-    """Users who have logged in; "*" is any of them."""
+    """Authenticated users; "*" is any user."""
     action: AccessAction = choice(AccessAction.REFUSE)
-    """What happens to this recipient. refuse: 550 5.7.1; defer: 450 4.7.1, the client tries again; accept: no
-    later rule is asked. accept lets no client relay that could not without it.
+    """refuse: 550 5.7.1. defer: 450 4.7.1, so that the client tries again. accept: later rules are skipped.
+    accept does not allow clients to relay that otherwise could not.
     """
     reply: str = text("", form=forms.reply)
-    """Another reply: "554 5.7.1 Ask postmaster@example.org" (5yz) for refuse, 4yz for defer."""
+    """The reply instead: "554 5.7.1 Ask postmaster@example.org", a 5yz code for refuse, a 4yz code for defer.
+    """
 
 
 def check_access(rules: tuple[AccessSettings, ...], report: Report) -> None:
@@ -149,45 +150,35 @@ class RouteSettings:
     """
 
     zone: str = text("default", form=forms.name)
-    """The zone that mail goes to when all conditions given match."""
+    """The zone of mail that matches all conditions."""
     set_priority: str = text("", form=forms.priority)
-    """The priority of mail that goes by this route: high, normal or bulk. Empty: what the user or the
-    listener gave it.
-    """
+    """The priority of this mail: high, normal or bulk. Empty: that of the user or listener."""
     recipient_domain: tuple[str, ...] = texts((), form=forms.domain)
-    """The recipient's domain is one of these: "example.com"; "*.example.com" is every name below it; "*" is
-    any.
-    """
+    """The recipient's domain: "example.com", "*.example.com" (every subdomain), "*" (any)."""
     recipient: tuple[str, ...] = texts((), form=forms.address_pattern)
-    """The recipient is one of these: "user@example.com", "example.com", "*.example.com",
-    "bounce-*@example.com".
-    """
+    """The recipient: "user@example.com", "example.com", "*.example.com", "bounce-*@example.com"."""
     sender_domain: tuple[str, ...] = texts((), form=forms.domain)
-    """The envelope sender's domain is one of these, written as in recipient_domain."""
+    """The domain of the envelope sender, as in recipient_domain."""
     sender: tuple[str, ...] = texts((), form=forms.address_pattern)
-    """The envelope sender is one of these, written as in recipient; "<>" is the null sender, that of reports
-    such as the relay's own.
-    """
+    """The envelope sender, as in recipient; "<>" is the null sender, for example of bounces."""
     user: tuple[str, ...] = texts(())
-    """The client authenticated as one of these; "*" is any user."""
+    """The authenticated user; "*" is any user."""
     listener: tuple[str, ...] = texts((), form=forms.listen)
-    """The mail came in at one of these listeners, each written as its address is."""
+    """The listener that accepted the mail, by its address."""
     client: tuple[Network, ...] = networks(())
-    """The client has one of these addresses, or one in these networks."""
+    """The client's address or network."""
     certificate: tuple[str, ...] = texts((), form=forms.fingerprint)
-    """The client showed one of these certificates: SHA-256 fingerprints, as in allow_certificates of
-    [[listener]], which is what makes a listener ask for them.
+    """The SHA-256 fingerprint of the client's certificate. Clients are asked for one if the listener has
+    allow_certificates.
     """
     priority: tuple[str, ...] = texts((), form=forms.priority)
-    """The message has one of these priorities: "high", "normal", "bulk"."""
+    """The priority: "high", "normal", "bulk"."""
     min_size: int = size(0, least=1, optional=True)
-    """The message as it came has at least this size. 0: any."""
+    """The minimum size of the message as it was received. 0: any."""
     max_size: int = size(0, least=1, optional=True)
-    """The message has at most this size. 0: any."""
+    """The maximum size of the message. 0: any."""
     header: tuple[str, ...] = texts((), form=forms.header)
-    """The message has one of these fields: "X-Stream" (any value) or "X-Stream: bulk" (its value contains the
-    text).
-    """
+    """A header field: "X-Stream" (any value) or "X-Stream: bulk" (the value contains the text)."""
 
     @property
     def conditions(self) -> dict[str, tuple[object, ...]]:

@@ -59,16 +59,16 @@ class LogSettings:
     """The log, which is written to standard error (docs/operate/monitoring.md)."""
 
     format: LogFormat = choice(LogFormat.JSON)
-    """json: one object per line for collectors; text: key=value for people. On stderr; a terminal gets text
+    """json: one object per line, for log collectors. text: key=value, for people. A terminal always gets text
     with clear addresses.
     """
     redact: bool = switch(True)
-    """Replace addresses in log text by stable pseudonyms (a keyed hash), so that logs hold no personal data
-    and can still be searched.
+    """Replace addresses in the log by stable pseudonyms (a keyed hash), so that the log contains no personal
+    data but can still be searched.
     """
     redact_key_file: Path | None = optional_path()
-    """The key of those pseudonyms. Empty: a key of its own, made beside the spool. Share one file between
-    machines whose logs are to be joined.
+    """The key of the pseudonyms. Empty: a generated key next to the spool. Use the same file on machines
+    whose logs are searched together.
     """
 
 
@@ -84,18 +84,18 @@ class HistorySettings:
     """The history of mail for `zonerelay log find` (docs/operate/history.md)."""
 
     enabled: bool = switch(True)
-    """Keep what became of mail (accepted, refused, each attempt, the outcome) in the directory history beside
-    the spool, for "zonerelay log find". Mail never waits for it.
+    """Record what happens to mail (accepted, rejected, each attempt, the outcome) in the directory history
+    next to the spool, for zonerelay log find. Mail never waits for it.
     """
     keep: float = duration(14 * DAY, least=DAY, most=10 * YEAR)
-    """How long it is kept."""
+    """How long events are kept."""
     max_size: int = size(1 * GB, least=16 * MB)
-    """Of the file of each worker. The oldest goes first when it is full; a message with one recipient takes
-    about a kilobyte.
+    """The maximum size of the file of each worker. If it is full, the oldest events are removed. A message
+    with one recipient takes about a kilobyte.
     """
     addresses: HistoryAddresses = choice(HistoryAddresses.HASHED)
-    """hashed: addresses are the pseudonyms of the log, and a search computes the pseudonym of what it is
-    given. clear: as they are, which anyone who may read the files sees.
+    """hashed: the history contains the pseudonyms of the log, and a search computes the pseudonym of the
+    given address. clear: it contains addresses, which anyone who may read the files can see.
     """
 
 
@@ -104,34 +104,34 @@ class AdminSettings:
     """The HTTP API, the page and metrics (docs/operate/api.md), and the control socket."""
 
     address: str = text("127.0.0.1:8025", form=forms.listen, optional=True)
-    """HTTP: /metrics, /healthz, /readyz for monitoring, /v1/ for programs with a token (zonerelay token), the
-    page. Empty: none at all. When another program has it, mail moves all the same: zonerelay status says so,
-    and it is taken when it is free.
+    """The HTTP address of /metrics, /healthz and /readyz, of the API at /v1/, and of the page. Empty: no
+    HTTP. If the address is in use, the relay starts without HTTP, reports a problem in zonerelay status, and
+    tries again.
     """
     page: bool = switch(False)
-    """Serve the operators' page at /. Off loopback it needs a certificate or a proxy of proxy_networks."""
-    certificate: Path | None = optional_path()
-    """A PEM file with the certificate and its chain: everything is then served over TLS. Read again when it
-    is renewed.
+    """Serve the operators' page at /. On other addresses than loopback it requires a certificate, or a proxy
+    in proxy_networks.
     """
+    certificate: Path | None = optional_path()
+    """A PEM file with the certificate and its chain, which enables TLS. A renewed file is read again."""
     key: Path | None = optional_path()
-    """Its private key. Empty: it is in the same file."""
+    """The private key. Empty: it is in the certificate file."""
     proxy_networks: tuple[Network, ...] = networks(())
-    """Reverse proxies whose X-Forwarded-For and X-Forwarded-Proto are believed. Off loopback the API and the
-    page are served over TLS or to such a proxy only.
+    """Trusted reverse proxies, whose X-Forwarded-For and X-Forwarded-Proto are used. On other addresses than
+    loopback, API and page are available only over TLS or through such a proxy.
     """
     hosts: tuple[str, ...] = texts((), form=forms.domain)
-    """Names by which HTTP may be asked for besides localhost and addresses ("*.example.org": every name below
-    it), so that no web page comes here under a name of its own. On another address than loopback /metrics,
-    /healthz and /readyz answer to every name.
+    """Host names allowed in HTTP requests, in addition to localhost and IP addresses ("*.example.org": every
+    subdomain). This prevents DNS rebinding. On other addresses than loopback, /metrics, /healthz and /readyz
+    accept every name.
     """
     token_file: Path | None = optional_path()
-    """A file with one token more, of scope operate: a line of 32 characters at least. zonerelay token add
-    makes better ones, with a name, a scope and an end.
+    """A file with one more token, of scope operate: a line of at least 32 characters. Prefer zonerelay token
+    add, whose tokens have a name, a scope and an expiry.
     """
     socket: Path | None = optional_path()
-    """The Unix socket that the command line talks to; its file rights decide who may. Empty: control.sock
-    beside the spool.
+    """The Unix socket for the command line; its file permissions control access. Empty: control.sock next to
+    the spool.
     """
 
 
@@ -186,14 +186,16 @@ class CaptureSettings:
     """Captured mail, which is stored for inspection instead of being sent (docs/start/sandbox.md)."""
 
     keep: float = duration(7 * DAY, least=HOUR, most=10 * YEAR)
-    """How long captured mail is kept: the mail of each [[zone]] with next_hop = "capture:". It is in the
-    directory captured beside the spool (docs/start/sandbox.md).
+    """How long captured mail is kept. Mail of each [[zone]] with next_hop = "capture:" is captured, in the
+    directory captured next to the spool.
     """
     max_size: int = size(500 * MB, least=MB)
-    """Of all captured mail together. The oldest goes first. A message that is larger than this bounces."""
+    """The maximum size of all captured mail. If it is reached, the oldest is removed. A larger message
+    bounces.
+    """
     release_to: str = text("", form=forms.listen, optional=True)
-    """Where a captured message goes when an operator releases it, by SMTP: an address of this relay or of
-    another ("127.0.0.1:25"). Empty: captured mail cannot be released.
+    """The SMTP server that receives captured mail when an operator releases it: an address of this relay or
+    of another ("127.0.0.1:25"). Empty: captured mail cannot be released.
     """
 
 
@@ -225,45 +227,42 @@ class SpoolSettings:
     """The spool, in which mail is stored until it is delivered (docs/store/engines.md)."""
 
     backend: Backend = choice(Backend.LEVELDB)
-    """leveldb keeps every acknowledged message through a crash or a power cut. disk does too, in files that
-    people and tools can read, for more work per message (docs/store/disk-queue.md). redis and postgres
-    keep it on a server that several relays can share (docs/store/redis.md, docs/store/postgres.md), s3 in
-    a bucket (docs/store/s3.md); [redis], [postgres] and [s3] say where. memory loses everything when the
-    relay stops: for tests and throw-away use.
+    """leveldb: a local database, safe against crashes and power cuts. disk: the same safety with files that
+    people and tools can read, for more work per message. redis, postgres: a server that several relays can
+    share. s3: a bucket. memory: for tests; everything is lost when the relay stops.
     """
     path: Path = path(Path("/var/lib/zonerelay/spool"))
-    """The spool's directory, for one relay alone (redis: only what lies beside it); the default is the
-    systemd unit's state directory. A relative path starts at the directory the relay is started in.
+    """The directory of the spool, used by one relay only. With redis, postgres and s3 it contains only the
+    files next to the queue. A relative path starts at the working directory. The default is the
+    StateDirectory of the systemd unit.
     """
     env_directory: Path | None = optional_path()
-    """With disk: where the messages lie, each body a file or a few. Absent: "messages" in path."""
+    """disk: the directory of the messages. Empty: messages in path."""
     meta_directory: Path | None = optional_path()
-    """With disk: where the log lies, which says what is queued; it may be the same directory as that of the
-    messages, or on another file system. Absent: in path.
+    """disk: the directory of the log of queue changes, which may be on another file system than the messages.
+    Empty: path.
     """
     scratch_directory: Path | None = optional_path()
-    """With disk: where the index of the log lies, a directory of its own. It is made again when it is not
-    there, so a fast disk without a backup is good enough. Absent: "scratch" in path.
+    """disk: the directory of the index, which is rebuilt if it is missing, so it may be on a fast disk
+    without backup. Empty: scratch in path.
     """
     shelve: Path | None = optional_path()
-    """With memory: a file that the queue is written to when the relay stops, so that it survives an orderly
-    restart. It is not durable: a crash loses what was accepted since the start.
+    """memory: a file to which the queue is saved at an orderly stop. It is not durable: a crash loses all
+    mail accepted since the start.
     """
     min_free_space: int = size(100 * MB, least=MB, optional=True)
-    """With less free space than this on the spool's file system new mail is answered 452 4.3.1 and /readyz
-    says no, so that what is queued can still be delivered. Half of it is kept back in a file (ballast) and
-    given up when others fill the disk all the same. 0 turns both off. With leveldb less than four times
-    write_buffer and 4 MB counts as that, for so much it needs to move its tables, and while there is more to
-    move at once, as after a burst, that is kept free too. With redis it is the memory below the server's
-    maxmemory, if that is set, and there is no ballast.
+    """With less free space on the spool's file system, new mail is rejected with 452 4.3.1 and /readyz fails,
+    so that queued mail can still be delivered. Half of it is reserved in a file that is released if the disk
+    becomes full anyway. 0: neither. With leveldb, at least four times write_buffer and 4 MB, and more while a
+    burst is compacted. With redis, it is the memory below maxmemory, without a reserve.
     """
     write_buffer: int = size(8 * MB, least=MB, most=256 * MB)
-    """What LevelDB gathers in memory before it writes a table file. Larger buffers were not faster here and
-    cost about four times their size in memory.
+    """The memory in which LevelDB collects writes before it writes a table. Larger buffers were not faster in
+    tests, and take about four times their size.
     """
     idempotency_window: float = duration(DAY, least=60.0, most=7 * DAY)
-    """How long an idempotency key is remembered: so long the same key gets the first answer, and its message
-    is not sent again. Only messages that have a key take space for it, some 200 octets.
+    """How long an idempotency key is remembered. During this time the same key gets the first answer, and the
+    message is not sent again. A message with a key takes about 200 bytes more.
     """
 
 
@@ -356,30 +355,30 @@ class RedisSettings:
     """The Redis server for `[spool] backend = "redis"` (docs/store/redis.md)."""
 
     url: str = text("redis://127.0.0.1:6379/0")
-    """redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH?db=DATABASE. The password is not here."""
+    """redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH?db=DATABASE, without the password."""
     user: str = text("")
-    """The ACL user to log in as; empty: the server's default user."""
+    """The ACL user. Empty: the server's default user."""
     password: str = text("", form=forms.secret)
-    """Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed."""
+    """The place of the password: a file, env:NAME or credential:NAME. Empty: no password."""
     ca_file: Path | None = optional_path()
-    """Whose certificates to trust with rediss://; empty: the system's."""
+    """The certificate authorities for rediss://. Empty: those of the system."""
     prefix: str = text("zonerelay:")
-    """What the names of all keys begin with. Relays with the same server, database and prefix share one
-    queue. In braces ({zonerelay}:) the queue stays in one slot of a cluster.
+    """The prefix of all keys. Relays with the same server, database and prefix share one queue. In a cluster
+    use a hash tag, such as {zonerelay}:.
     """
     lease: float = duration(30.0, least=1.0, most=10 * MINUTE)
-    """How long the deliveries that this relay has claimed stay its own when it is not heard of; then other
-    relays take them over. Longer than any pause of a relay that is alive.
+    """How long a relay that does not respond keeps its mail; after that, other relays take it over. It must
+    be longer than any pause of a running relay.
     """
     replicas: int = count(0, least=0, most=16, optional=True)
-    """Replicas of the server that must have a message before it is acknowledged (WAIT). With fewer of them no
-    mail is taken.
+    """The number of replicas that must have a message before it is acknowledged (WAIT). With fewer replicas,
+    no mail is accepted.
     """
     timeout: float = duration(10.0, most=MINUTE)
-    """How long to wait for an answer before the connection is given up and made again."""
+    """The time limit for a reply; after it, the relay reconnects."""
     unsafe: tuple[UnsafeStore, ...] = choices(UnsafeStore)
-    """mail-loss: a server that does not sync its append-only file before it answers, that evicts keys or does
-    not say is used all the same, although it may lose acknowledged mail. Without it such a server is refused.
+    """mail-loss: use a server that does not sync its append-only file before it replies, that evicts keys, or
+    whose settings cannot be read, although it may lose acknowledged mail. Otherwise such a server is refused.
     """
 
 
@@ -433,27 +432,27 @@ class PostgresSettings:
     """
 
     url: str = text("postgresql:///zonerelay?host=/run/postgresql&user=zonerelay")
-    """The database: "postgresql://USER@HOST:5432/DATABASE", or as here by its Unix socket. Over a network add
-    ?sslmode=verify-full&sslrootcert=FILE. No password here.
+    """The database: "postgresql://USER@HOST:5432/DATABASE", or a Unix socket as in the default, without the
+    password. Over a network, add ?sslmode=verify-full&sslrootcert=FILE.
     """
     password: str = text("", form=forms.secret)
-    """Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed."""
+    """The place of the password: a file, env:NAME or credential:NAME. Empty: no password."""
     schema: str = text("zonerelay")
-    """The schema for the tables, which is made if it is not there. Relays with the same database and schema
-    share one queue.
+    """The schema of the tables, created if it does not exist. Relays with the same database and schema share
+    one queue.
     """
     node: int = count(0, least=0, most=255, optional=True)
-    """The number of this relay among those that share the queue, 0 to 255. Each has its own and keeps it: who
-    comes back under a number takes up at once what was claimed under it.
+    """The number of this relay among those that share the queue. Each relay has its own number and keeps it:
+    after a restart it continues with the mail of its number.
     """
     lease: float = duration(15 * MINUTE, least=1.0)
-    """How long a relay may be silent before others take over what it has claimed. It may still be sending it,
-    if only its way to the database is cut, so this should be longer than any transaction: [delivery]
-    final_dot_timeout alone is 10 minutes.
+    """How long a relay that does not respond keeps its mail; after that, other relays take it over. It should
+    be longer than any transaction ([delivery] final_dot_timeout alone is 10 minutes), because a relay that
+    lost only its database connection may still be sending.
     """
     unsafe: tuple[UnsafeStore, ...] = choices(UnsafeStore)
-    """mail-loss: a server with fsync or full_page_writes off is used all the same, although it may lose
-    acknowledged mail, and synchronous_commit is left as it is. Without it such a server is refused.
+    """mail-loss: use a server with fsync or full_page_writes off, and keep its synchronous_commit, although
+    it may lose acknowledged mail. Otherwise such a server is refused.
     """
 
 
@@ -538,45 +537,43 @@ class S3Settings:
     """The bucket for `[spool] backend = "s3"` (docs/store/s3.md)."""
 
     bucket: str = text("")
-    """The bucket, which has to exist."""
+    """The bucket, which must exist."""
     prefix: str = text("zonerelay/")
-    """What the keys of all objects begin with. Relays with the same bucket and prefix share one queue."""
+    """The prefix of all objects. Relays with the same bucket and prefix share one queue."""
     endpoint_url: str = text("", optional=True)
-    """The service, if it is not Amazon's: "https://s3.example.org". Any that speaks S3, as OpenStack Swift
-    does with s3api.
-    """
+    """The URL of a service other than Amazon's, such as "https://s3.example.org"."""
     region: str = text("", optional=True)
-    """Its region. Empty: what the environment says, or us-east-1."""
+    """The region. Empty: from the environment, or us-east-1."""
     addressing: Addressing = choice(Addressing.AUTO)
-    """Where the bucket's name goes: path (https://HOST/BUCKET/), virtual (https://BUCKET.HOST/); auto is path
-    with an endpoint_url and virtual without.
+    """The style of bucket URLs: path (https://HOST/BUCKET/) or virtual (https://BUCKET.HOST/). auto: path
+    with an endpoint_url, otherwise virtual.
     """
     access_key: str = text("", optional=True)
-    """The id of the access key. Empty: the environment (AWS_ACCESS_KEY_ID …), the shared files of the AWS
+    """The id of the access key. Empty: from the environment (AWS_ACCESS_KEY_ID), the shared files of the AWS
     tools, or the role of the machine.
     """
     secret_key: str = text("", form=forms.secret)
-    """Where the secret of that key is: a file, env:NAME or credential:NAME."""
+    """The place of the secret key: a file, env:NAME or credential:NAME."""
     ca_file: Path | None = optional_path()
-    """Whose certificates to trust with https; empty: the system's."""
+    """The certificate authorities for https. Empty: those of the system."""
     shared: bool = switch(True)
-    """Several relays may share the queue. It takes a service with conditional writes, which is tried at each
-    start. false makes do without them, for one relay alone: a second one is refused.
+    """Several relays may share the queue. This requires a service with conditional writes, which are tested
+    at each start. false: one relay only; a second one is refused.
     """
     lease: float = duration(30.0, least=1.0, most=10 * MINUTE)
-    """How long the mail of this relay stays its own when it is not heard of; then other relays take it over.
-    Longer than any pause of a relay that is alive.
+    """How long a relay that does not respond keeps its mail; after that, other relays take it over. It must
+    be longer than any pause of a running relay.
     """
     timeout: float = duration(10.0, most=5 * MINUTE)
-    """How long to wait for the service's answer to one request."""
+    """The time limit of one request."""
     max_requests: int = count(50, most=1000)
-    """Requests to the service at the same time."""
+    """The maximum number of simultaneous requests."""
     queue_url: str = text("", optional=True)
-    """An SQS queue through which relays tell each other of mail that is left to a relay with room. Empty:
-    they list the bucket.
+    """An SQS queue by which relays announce mail that another relay may take over. Empty: relays list the
+    bucket.
     """
     queue_endpoint_url: str = text("", optional=True)
-    """The service of that queue, if it is not Amazon's."""
+    """The URL of the queue service, if it is not Amazon's."""
 
 
 def check_s3(s3: S3Settings, spool: SpoolSettings, workers: int, report: Report) -> None:
@@ -645,35 +642,35 @@ class OutboxSettings:
     """The outbox, a PostgreSQL table whose rows are sent as mail if `url` is set (docs/send/outbox.md)."""
 
     url: str = text("")
-    """The database whose rows are sent as mail (docs/send/outbox.md), written as in [postgres]. Empty: none.
-    No password here.
-    """
+    """The database of the outbox, in the form of [postgres] url. Empty: no outbox."""
     password: str = text("", form=forms.secret)
-    """Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed."""
+    """The place of the password: a file, env:NAME or credential:NAME. Empty: no password."""
     schema: str = text("public")
     """The schema of the tables."""
     table: str = text("outbound_messages")
-    """The table that applications insert into. Relays with the same share its rows."""
+    """The table into which applications insert. Relays with the same table share its rows."""
     mailbox_table: str = text("mailboxes")
-    """The table of mailboxes that rows may name."""
+    """The table of mailboxes to which rows may refer."""
     create_tables: bool = switch(False)
-    """Make the tables where there are none. Otherwise zonerelay outbox schema prints what makes them."""
+    """Create tables that do not exist. Otherwise zonerelay outbox schema prints the SQL."""
     zone: str = text("default", form=forms.name)
-    """The zone of rows that name neither a zone nor a mailbox."""
+    """The zone of rows without a zone and a mailbox."""
     keys: tuple[str, ...] = texts((), form=forms.secret)
-    """Where the keys are that open smtp_password_encrypted: files, env:NAME or credential:NAME. The first one
-    seals; each is tried to open.
+    """The places of the keys of smtp_password_encrypted: files, env:NAME or credential:NAME. The first key
+    encrypts; all are tried for decryption.
     """
     poll_interval: float = duration(10.0, least=0.1, most=10 * MINUTE)
-    """How often to look for rows that no notification has announced. Inserts are announced at once."""
+    """How often to look for rows without a notification. Inserts notify the relay at once."""
     lease: float = duration(15 * MINUTE, least=1.0)
-    """How long a relay may be silent before others give its rows back to the queue. It may still be sending
-    them, so this should be longer than any transaction: [delivery] final_dot_timeout alone is 10 minutes.
+    """How long a relay that does not respond keeps its rows; after that, they return to the queue. It should
+    be longer than any transaction ([delivery] final_dot_timeout alone is 10 minutes).
     """
     max_attempts: int = count(10, most=1000)
-    """Failed attempts of a recipient after which a row fails; n² minutes follow the n-th."""
+    """The number of failed attempts for a recipient after which the row fails. The delay after attempt n is
+    n² minutes.
+    """
     max_message_size: int = size(25 * MB)
-    """Rows whose message is larger fail."""
+    """The maximum size of a row's message. Larger rows fail."""
 
 
 def check_outbox(outbox: OutboxSettings, zones: Sequence[ZoneSettings], report: Report) -> None:

@@ -38,29 +38,29 @@ class WebhookSettings:
     """An HTTP endpoint that receives signed events of mail (docs/operate/webhooks.md)."""
 
     name: str = text("webhook", form=forms.name)
-    """What logs, metrics and "zonerelay webhook" call it."""
+    """The name in logs, metrics and zonerelay webhook."""
     url: str = text("")
-    """Where events are posted to, an https:// address."""
+    """The https:// URL to which events are posted."""
     events: tuple[str, ...] = texts(())
-    """The types of events that it gets (docs/operate/webhooks.md lists them). Empty: all."""
+    """The types of events to post (docs/operate/webhooks.md). Empty: all."""
     secret: str = text("", form=forms.secret)
-    """Where the secret is that signs events, as in password of [[credential]]: whsec_ and 24 to 64 octets in
-    base64 (HMAC-SHA256), or whsk_ and 32 octets (ed25519).
+    """The place of the signing secret, as in password of [[credential]]: whsec_ and 24 to 64 bytes in base64
+    (HMAC-SHA256), or whsk_ and 32 bytes (Ed25519).
     """
     old_secrets: tuple[str, ...] = texts((), form=forms.secret)
-    """Where former secrets are: while keys are changed, events are signed with all of them."""
+    """The places of former secrets. During a key rotation, events are signed with all secrets."""
     addresses: WebhookAddresses = choice(WebhookAddresses.PSEUDONYM)
-    """pseudonym: addresses of people are the pseudonyms of the log. clear: as they are."""
+    """pseudonym: events contain the pseudonyms of the log. clear: they contain addresses."""
     private: bool = switch(False)
-    """Post to addresses that are not public too (loopback, 10.0.0.0/8, …), and to http:// addresses."""
+    """Allow addresses that are not public (loopback, 10.0.0.0/8 …) and http:// URLs."""
     timeout: float = duration(20.0, least=1.0, most=60.0)
-    """How long the endpoint may take to answer."""
+    """The time limit for the endpoint's response."""
     max_queued: int = count(10_000, least=100, most=1_000_000)
-    """Events that wait for it in the spool of a worker. When there are more the oldest are lost, and an event
-    webhook.gap says how many.
+    """The maximum number of waiting events in a worker's spool. Beyond it the oldest are dropped, and an
+    event webhook.gap has their number.
     """
     max_age: float = duration(3 * DAY, least=60.0, most=14 * DAY)
-    """Events that wait longer are lost in the same way."""
+    """Events that wait longer are dropped in the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +68,11 @@ class ReportSettings:
     """The daily report by mail (docs/operate/report.md)."""
 
     to: tuple[str, ...] = texts(())
-    """Who gets it: "postmaster@example.com"."""
+    """The recipients of the report: "postmaster@example.com"."""
     at: str = text("06:00")
-    """When, in the machine's local time. One that was missed is sent at the next start."""
+    """The local time at which it is sent. A missed report is sent at the next start."""
     sender: str = text("")
-    """Its sender, in the envelope and in From. Empty: postmaster at the relay's hostname."""
+    """The sender, in the envelope and in From. Empty: postmaster at the relay's hostname."""
 
 
 def check_webhooks(webhooks: Sequence[WebhookSettings], report: Report) -> None:
