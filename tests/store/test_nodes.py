@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from tests.store.builders import (
 )
 from tests.store.keys.places import PLACES, Place
 from tests.store.spools import until
+from zonerelay import durable
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
@@ -261,6 +263,27 @@ async def test_a_node_that_starts_again_is_itself_at_once(crew: list[Machine]) -
     await one.start()
     assert one.nodes.node == node
     assert await one.claim() == ["a@example.net"]
+
+
+async def test_a_start_that_was_cancelled_leaves_its_number_free(
+    crew: list[Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go, create = threading.Event(), threading.Event(), durable.create
+
+    def held_up(path: Path, content: bytes) -> bool:
+        began.set()
+        go.wait()
+        return create(path, content)
+
+    monkeypatch.setattr(durable, "create", held_up)
+    start = asyncio.create_task(crew[0].start(5))
+    await until(began.is_set)
+    start.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.wait({start})
+    assert start.cancelled()
+    assert (await crew[0].start(5)).node == 5
 
 
 async def test_a_node_that_starts_again_is_the_heir_at_once_that_it_was(crew: list[Machine]) -> None:

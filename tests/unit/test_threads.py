@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import inspect
+import io
 import re
 import threading
 from collections.abc import Iterator
@@ -124,6 +125,26 @@ async def test_a_cancelled_call_counts_until_its_thread_has_ended() -> None:
     with pytest.raises(PoolBusyError):
         await pool.run(work)
     go.set()
+
+
+async def test_what_a_cancelled_call_opens_is_closed() -> None:
+    pool, began, go, file = Pool("test", 1), threading.Event(), threading.Event(), io.StringIO()
+
+    def work() -> io.StringIO:
+        began.set()
+        go.wait()
+        return file
+
+    call = asyncio.create_task(pool.open(work))
+    while not began.is_set():
+        await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.wait({call})
+    assert (call.cancelled(), file.closed) == (True, True)
+    with pytest.raises(ZeroDivisionError):
+        await pool.open(lambda: io.StringIO("x" * (1 // 0)))
 
 
 async def test_an_error_of_the_function_is_the_callers_and_frees_the_place() -> None:

@@ -15,10 +15,19 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Closable(Protocol):
+    """Interface: an object that holds a file or a lock until it is closed. `close` blocks."""
+
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable)
 
 
 class PoolBusyError(Exception):
@@ -54,6 +63,19 @@ class Pool:
             raise
         future.add_done_callback(self._ended)
         return await asyncio.wrap_future(future)
+
+    async def open(self, function: Callable[P, C], /, *args: P.args, **kwargs: P.kwargs) -> C:
+        """Run a function that opens something, like `run`. If the caller is cancelled, wait for the function
+        and close what it has opened.
+        """
+        opening = asyncio.ensure_future(self.run(function, *args, **kwargs))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await asyncio.wait((opening,))
+            if opening.exception() is None:
+                await self.run(opening.result().close)
+            raise
 
     def _ended(self, _: Future[T] | None = None) -> None:
         with self._lock:

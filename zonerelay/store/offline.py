@@ -229,7 +229,7 @@ async def repair_spool(
     kept, lost = kept_beside(spool.path), dict[str, str]()
     async with contextlib.AsyncExitStack() as stack:
         if is_disk:
-            directories = await STORE.run(Directories, spool)
+            directories = await STORE.open(Directories, spool)
             stack.push_async_callback(STORE.run, directories.close)
         engine = await stack.enter_async_context(
             opened_engine(

@@ -113,7 +113,7 @@ async def _open_alone(engine: Engine, around: Surroundings, seen: Path) -> Store
     from zonerelay.store.queue.queue import open_queue
 
     async def opened(hooks: Hooks) -> Partition:
-        file = await STORE.run(SeenFile, seen / "0.seen", uuid4().hex)
+        file = await STORE.open(SeenFile, seen / "0.seen", uuid4().hex)
         try:
             return await open_partition(
                 engine,

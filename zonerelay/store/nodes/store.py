@@ -188,7 +188,7 @@ class NodeStore:
         """Become the writer of a partition and open its queue. Raises NodeTakenError and StoreError."""
         # With the token the next process of this machine recognizes the partitions that this one has adopted.
         token = uuid4().hex if is_own else self._own.partition.writer
-        seen = await STORE.run(SeenFile, self._directory / f"{node}.seen", token) if is_own else None
+        seen = await STORE.open(SeenFile, self._directory / f"{node}.seen", token) if is_own else None
         around = replace(self._around, register=self._register)
         if not is_own:
             around = replace(around, on_health=lambda _: None)

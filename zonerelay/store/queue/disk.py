@@ -64,7 +64,7 @@ def disk_engine(
 
 async def open_disk(spool: SpoolSettings, around: Surroundings) -> LevelDbStore:
     """Open the queue. Raises StoreOpenError."""
-    directories = await STORE.run(Directories, spool)
+    directories = await STORE.open(Directories, spool)
 
     async def opened(hooks: Hooks) -> Partition:
         return await open_partition(engine, 0, token=uuid.uuid4().hex, clock=around.clock, hooks=hooks)
