@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.support.queueing import DEFERRED, DELIVERED, Relay
 from zonerelay.config.settings import RetrySettings, RouteSettings, TlsMode, ZoneSettings
 from zonerelay.control.acts import OperatorActs
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.operations.answers import ActRow, Changed
 from zonerelay.operations.catalogue import Call
 from zonerelay.operations.errors import ControlError, NotFoundError
@@ -23,10 +23,10 @@ from zonerelay.operations.requests import CHANGES, ChangeVerb, Filter, Undo
 from zonerelay.queue.operator import bin as bin_module
 from zonerelay.queue.operator.bin import Bin
 from zonerelay.queue.operator.journal import KEPT, Journal
-from zonerelay.queue.operator.operations import Operations
+from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.common.write.batches import ChangeOne
-from zonerelay.store.contract import StoreError
+from zonerelay.store.contract import MessageNotFoundError, StoreError
 
 ZONES = (
     ZoneSettings(),
@@ -48,6 +48,7 @@ class Desk:
     relay: Relay
     acts: OperatorActs
     bin: Bin
+    verbs: Operations
 
     async def change(self, action: ChangeVerb, who: str = "ann", **more: object) -> Changed:
         wanted = Filter(**more.pop("filter", {}))  # type: ignore[arg-type]  # by name
@@ -88,7 +89,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         journal=journal,
         binned=dropped.look,
     )
-    yield Desk(relay, OperatorActs(verbs, journal, Zones(ZONES, ROUTES), relay.clock), dropped)
+    yield Desk(relay, OperatorActs(verbs, journal, Zones(ZONES, ROUTES), relay.clock), dropped, verbs)
     await relay.close()
 
 
@@ -206,6 +207,50 @@ async def test_dropped_mail_is_nowhere_and_comes_back_by_undo_until_a_day_has_pa
     desk.relay.clock.advance(2)
     await bin_.sweep()
     assert await store.queues() == set()
+
+
+async def test_a_purge_also_destroys_dropped_mail_and_only_a_filter_of_the_state_shows_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had been dropped could not be destroyed before a day had passed."""
+    await deferred(desk, "a", "b", "c")
+    await deferred(desk, "d", domain="example.net")
+    for name in "abd":
+        dropped = await desk.change("drop", filter={"recipient": f"{name}@*"})
+    verbs = desk.verbs
+    in_bin = QueueFilter(state=DeliveryState.DROPPED)
+    found = [each async for each in verbs.select(in_bin)]
+    assert [(each.recipient[0], state.value) for each, _, state in found] == [
+        ("a", "dropped"), ("b", "dropped"), ("d", "dropped"),
+    ]  # fmt: skip
+    assert [each.recipient[0] async for each, _, _ in verbs.select(in_bin, after=found[0][0].key)] == [
+        "b",
+        "d",
+    ]
+    assert await verbs.count(replace(in_bin, zone="other")) == 0
+    everything = QueueFilter(zone="default")
+    assert (await verbs.count(everything), await verbs.count(replace(everything, in_bin=True))) == (1, 4)
+    recorded: list[DeliveryKey] = []
+    monkeypatch.setattr(desk.relay.events, "dropped", recorded.extend)
+    purged = await desk.change("drop", purge=True, filter={"domain": "example.net"})
+    assert (purged.matched, purged.changed, recorded) == (1, 1, []), "its history ended with the first drop"
+    assert (await desk.undo(dropped)).gone == 1
+    purged = await desk.change("drop", purge=True, filter={"state": DeliveryState.DROPPED})
+    assert (purged.changed, await verbs.count(replace(everything, in_bin=True))) == (2, 1)
+    purged = await desk.change("drop", purge=True)
+    assert (purged.changed, await desk.relay.store.queues(), len(recorded)) == (1, set(), 1)
+
+
+@pytest.mark.parametrize("verb", ["retry", "hold", "release", "reroute", "bounce", "drop"])
+async def test_another_change_of_dropped_mail_is_refused_and_names_undo(desk: Desk, verb: ChangeVerb) -> None:
+    await deferred(desk, "a")
+    gone = (await desk.of("a")).message_id
+    await desk.change("drop")
+    more = {"to_zone": "other"} if verb == "reroute" else {}
+    with pytest.raises(MessageNotFoundError, match=r"was dropped.*`zonerelay undo`"):
+        await desk.change(verb, filter={"message_id": gone}, **more)
+    assert [row.action for row in await desk.rows()] == ["drop"], "what is refused is no change"
+    assert (await desk.change("drop", purge=True, filter={"message_id": gone})).changed == 1
 
 
 async def test_what_has_left_before_a_drop_reaches_it_is_not_recorded_as_dropped(

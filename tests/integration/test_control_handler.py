@@ -66,7 +66,7 @@ from zonerelay.operations.requests import (
     Status,
 )
 from zonerelay.queue.operator import operations
-from zonerelay.queue.operator.journal import Journal
+from zonerelay.queue.operator.journal import KEPT, Journal
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.routing.destinations.mx import MxRouter
@@ -197,6 +197,36 @@ async def test_a_limit_says_whether_there_is_more(desk: Desk) -> None:
     assert isinstance(row, DeliveryRow)
     assert end == End(count=1, more=True, next=cursor_of(row))
     assert (await desk.ask(QueueList(limit=2)))[-1] == End(count=2, more=False)
+
+
+async def test_dropped_mail_is_listed_by_its_state_and_counted_by_the_preview_of_a_purge(desk: Desk) -> None:
+    desk.relay.accept("a@example.com", "b@example.com", "c@example.com")
+    await desk.change(Drop(filter=Filter(recipient="a@*")))
+    await desk.change(Drop(filter=Filter(recipient="b@*")))
+    assert await desk.rows() == ["c@example.com"]
+    in_bin = Filter(state=DeliveryState.DROPPED, zone="default")
+    row, end = await desk.ask(QueueList(filter=in_bin, limit=1))
+    assert isinstance(row, DeliveryRow)
+    assert isinstance(end, End)
+    assert (row.recipient, row.state, row.next_attempt) == (
+        "a@example.com", "dropped", desk.relay.clock.now() + KEPT
+    )  # fmt: skip
+    row, end = await desk.ask(QueueList(filter=in_bin, cursor=end.next))
+    assert (isinstance(row, DeliveryRow) and row.recipient) == "b@example.com"
+
+    async def previewed(request: QueueChange) -> int:
+        return (await asyncio.to_thread(desk.client.ask, request, Count)).matched
+
+    wanted = Filter(domain="example.com")
+    assert await previewed(Drop(filter=wanted, dry_run=True)) == 1
+    assert await previewed(Drop(filter=wanted, dry_run=True, purge=True)) == 3
+    assert await previewed(Drop(filter=in_bin, dry_run=True, purge=True)) == 2
+    for request in (Hold(filter=in_bin), Drop(filter=in_bin, dry_run=True)):
+        with pytest.raises(
+            ControlError, match="cannot be changed: `zonerelay undo` restores it"
+        ):
+            await desk.ask(request)
+    assert (await desk.change(Drop(filter=in_bin, purge=True))).changed == 2
 
 
 async def test_a_count_brings_a_sample(desk: Desk) -> None:

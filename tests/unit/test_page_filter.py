@@ -33,7 +33,7 @@ TYPED = {
 }
 WRONG = {
     "bob": "specify a field, for example to:bob",
-    "state:gone": "must be one of ready, active, deferred, held, suspended",
+    "state:gone": "must be one of ready, active, deferred, held, suspended, dropped",
     "age:1h": "use age:>1h for older",
     "age:>soon": "duration",
     "who:bob": "not a filter keyword",

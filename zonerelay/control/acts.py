@@ -11,6 +11,7 @@ from datetime import datetime
 import msgspec
 
 from zonerelay.model.clock import Clock
+from zonerelay.model.message_id import MessageId
 from zonerelay.operations.answers import ActRow, Changed
 from zonerelay.operations.catalogue import Call
 from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError, UnavailableError
@@ -59,7 +60,10 @@ class OperatorActs:
             raise InvalidError("retry at what time? It is at most a year from now", pointer="/at")
         rerouting = self._rerouting(request)
         what = f"{described(queue_filter(request.filter)) or 'everything'}{_aim(request, rerouting)}"
-        is_final = isinstance(request, Bounce) or (isinstance(request, Drop) and request.purge)
+        is_purge = isinstance(request, Drop) and request.purge
+        if request.filter.message_id is not None and not is_purge:
+            await self._operations.open_deliveries(MessageId(request.filter.message_id))
+        is_final = isinstance(request, Bounce) or is_purge
         final = FINAL if is_final else ""
         act = await self._begin(
             request, call, Act(id="", at=0.0, verb=request.action, what=what, problem=final)

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -262,7 +262,7 @@ class ControlHandler:
         return answers.End(count=rows, missing=self._operations.left_out())
 
     async def _count(self, request: requests.QueueCount, answer: Answer) -> answers.End:
-        wanted = queue_filter(request.filter)
+        wanted = replace(queue_filter(request.filter), in_bin=request.in_bin)
         sample: list[answers.DeliveryRow] = []
         if request.sample:
             async with aclosing(self._operations.select(wanted, request.sample)) as found:

@@ -15,10 +15,11 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from zonerelay.model.delivery import DeliveryState
 from zonerelay.operations.answers import End, Frame, Progress
 from zonerelay.operations.catalogue import Call, operation_of
 from zonerelay.operations.errors import BusyError, ControlError, InvalidError, UnexpectedError
-from zonerelay.operations.requests import QueueChange, QueueCount, Request
+from zonerelay.operations.requests import Drop, QueueChange, QueueCount, Request
 
 MAX_RUNNING = 96
 WINDOW = 64
@@ -170,6 +171,13 @@ def _previewed(call: Call) -> Call:
         return call
     if request.filter.is_everything and not request.everything:
         raise InvalidError("no filter, and not everything either: which deliveries?", pointer="/filter")
+    is_purge = isinstance(request, Drop) and request.purge
+    if request.filter.state is DeliveryState.DROPPED and not is_purge:
+        raise InvalidError(
+            "dropped mail cannot be changed: `zonerelay undo` restores it, `queue drop --purge` destroys it",
+            pointer="/filter/state",
+        )
     if not request.dry_run:
         return call
-    return msgspec.structs.replace(call, request=QueueCount(filter=request.filter, sample=request.sample))
+    count = QueueCount(filter=request.filter, sample=request.sample, in_bin=is_purge)
+    return msgspec.structs.replace(call, request=count)

@@ -15,7 +15,7 @@ from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Notify
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
-from zonerelay.model.queue_name import Priority, QueueName
+from zonerelay.model.queue_name import Kind, Priority, QueueName
 
 
 class DeliveryState(enum.StrEnum):
@@ -27,6 +27,8 @@ class DeliveryState(enum.StrEnum):
     HELD = "held"
     SUSPENDED = "suspended"
     """An order of an operator keeps it where it is."""
+    DROPPED = "dropped"
+    """It is in the bin."""
 
 
 class DeliveryKey(NamedTuple):
@@ -87,9 +89,11 @@ class Delivery:
         return not self.held and self.next_attempt <= now
 
     def state(self, now: float) -> DeliveryState:
-        """Return held, deferred or ready. The scheduler knows which deliveries are active, and the orders
-        which are suspended.
+        """Return dropped, held, deferred or ready. The scheduler knows which deliveries are active, and the
+        orders which are suspended.
         """
+        if self.queue.kind is Kind.BIN:
+            return DeliveryState.DROPPED
         if self.held:
             return DeliveryState.HELD
         return DeliveryState.READY if self.next_attempt <= now else DeliveryState.DEFERRED

@@ -18,9 +18,9 @@ import enum
 import msgspec
 
 from zonerelay.model.address import Mailbox
-from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.delivery import DeliveryKey, DeliveryState
 from zonerelay.model.message_id import MessageId, is_message_id
-from zonerelay.model.queue_name import Priority, QueueName, parse_queue, queue_of
+from zonerelay.model.queue_name import Priority, QueueName, bin_of, parse_queue, queue_of
 from zonerelay.operations.errors import ControlError, InvalidError, Kind
 from zonerelay.queue.orders.order import OrderFields
 from zonerelay.telemetry.metrics.instruments import Family
@@ -329,7 +329,8 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
 
     @property
     def queue(self) -> QueueName:
-        return queue_of(self.zone, Priority(self.priority or Priority.NORMAL))
+        queue = queue_of(self.zone, Priority(self.priority or Priority.NORMAL))
+        return bin_of(queue) if self.state == DeliveryState.DROPPED else queue
 
 
 class OrderRow(_Frame, OrderFields, frozen=True, kw_only=True, tag="order"):

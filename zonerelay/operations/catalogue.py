@@ -33,7 +33,8 @@ def _delivery_order(request: requests.QueueList, row: answers.DeliveryRow) -> tu
     with the outbox last. Pages depend on this order. The queues of one zone are listed by priority.
     """
     zone = request.filter.zone
-    place = 0 if zone is None else queues_of(zone).index(row.queue)
+    queues = () if zone is None else queues_of(zone)
+    place = queues.index(row.queue) if row.queue in queues else 0
     return place, is_row(MessageId(row.message_id)), row.queue, row.message_id, row.recipient
 
 

@@ -111,10 +111,13 @@ class QueueList(Request, frozen=True, kw_only=True, tag="queue-list"):
 
 
 class QueueCount(Request, frozen=True, kw_only=True, tag="queue-count"):
-    """Request the number of matching deliveries, and the first `sample` of them."""
+    """Request the number of matching deliveries, and the first `sample` of them. With `in_bin`, dropped mail
+    is counted too.
+    """
 
     filter: Filter = Filter()
     sample: Annotated[int, option("Also list the first N", metavar="N", ge=0, le=MAX_SAMPLE)] = 0
+    in_bin: bool = False
 
 
 class QueueSummary(Request, frozen=True, kw_only=True, tag="queue-summary"):
@@ -221,7 +224,7 @@ class Bounce(QueueChange, frozen=True, kw_only=True, tag="queue-bounce"):
 
 class Drop(QueueChange, frozen=True, kw_only=True, tag="queue-drop"):
     """Remove deliveries without a DSN. They stay in the bin for 24 hours, from which an undo restores
-    them.
+    them. `purge` also destroys what is in the bin.
     """
 
     action: ClassVar[ChangeVerb] = "drop"

@@ -128,7 +128,7 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
         "age": text.span(now - row.created),
         "state": output.state(row.state + tries),
         "next": ""
-        if row.state in ("held", "active", "suspended") or row.next_turn
+        if row.state in ("held", "active", "suspended", "dropped") or row.next_turn
         else text.until(row.next_attempt, now),
         "zone": row.zone if row.priority in ("", "normal") else f"{row.zone} {row.priority}",
         "from": text.path(row.sender),
@@ -142,7 +142,9 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
 
 
 def _waits(row: DeliveryRow, now: float) -> str:
-    """Return the phase of the attempt, or the rate that allows none yet. Return "" if there is neither."""
+    """Return what a delivery waits for: the end of a phase, its turn at a rate, or its end in the bin."""
+    if row.state == "dropped":
+        return f"destroyed {text.until(row.next_attempt, now)}"
     if row.next_turn is not None:
         return text.turn(row.next_turn, row.waiting, row.turns_seconds, now)
     left = f"{exact_span(row.phase_seconds)} " if row.phase_seconds else ""

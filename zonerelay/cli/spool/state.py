@@ -106,7 +106,7 @@ async def _left_in(settings: Settings, worker: int) -> str:
                 path = spool_of(settings.spool, worker).path
                 if zones := sorted(str(each) for each in queues if each.kind is not Kind.BIN):
                     return f"mail is queued in the zones {', '.join(zones)} of {path}"
-                return f"{path}: {IN_BIN} (`zonerelay queue drop --purge` deletes mail at once)"
+                return f"{path}: {IN_BIN} (`zonerelay queue drop --purge --state dropped` destroys it)"
             await asyncio.wait_for(until_empty(store, reasons.append), PROOF_TIMEOUT)
         except TimeoutError:
             return reasons[-1] or reasons[0]

@@ -10,7 +10,7 @@ from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.queue_name import Kind, Priority
 from zonerelay.store.contract import everybody
 
 
@@ -19,7 +19,8 @@ class QueueFilter:
     """A filter that selects deliveries. Every given condition must hold; an empty filter matches everything.
 
     `*` in `sender`, `recipient` and `domain` stands for any text. The sender `""` or `<>` is the null sender.
-    Ages are seconds since acceptance. `reply_text` is searched for in the last reply.
+    Ages are seconds since acceptance. `reply_text` is searched for in the last reply. Mail in the bin matches
+    only with `in_bin`, or with its state.
     """
 
     sender: str | None = None
@@ -32,6 +33,11 @@ class QueueFilter:
     max_age: float | None = None
     reply_text: str | None = None
     message_id: MessageId | None = None
+    in_bin: bool = False
+
+    @property
+    def reaches_bin(self) -> bool:
+        return self.in_bin or self.state is DeliveryState.DROPPED
 
     @property
     def is_everything(self) -> bool:
@@ -62,7 +68,10 @@ class Matcher:
         """
         wanted = self._wanted
         return (
-            (wanted.zone is None or (delivery.queue.is_mail and delivery.zone == wanted.zone))
+            (
+                wanted.zone is None
+                or (delivery.queue.kind is not Kind.WEBHOOK and delivery.zone == wanted.zone)
+            )
             and (wanted.priority is None or delivery.priority is wanted.priority)
             and (wanted.message_id is None or delivery.message_id == wanted.message_id)
             and self._age_matches(self._now - delivery.created)

@@ -403,16 +403,21 @@ class Operations:
     async def show(self, message_id: MessageId) -> Shown:
         """Return a message with its open deliveries. Raise MessageNotFoundError."""
         # Read the deliveries first: reading a message from a shared store may wait for its server.
-        found = await self._store.deliveries_of(message_id)
-        deliveries = [each for each in found if each.queue.kind is not Kind.BIN]
-        if found and not deliveries:
-            raise MessageNotFoundError(f"message {message_id} was dropped")
+        deliveries = await self.open_deliveries(message_id)
         message = await self._store.read_message(message_id)
         now = self._clock.now()
         active = self._scheduler.active_keys()
         return Shown(
             message, tuple((delivery, self._state(delivery, message, active, now)) for delivery in deliveries)
         )
+
+    async def open_deliveries(self, message_id: MessageId) -> list[Delivery]:
+        """Return the deliveries of a message. Raise MessageNotFoundError if all are in the bin."""
+        found = await self._store.deliveries_of(message_id)
+        deliveries = [each for each in found if each.queue.kind is not Kind.BIN]
+        if found and not deliveries:
+            raise MessageNotFoundError(f"message {message_id} was dropped; `zonerelay undo` restores it")
+        return deliveries
 
     async def trace(self, message_id: MessageId) -> tuple[Step, ...]:
         """Return the known history of a message and its next attempts. Raise MessageNotFoundError."""
@@ -426,7 +431,7 @@ class Operations:
         """Count the matches by one property. Without `exact` the counts for a large queue are estimated from
         a sample, so that the reply comes within about a second.
         """
-        every = 1 if exact else max(1, self._total(wanted.zone) // SAMPLE)
+        every = 1 if exact or wanted.reaches_bin else max(1, self._total(wanted.zone) // SAMPLE)
         summary = Summary(every, self._clock.now())
         key_of = KEYS.get(by) or self._site
         async with aclosing(self._matching(wanted, progress, most=SUMMED, every=every)) as batches:
@@ -505,7 +510,7 @@ class Operations:
         act: Act | None = None,
     ) -> Result:
         """Move deliveries to the bin, from which an undo can restore them. Mail is deleted at once without an
-        act, with `purge`, and for rows of the outbox.
+        act, with `purge`, which also deletes what is in the bin, and for rows of the outbox.
         """
         until = self._clock.now() + KEPT
 
@@ -520,10 +525,10 @@ class Operations:
             gone = [each for each in deliveries if final or is_row(each.message_id)]
             await self._note_final(gone, act)
             removed = await self._store.update(_keys(gone), lambda _: None)
-            self._events.dropped([*changed, *removed])
+            self._events.dropped([*changed, *(key for key in removed if key.queue.is_mail)])
             return len(changed) + len(removed)
 
-        return await self._over("drop", wanted, drop, progress, act)
+        return await self._over("drop", replace(wanted, in_bin=purge), drop, progress, act)
 
     async def bounce(
         self,
@@ -858,7 +863,9 @@ class Operations:
         if wanted.message_id is not None:
             found = await self._store.deliveries_of(wanted.message_id)
             for delivery in sorted(found, key=lambda each: each.key):
-                if (after is None or delivery.key > after) and delivery.queue.is_mail:
+                is_dropped = delivery.queue.kind is Kind.BIN
+                is_meant = delivery.queue.is_mail or (is_dropped and wanted.reaches_bin)
+                if (after is None or delivery.key > after) and is_meant:
                     yield delivery
             return
         may_match = matcher.recipient
@@ -867,7 +874,13 @@ class Operations:
         elif progress is not None:
             progress.total = self._total(wanted.zone)
             may_match = _counting(may_match, progress)
-        queues: Sequence[QueueName | None] = (None,) if wanted.zone is None else queues_of(wanted.zone)
+        queues: list[QueueName | None] = [None] if wanted.zone is None else [*queues_of(wanted.zone)]
+        if wanted.state is DeliveryState.DROPPED:
+            queues = []
+        if wanted.reaches_bin:
+            bins = (each for each in await self._store.queues() if each.kind is Kind.BIN)
+            meant = [each for each in bins if wanted.zone in (None, each.zone)]
+            queues += sorted(each for each in meant if after is None or each >= after.queue)
         if after is not None and after.queue in queues:
             queues = queues[queues.index(after.queue) :]
         for queue in queues:
