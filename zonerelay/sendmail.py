@@ -77,7 +77,7 @@ def _sendmail(words: Sequence[str]) -> int:
     options, arguments = _options(words)
     mode = "i" if "I" in options else options.get("b", "m")
     if mode == "d":
-        raise SendmailError(USAGE, "the relay itself is started with zonerelay serve")
+        raise SendmailError(USAGE, "start the relay itself with zonerelay serve")
     if mode == "i" or "q" in options:
         return OK  # there is no alias database to rebuild, and the relay retries waiting mail by itself
     if mode == "p":
@@ -121,7 +121,7 @@ def _send(
     wishes["ENVID"] = _xtext(wishes["ENVID"])
     for each in (sender, *recipients, *wishes.values()):
         if not each.isprintable() or " " in each:
-            raise SendmailError(DATAERR, f"{each!r}: no space and no control character can be in it")
+            raise SendmailError(DATAERR, f"{each!r}: spaces and control characters are not allowed")
     _hand_over(settings, sender, recipients, b"".join(fields) + body, wishes)
     return OK
 
@@ -147,10 +147,10 @@ def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
                 break  # -V, alone or before the delimiters of VERP: old programs use it
             if option in _VALUED or option == "V":
                 if not value and not rest:
-                    raise SendmailError(USAGE, f"option -{option} needs a value")
+                    raise SendmailError(USAGE, f"option -{option} requires a value")
                 value = value or rest.pop(0)
             elif option != "q":
-                raise SendmailError(USAGE, f"option -{option} is not known")
+                raise SendmailError(USAGE, f"unknown option -{option}")
             if option == "o":
                 option, value = ("i", "") if value == "i" else ("o", value)
             options[option] = value
@@ -165,7 +165,7 @@ def _readable(text: str, where: str) -> list[str]:
         if entry.address and " " not in entry.address:
             found.append(entry.address)
         else:
-            words = f"{entry.text[:200]!r} in {where} cannot be read as an address, and gets no message"
+            words = f"{entry.text[:200]!r} in {where} is not a valid address; it is skipped"
             print(f"sendmail: {words}", file=sys.stderr)
     return found
 
@@ -174,11 +174,14 @@ def _no_recipients(has_arguments: bool, reads_header: bool) -> tuple[int, str]:
     if has_arguments:
         return (
             DATAERR,
-            "no recipients: no address can be read (no space and no control character can be in it)",
+            "no recipients: no valid address was found (spaces and control characters are not allowed)",
         )
     if reads_header:
-        return USAGE, "no recipients: To, Cc and Bcc of the header (or Resent-To, -Cc, -Bcc) have no address"
-    return USAGE, "no recipients: name them, or use -t with To, Cc or Bcc in the header"
+        return (
+            USAGE,
+            "no recipients: To, Cc and Bcc of the header (or Resent-To, -Cc, -Bcc) contain no address",
+        )
+    return USAGE, "no recipients: specify them, or use -t with To, Cc or Bcc in the header"
 
 
 def _sender(text: str, domain: str) -> str:
@@ -186,7 +189,9 @@ def _sender(text: str, domain: str) -> str:
         return ""
     entries = read_addresses(text).entries
     if len(entries) != 1 or not entries[0].address:
-        raise SendmailError(USAGE, f"-f {text!r} is not one address: write -f user@example.org")
+        raise SendmailError(
+            USAGE, f"-f {text!r} is not a single address; use for example -f user@example.org"
+        )
     return _qualified(entries[0].address, domain)
 
 
@@ -400,7 +405,9 @@ def _aliased(recipients: Sequence[str], domain: str, path: str) -> list[str]:
             result[address] = None
         for each in values or ():
             if each[:1] in ("|", "/", ":"):
-                raise SendmailError(CONFIG, f"{path}: {local} leads to {each}: only addresses are supported")
+                raise SendmailError(
+                    CONFIG, f"{path}: {local} is an alias of {each}, but only addresses are supported"
+                )
             target = _qualified(each.removeprefix("\\"), domain)
             # A name that leads to itself, as in "root: root, admin@example.com", stands for the address
             # itself.
@@ -436,7 +443,7 @@ def _drop(
         with contextlib.suppress(OSError):
             os.unlink(draft)
         reason = f"{directory} cannot be written: {error.strerror}"
-        raise SendmailError(TEMPFAIL, f"the relay does not answer, and {reason}") from None
+        raise SendmailError(TEMPFAIL, f"the relay does not respond, and {reason}") from None
 
 
 DROP_FORMAT = "zonerelay-drop-1"
@@ -450,12 +457,12 @@ def parse_dropped(content: bytes) -> tuple[str, list[str], dict[str, str], bytes
     end = content.find(b"\n\n", 0, MAX_ENVELOPE)
     first, *lines = content[: max(end, 0)].decode().split("\n")
     if first != DROP_FORMAT or end < 0:
-        raise ValueError("not a message of sendmail(1)")
+        raise ValueError("not a file written by sendmail(1)")
     sender, recipients, wishes = "", list[str](), dict[str, str]()
     for line in lines:
         kind, value = line[:1], line[1:]
         if not value.isprintable() or " " in value:
-            raise ValueError(f"{line!r}: no space and no control character can be in it")
+            raise ValueError(f"{line!r}: spaces and control characters are not allowed")
         if kind == "S":
             sender = value
         elif kind == "R":
@@ -463,7 +470,7 @@ def parse_dropped(content: bytes) -> tuple[str, list[str], dict[str, str], bytes
         elif kind == "W" and value.partition("=")[0] in _WISHES.values():
             wishes[value.partition("=")[0]] = value.partition("=")[2]
         else:
-            raise ValueError(f"{line!r} is not known")
+            raise ValueError(f"unknown line {line!r}")
     if not recipients:
         raise ValueError("no recipients")
     return sender, recipients, wishes, content[end + 2 :]
@@ -488,7 +495,8 @@ def _pass_on(connection: socket.socket) -> int:
                 if code == "354":
                     if not _pass_message(source, connection):
                         raise SendmailError(
-                            DATAERR, "the message has no line with a dot at its end: it is not sent"
+                            DATAERR,
+                            "the message does not end with a line that contains only a dot; it was not sent",
                         )
                     sent = b""
                     continue
@@ -502,7 +510,7 @@ def _pass_on(connection: socket.socket) -> int:
                         left -= len(octets)
     except OSError as error:
         reason = error.strerror or error
-        raise SendmailError(TEMPFAIL, f"the connection to the relay is lost: {reason}") from None
+        raise SendmailError(TEMPFAIL, f"the connection to the relay was lost: {reason}") from None
 
 
 def _pass_message(source: BinaryIO, connection: socket.socket) -> bool:
@@ -531,7 +539,7 @@ def listener_of(settings: dict[str, object]) -> str:
         closed = each.get("tls") == "implicit" or each.get("require_tls") or each.get("auth") == "required"
         if not closed and not each.get("proxy_networks"):
             return str(each.get("address", DEFAULT_LISTENER))
-    raise SendmailError(CONFIG, "no [[listener]] of the relay takes mail without TLS and a log-in")
+    raise SendmailError(CONFIG, "no [[listener]] of the relay accepts mail without TLS and a login")
 
 
 def _connect(address: str) -> socket.socket:
@@ -546,7 +554,7 @@ def _connect(address: str) -> socket.socket:
             connection = socket.create_connection((here, int(port)), CONNECT_TIMEOUT)
     except OSError as error:
         reason = error.strerror or error
-        raise AwayError(TEMPFAIL, f"the relay at {address} does not answer: {reason}") from None
+        raise AwayError(TEMPFAIL, f"the relay at {address} does not respond: {reason}") from None
     connection.settimeout(REPLY_TIMEOUT)
     return connection
 
@@ -572,10 +580,10 @@ def submit(
                 code, text = _reply(replies)
             except OSError as error:
                 reason = error.strerror or error
-                raise SendmailError(TEMPFAIL, f"the connection to the relay is lost: {reason}") from None
+                raise SendmailError(TEMPFAIL, f"the connection to the relay was lost: {reason}") from None
             if code[0] not in "23":
                 status = TEMPFAIL if code[0] == "4" else NOPERM if " 5.7." in text else refused
-                raise SendmailError(status, f"the relay refuses {what}: {text}")
+                raise SendmailError(status, f"the relay rejected {what}: {text}")
             return text.upper()
 
         try:
@@ -615,7 +623,7 @@ def _reply_lines(replies: BinaryIO) -> list[str]:
     while not lines or lines[-1][3:4] == "-":
         line = replies.readline(MAX_LINE).decode("utf-8", "replace").rstrip("\r\n")
         if not re.match(r"[2-5]\d\d(?: |-|$)", line):
-            raise OSError(f"no reply, but {line!r}" if line else "connection closed by the relay")
+            raise OSError(f"invalid reply {line!r}" if line else "connection closed by the relay")
         lines.append(line)
     return lines
 

@@ -386,7 +386,9 @@ async def test_explain_says_what_dane_makes_of_the_hosts(
             told[domain] = [(host.tlsa, host.problem) for host in found.hosts]
         assert told == {
             "good.signed.example": [(("3 1 1",), "")],
-            "bogus.signed.example": [((), f"mx.bogus.signed.example {BOGUS}: the name server failed")],
+            "bogus.signed.example": [
+                ((), f"mx.bogus.signed.example {BOGUS}: the name server returned a failure")
+            ],
             "none.signed.example": [((), "")],
         }
         assert it.sink.connections == 0

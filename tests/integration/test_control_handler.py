@@ -462,10 +462,10 @@ async def test_explain_says_that_a_private_address_is_refused(desk: Desk) -> Non
 
 
 async def test_explain_shows_why_there_is_no_route(desk: Desk) -> None:
-    outcome = Outcome(Verdict.BOUNCED, Reply(556, "1.10", "takes no mail"), Scope.DOMAIN, local=True)
+    outcome = Outcome(Verdict.BOUNCED, Reply(556, "1.10", "no mail"), Scope.DOMAIN, local=True)
     desk.router.answers["null.example"] = Unroutable("default", "null.example", outcome, 0.0)
     explained = await explain(desk, "a@null.example")
-    assert (explained.verdict, explained.unroutable) == ("bounced", "556 5.1.10 takes no mail")
+    assert (explained.verdict, explained.unroutable) == ("bounced", "556 5.1.10 no mail")
     assert explained.hosts == ()
 
 

@@ -72,7 +72,7 @@ async def test_a_reload_brings_new_keys_and_a_bad_one_leaves_the_old_ones(tmp_pa
         await stage.running.worker.reload(replace(chosen, dkim=bad))
         (refused,) = stage.running.log.named("reload-refused")
         assert str(refused["first"]).startswith("dkim[0].key_file: ")
-        assert "no private key in PEM" in stage.running.worker.problems[0]
+        assert "is not a private key in PEM" in stage.running.worker.problems[0]
         assert await stage.selectors() == ["new", "ed"]
 
         await stage.running.worker.reload(replace(chosen, dkim=()))

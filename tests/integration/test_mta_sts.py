@@ -187,7 +187,9 @@ async def test_hosts_that_the_policy_does_not_name_get_nothing_and_the_mail_wait
     await world.start()
     async with world.relay() as running:
         reply = await deferred(running)
-        assert reply == (f"451 4.7.5 the MTA-STS policy 1 of {DOMAIN} allows none of its MX hosts: {MX}")
+        assert reply == (
+            f"451 4.7.5 the MTA-STS policy 1 of {DOMAIN} does not include any of its MX hosts: {MX}"
+        )
     assert world.sink.connections == 0
 
 

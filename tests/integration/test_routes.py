@@ -166,7 +166,12 @@ async def stored(running: Running) -> bytes:
     [
         (HERE, b"vip", "vip", "zone=vip zone-header"),
         (HERE, b" vip\r\n ", "vip", "zone=vip zone-header"),
-        (HERE, b"nope", "bulk", 'zone=bulk zone header names no zone: "nope"; route=1 client matches'),
+        (
+            HERE,
+            b"nope",
+            "bulk",
+            'zone=bulk the zone header contains an unknown zone: "nope"; route=1 client matches',
+        ),
         (HERE, b"", "bulk", "zone=bulk route=1"),
         (OTHERS, b"vip", "bulk", "zone=bulk route=1"),
         ((), b"vip", "bulk", "zone=bulk route=1"),
@@ -260,7 +265,7 @@ async def test_explain_knows_all_that_routes_look_at(tmp_path: Path) -> None:
         assert shown.rule == 3
         field = (("X-Sending-Zone", "vip"),)
         named = await explain(tmp_path, listener=here.address, client=LOOPBACK, headers=field)
-        assert (named.zone, named.rule, named.reason) == ("vip", 0, "the zone header names it")
+        assert (named.zone, named.rule, named.reason) == ("vip", 0, "the zone was chosen by the zone header")
         ignored = await explain(tmp_path, listener=here.address, client="192.0.2.1", headers=field)
         assert ignored.zone == "default"
 

@@ -53,7 +53,7 @@ async def checking(faults: InjectedFaults | None = None) -> AsyncIterator[tuple[
         ("address.example", None, "an implicit MX"),
         ("six.example", None, "an implicit MX with IPv6"),
         ("known.example", NO_DOMAIN, "a name of the hosts file that DNS denies"),
-        ("empty.example", NO_HOST, "neither MX nor address"),
+        ("empty.example", NO_HOST, "has neither an MX nor an address"),
         ("missing.example", NO_DOMAIN, "no such domain"),
         ("alias.example", None, "an alias of a good one"),
         ("dangling.example", NO_DOMAIN, "an alias of nothing"),

@@ -220,7 +220,7 @@ def _status() -> RelayStatus:
         problems=("the disk is full",),
         every=50,
         free_space=3 * 1024**3,
-        name_servers="127.0.0.53:53: they answer",
+        name_servers="127.0.0.53:53: reachable",
         taken_up=1_700_000_000.0,
         refused=1_700_000_100.0,
         source_penalties=tuple(

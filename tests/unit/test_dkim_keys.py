@@ -212,12 +212,12 @@ def pem_of_size(bits: int) -> bytes:
 
 
 UNUSABLE = [
-    ("nothing in it", b"", "is no private key in PEM"),
-    ("no PEM", b"hello", "is no private key in PEM"),
+    ("nothing in it", b"", "is not a private key in PEM"),
+    ("no PEM", b"hello", "is not a private key in PEM"),
     ("encrypted", other_pem("encrypted"), "is encrypted"),
     ("an elliptic curve", other_pem("elliptic"), "is neither an RSA nor an Ed25519 key"),
-    ("broken numbers", other_pem("broken"), "whose numbers do not fit together"),
-    ("cut off", rsa_pem()[:800], "is no private key in PEM"),
+    ("broken numbers", other_pem("broken"), "has an RSA key with inconsistent numbers"),
+    ("cut off", rsa_pem()[:800], "is not a private key in PEM"),
 ]
 
 
@@ -235,7 +235,7 @@ def test_a_key_that_cannot_be_used_is_refused(why: str, pem: bytes, problem: str
 
 def test_keys_of_sizes_that_verifiers_refuse_are_refused() -> None:
     for bits in (512, 5120):
-        with pytest.raises(ValueError, match=f"has an RSA key of {bits} bits: 1024 to 4096"):
+        with pytest.raises(ValueError, match=f"has an RSA key of {bits} bits; 1024 to 4096"):
             load_private_key(pem_of_size(bits))
 
 

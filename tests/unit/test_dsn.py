@@ -206,7 +206,7 @@ def test_a_delay_warning_says_until_when_and_that_nothing_is_to_be_done() -> Non
     assert found.recipient["Status"] == "4.7.1"
     assert parsedate_to_datetime(found.recipient["Will-Retry-Until"]).timestamp() == NOW + 3600
     assert "do not need to send it again" in " ".join(found.people.split())
-    assert "refuses this message" not in found.people
+    assert "rejected this message" not in found.people
 
 
 def test_success_at_a_relay_is_relayed() -> None:
@@ -300,7 +300,7 @@ def test_in_an_international_report_the_original_recipient_is_readable(orcpt: st
 
 def test_a_doubtful_end_says_that_the_message_may_have_arrived() -> None:
     outcome = Outcome(Verdict.BOUNCED, Reply(451, "4.2", "connection lost"), local=True, in_doubt=True)
-    assert "may have arrived" in " ".join(Report(composed(report(outcome))).people.split())
+    assert "it may have arrived" in " ".join(Report(composed(report(outcome))).people.split())
 
 
 def test_a_reply_without_enhanced_code_gets_the_class_of_its_code() -> None:

@@ -146,7 +146,7 @@ def test_what_is_not_exactly_a_header_is_a_fault_in_every_cut(wire: bytes, reaso
 def test_a_fault_is_found_before_the_line_ends_when_it_never_does() -> None:
     reader = ProxyReader()
     assert reader.feed(b"PROXY UNKNOWN " + b"f" * (MAX_LINE - 15)) is None
-    with pytest.raises(ProxyFault, match="longer than 107 octets"):
+    with pytest.raises(ProxyFault, match="longer than 107 bytes"):
         reader.feed(b"f")
 
 

@@ -169,8 +169,12 @@ def test_a_zone_that_the_message_names_goes_before_the_routes_if_there_is_one() 
     assert choice(named="vip") == Choice("vip", "zone-header")
     unknown = choice(route, named="VIP")
     assert unknown.zone == "bulk"
-    assert unknown.why == 'zone header names no zone: "VIP"; route=1 recipient_domain matches *'
-    assert choice(named="x" * 1000).why == f'zone header names no zone: "{"x" * 64}…"; no route'
+    assert unknown.why == (
+        'the zone header contains an unknown zone: "VIP"; route=1 recipient_domain matches *'
+    )
+    assert (
+        choice(named="x" * 1000).why == f'the zone header contains an unknown zone: "{"x" * 64}…"; no route'
+    )
 
 
 def test_a_route_whose_pattern_is_no_domain_is_refused() -> None:

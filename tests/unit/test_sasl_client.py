@@ -101,19 +101,19 @@ def test_a_235_before_anything_was_shown_is_worth_nothing() -> None:
         ("r=abcX,s=QSXCR+Q6sek8bf92,i=1", "iterations"),
         (f"r=abcX,s=QSXCR+Q6sek8bf92,i={MIN_ITERATIONS - 1}", "iterations"),
         (f"r=abcX,s=QSXCR+Q6sek8bf92,i={MAX_ITERATIONS + 1}", "iterations"),
-        ("r=abcX,s=QSXCR+Q6sek8bf92,i=99999999999999999999", "how many iterations"),
-        ("r=abcX,s=QSXCR+Q6sek8bf92,i=-4096", "how many iterations"),
-        ("r=abcX,s=QSXCR+Q6sek8bf92,i=４０９６", "how many iterations"),
-        ("r=abcX,s=QSXCR+Q6sek8bf92", "how many iterations"),
+        ("r=abcX,s=QSXCR+Q6sek8bf92,i=99999999999999999999", "iteration count"),
+        ("r=abcX,s=QSXCR+Q6sek8bf92,i=-4096", "iteration count"),
+        ("r=abcX,s=QSXCR+Q6sek8bf92,i=４０９６", "iteration count"),
+        ("r=abcX,s=QSXCR+Q6sek8bf92", "iteration count"),
         ("r=abc,s=QSXCR+Q6sek8bf92,i=4096", "nonce"),
         ("r=xyz,s=QSXCR+Q6sek8bf92,i=4096", "nonce"),
         ("s=QSXCR+Q6sek8bf92,i=4096", "nonce"),
         ("r=abcX,s=***,i=4096", "base64"),
-        ("r=abcX,s=,i=4096", "no salt"),
+        ("r=abcX,s=,i=4096", "salt"),
         ("m=x,r=abcX,s=QSXCR+Q6sek8bf92,i=4096", "extension"),
         ("e=unknown-user", "unknown-user"),
-        ("hello", "not SCRAM"),
-        (",", "not SCRAM"),
+        ("hello", "not a SCRAM message"),
+        (",", "not a SCRAM message"),
     ],
 )
 def test_a_first_message_that_is_wrong_or_hostile_ends_the_exchange(challenge: str, words: str) -> None:
@@ -128,7 +128,7 @@ def test_what_is_not_base64_ends_the_exchange() -> None:
     talking = talk("SCRAM-SHA-256")
     talking.begin()
     assert talking.receive(334, "r=abcX") == b"*"
-    with pytest.raises(SaslError, match="not base64"):
+    with pytest.raises(SaslError, match="invalid base64"):
         talking.receive(501, "")
 
 
@@ -184,7 +184,7 @@ def test_plain_says_it_again_once_to_a_server_that_asks_after_the_initial_respon
     line = talking.begin().split()[-1]
     assert talking.receive(334, challenge) == line  # golang/go#78749, curl/curl#18588
     assert talking.receive(334, challenge) == b"*"
-    with pytest.raises(SaslError, match="asks again"):
+    with pytest.raises(SaslError, match="another challenge"):
         talking.receive(501, "")
 
 
@@ -225,7 +225,7 @@ def test_a_refused_token_is_explained_and_the_exchange_is_ended_with_an_empty_li
     assert talking.receive(334, b64(challenge)) == b""
     talking.receive(535, "5.7.8 no")
     assert talking.mechanism.explanation == (
-        "the token was refused: status 401, schemes bearer, scope https://mail.google.com/"
+        "the token was rejected: status 401, schemes bearer, scope https://mail.google.com/"
     )
 
 
@@ -239,7 +239,7 @@ def test_a_refusal_that_is_no_json_is_a_refusal(challenge: bytes) -> None:
     talking = talk("XOAUTH2")
     talking.begin()
     assert talking.receive(334, b64(challenge)) == b""
-    assert talking.mechanism.explanation == "the token was refused"
+    assert talking.mechanism.explanation == "the token was rejected"
 
 
 def test_a_long_token_waits_for_the_challenge() -> None:
@@ -255,7 +255,7 @@ def test_a_token_that_no_server_has_to_take_is_not_sent() -> None:
     talking = talk("XOAUTH2", SaslIdentity("user", "t" * MAX_LINE))
     talking.begin()
     assert talking.receive(334, "") == b"*"
-    with pytest.raises(SaslError, match="longer than"):
+    with pytest.raises(SaslError, match="exceed"):
         talking.receive(501, "")
 
 

@@ -145,7 +145,7 @@ async def test_no_record_means_no_policy_and_nothing_is_fetched(stage: Stage) ->
     stage.domain.dns = DnsStatus.TIMEOUT
     found = await stage.look_up()
     assert found.held is None
-    assert found.problem == "TXT of the domain: no name server answered in time"
+    assert found.problem == "TXT of the domain: no name server responded in time"
     assert stage.domain.fetched == []
     assert stage.log.lines == ["looked up: absent", "looked up: failed"]
 
@@ -154,10 +154,10 @@ async def test_no_record_means_no_policy_and_nothing_is_fetched(stage: Stage) ->
     ("answer", "problem"),
     [
         (WebError("nobody there"), "nobody there"),
-        (page(text(), status=404), "mta-sts.example.com answered 404"),
-        (page(b"", status=301), "mta-sts.example.com answered 301"),
-        (page(text(), content_type="text/html"), "mta-sts.example.com did not answer in text/plain"),
-        (page(text(mode="maybe")), "the policy has no mode that is known: 'maybe'"),
+        (page(text(), status=404), "mta-sts.example.com returned status 404"),
+        (page(b"", status=301), "mta-sts.example.com returned status 301"),
+        (page(text(), content_type="text/html"), "mta-sts.example.com did not return text/plain"),
+        (page(text(mode="maybe")), "the policy has no valid mode: 'maybe'"),
         (RuntimeError("a bug"), "internal error: RuntimeError"),
     ],
 )

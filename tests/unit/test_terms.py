@@ -81,7 +81,9 @@ def test_without_a_host_of_the_policy_mail_waits_and_the_policy_is_named() -> No
     found = judged(policy("mx.example.org"))
     assert isinstance(found, Unroutable)
     assert (found.outcome.verdict, found.outcome.scope) == (Verdict.DEFERRED, Scope.DOMAIN)
-    assert str(found.outcome.reply).startswith("451 4.7.5 the MTA-STS policy 7 of example.com allows none")
+    assert str(found.outcome.reply).startswith(
+        "451 4.7.5 the MTA-STS policy 7 of example.com does not include"
+    )
 
 
 @pytest.mark.parametrize("mode", [StsMode.TESTING, StsMode.NONE])

@@ -72,7 +72,7 @@ def ascii_fields(block: bytes) -> bytes:
         if octets.isascii():
             written.append(octets)
         elif match is None:
-            raise NotConvertibleError("a line of the header that is no field is not ASCII")
+            raise NotConvertibleError("a header line that is not a field contains non-ASCII characters")
         else:
             written.append(_ascii_field(match[1], match[2]))
         position = end
@@ -163,7 +163,7 @@ def _addresses(label: str, text: str) -> str:
     written = []
     for entry in found.entries:
         if not entry.address.isascii() or not entry.address:
-            raise NotConvertibleError(f"an address in {label} is not ASCII or cannot be read")
+            raise NotConvertibleError(f"an address in {label} is not ASCII or cannot be parsed")
         if entry.text.isascii():
             written.append(entry.text)
         else:
@@ -343,7 +343,7 @@ class _Walk(ABC):
         has_fields = "Content-Type" in fields
         if boundary and empty_line:
             if len(self._delimiters) >= MAX_DEPTH:
-                raise NotConvertibleError("the parts are too deep")
+                raise NotConvertibleError("the parts are nested too deeply")
             self._delimiters.append(b"--" + boundary.encode("utf-8", "surrogateescape"))
             self._covered.append(covered or kind in ("multipart/signed", "multipart/encrypted"))
             self._outside()

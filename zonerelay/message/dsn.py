@@ -105,21 +105,24 @@ _OPENINGS = {
     "No further attempt will be made for them.",
     DsnKind.DELAYED: "Your message has not reached the recipients below yet. This is only a warning: "
     "you do not need to send it again.",
-    DsnKind.RELAYED: "Your message was handed to the mail servers of the recipients below. "
-    "They do not confirm deliveries, so you will hear nothing more unless it fails there.",
+    DsnKind.RELAYED: "Your message was relayed to the mail servers of the recipients below. They do not confirm "
+    "deliveries, so you will be notified only if delivery fails there.",
 }
 
 _HINTS = {
     "1.1": "There is no such address. Please check it for typing mistakes.",
-    "1.2": "The part of the address after the @ leads to no mail server. Please check it.",
-    "1.10": "The part of the address after the @ belongs to a domain that takes no mail at all.",
-    "2.1": "The mailbox exists but takes no mail at present.",
+    "1.2": "The domain of the address (the part after the @) has no mail server. Please check it.",
+    "1.10": "The domain of the address (the part after the @) does not accept mail.",
+    "2.1": "The mailbox exists but does not accept mail at present.",
     "2.2": "The recipient's mailbox is full.",
     "2.3": "The message is too large for the recipient.",
     "3.4": "The message is too large for the recipient's mail server.",
-    "4.6": "The mail went round in a circle; the recipient's mail set-up needs a correction.",
-    "6.7": "The recipient's mail server cannot take an address with these characters.",
-    "7.1": "The recipient's mail server refuses this message by its rules.",
+    "4.6": (
+        "The message was caught in a mail loop; the configuration of the recipient's mail system must be "
+        "corrected."
+    ),
+    "6.7": "The recipient's mail server does not support addresses with these characters.",
+    "7.1": "The recipient's mail server rejected this message because of its policy.",
 }
 
 
@@ -144,13 +147,13 @@ def _about(notice: Notice, report: RecipientReport) -> list[str]:
     lines = [f"<{shown(report.delivery.recipient)}>"]
     if report.outcome.verdict is Verdict.EXPIRED:
         age = _span(notice.now - report.delivery.created)
-        lines += _indented(f"No attempt succeeded within {age}. The last one ended with:")
+        lines += _indented(f"No attempt succeeded within {age}. The last reply was:")
     who = f"{one_line(said.host, limit=255)} said" if said.host else "reason"
     lines += _indented(f"{who}: {one_line(str(said.reply), limit=MAX_REPLY)}")
     if report.outcome.in_doubt:
         lines += _indented(
-            "The connection was lost before the recipient's mail server confirmed: "
-            "the message may have arrived all the same."
+            "The connection was lost before the recipient's mail server confirmed the message; it may have "
+            "arrived."
         )
     hint = _HINTS.get(said.reply.detail)
     if hint and notice.kind is DsnKind.FAILED and said.reply.is_permanent:

@@ -80,7 +80,7 @@ class Srs:
 
     def __init__(self, settings: SrsSettings, secrets: Sequence[str]) -> None:
         if not secrets or not all(secrets):
-            raise ValueError("srs: there is no secret to sign with")
+            raise ValueError("srs: no secret for signing is configured")
         self.domain = settings.domain.lower()
         self._keys = tuple(secret.encode() for secret in secrets)
         self._max_days = int(settings.max_age // DAY)

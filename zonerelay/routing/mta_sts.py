@@ -122,7 +122,7 @@ def parse_policy(body: bytes) -> StsPolicy:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
-        raise ValueError("the policy is no text in UTF-8") from None
+        raise ValueError("the policy is not UTF-8 text") from None
     fields: dict[str, str] = {}
     patterns: list[str] = []
     for line in text.replace("\r\n", "\n").split("\n"):
@@ -132,12 +132,12 @@ def parse_policy(body: bytes) -> StsPolicy:
         elif key:
             fields.setdefault(key, value)  # the first of repeated fields counts
     if fields.get("version") != VERSION:
-        raise ValueError(f"the policy does not say version: {VERSION}")
+        raise ValueError(f"the policy does not contain version: {VERSION}")
     mode = _mode(fields.get("mode", ""))
     if mode is not StsMode.NONE and not patterns:
-        raise ValueError("the policy names no mx")
+        raise ValueError("the policy contains no mx")
     if len(patterns) > MAX_PATTERNS:
-        raise ValueError(f"the policy names more than {MAX_PATTERNS} mx")
+        raise ValueError(f"the policy contains more than {MAX_PATTERNS} mx")
     return StsPolicy(mode, tuple(dict.fromkeys(patterns)), _max_age(fields.get("max_age", "")))
 
 
@@ -147,7 +147,7 @@ def _field(line: str) -> tuple[str, str]:
         return "", ""
     key, colon, value = line.partition(":")
     if not colon:
-        raise ValueError(f"the policy has a line that is no field: {_shown(line)}")
+        raise ValueError(f"invalid line in the policy: {_shown(line)}")
     return key.strip(" \t"), value.strip(" \t")
 
 
@@ -155,12 +155,12 @@ def _mode(text: str) -> StsMode:
     try:
         return StsMode(text)
     except ValueError:
-        raise ValueError(f"the policy has no mode that is known: {_shown(text)}") from None
+        raise ValueError(f"the policy has no valid mode: {_shown(text)}") from None
 
 
 def _max_age(text: str) -> int:
     if not _NUMBER.fullmatch(text):
-        raise ValueError(f"the policy has no max_age: {_shown(text)}")
+        raise ValueError(f"the policy has no valid max_age: {_shown(text)}")
     return min(int(text), MAX_LIFE)
 
 
@@ -168,7 +168,7 @@ def _pattern(text: str) -> str:
     try:
         name = ascii_domain(text.removeprefix("*."))
     except ValueError:
-        raise ValueError(f"the policy has an mx that is no host: {_shown(text)}") from None
+        raise ValueError(f"the policy has an mx that is not a host name: {_shown(text)}") from None
     return f"*.{name}" if text.startswith("*.") else name
 
 
@@ -487,9 +487,9 @@ class StsPolicies:
             resolve=resolve,
         )
         if response.status != 200:  # a redirect, too (RFC 8461 3.3)
-            raise WebError(f"{host} answered {response.status}")
+            raise WebError(f"{host} returned status {response.status}")
         if response.content_type != "text/plain":
-            raise WebError(f"{host} did not answer in text/plain")
+            raise WebError(f"{host} did not return text/plain")
         return HeldPolicy(domain, policy_id, parse_policy(response.body), self._clock.now())
 
     async def _addresses(self, zone: ZoneSettings, host: str) -> Sequence[str]:
@@ -498,7 +498,7 @@ class StsPolicies:
             raise WebError(found.failure.reply.text if found.failure is not None else f"no address of {host}")
         ips = [ip for ip in found.ips if zone.allow_private_addresses or not is_private(ip)]
         if not ips:
-            raise WebError(f"{host} has private addresses only, and the zone does not allow those")
+            raise WebError(f"{host} resolves to private addresses only, which the zone does not allow")
         return ips
 
     def _failed(self, domain: str, problem: str) -> None:

@@ -219,7 +219,8 @@ async def test_a_fresh_token_that_is_refused_suspends_and_is_explained(
         outcome = await bed.send(to(smarthost))
         assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.HOST, False)
     assert (
-        "the token was refused: status 401, schemes bearer, scope https://mail.example/" in outcome.reply.text
+        "the token was rejected: status 401, schemes bearer, scope https://mail.example/"
+        in outcome.reply.text
     )
     assert [code for _, _, code in smarthost.logins] == [535]
     assert server.given == 1

@@ -65,7 +65,7 @@ def header(name: str, text: str) -> str:
     if name.lower() == "list-id" and not name_of_list.isascii():
         text = f"{encoded(name_of_list.strip())} {opening}{rest}".replace("\r\n", "")
     if not text.isascii():
-        raise FieldValueError("has characters beyond ASCII: write those of a URL as %C3%A9")
+        raise FieldValueError("contains non-ASCII characters; encode those of a URL as %C3%A9")
     if any(len(word) > _LONGEST for word in text.split(" ")):
         text = re.sub(r"(?<=[>,])(?=<)", " ", text)
     words = re.findall(r" *[^ ]+", text)
@@ -75,7 +75,7 @@ def header(name: str, text: str) -> str:
     for word in words:
         if len(word) > _LONGEST:
             raise FieldValueError(
-                f"has more than {_LONGEST} characters without a blank, which no line can hold"
+                f"has more than {_LONGEST} characters without a space, which no line can contain"
             )
         most = _LONGEST if lines == [f"{name}:"] else _FOLD
         if len(lines[-1]) + len(word) > most:

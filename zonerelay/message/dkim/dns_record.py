@@ -57,11 +57,11 @@ def judge(texts: Sequence[str], key: PrivateKey) -> Finding:
     if not texts:
         return Finding(RecordStatus.MISSING, "there is no TXT record; publish it")
     if len(texts) > 1:
-        detail = f"there are {len(texts)} TXT records, of which verifiers take any one: leave one"
+        detail = f"there are {len(texts)} TXT records, and verifiers use any one of them; remove all but one"
         return Finding(RecordStatus.SEVERAL, detail)
     tags = _tags(texts[0])
     if tags is None:
-        return Finding(RecordStatus.MALFORMED, "is no list of tags, as in v=DKIM1; k=rsa; p=…")
+        return Finding(RecordStatus.MALFORMED, "is not a tag list such as v=DKIM1; k=rsa; p=…")
     return _judge(tags, key)
 
 
@@ -80,11 +80,14 @@ def _judge(tags: Mapping[str, str], key: PrivateKey) -> Finding:
         (kind != ours, Finding(RecordStatus.MISMATCH, f"k={kind}, but the key is {ours}")),
         (
             _octets(public or "") != key.public,
-            Finding(RecordStatus.MISMATCH, "p= is another key: publish this one's, or use that one's file"),
+            Finding(
+                RecordStatus.MISMATCH,
+                "p= contains another key; publish the public key of this file, or use the file of that key",
+            ),
         ),
         (
             "sha256" not in _list(tags.get("h", "sha256")),
-            Finding(RecordStatus.MALFORMED, "h= does not allow sha256, which signatures use"),
+            Finding(RecordStatus.MALFORMED, "h= does not allow sha256, which the signatures use"),
         ),
         (
             not {"*", "email"} & set(_list(tags.get("s", "*"))),
@@ -92,7 +95,7 @@ def _judge(tags: Mapping[str, str], key: PrivateKey) -> Finding:
         ),
         (
             "y" in _list(tags.get("t", "")),
-            Finding(RecordStatus.TESTING, "t=y: verifiers act as if mail were not signed; take it out"),
+            Finding(RecordStatus.TESTING, "t=y tells verifiers to treat mail as unsigned; remove it"),
         ),
     )
     return next((finding for is_so, finding in findings if is_so), Finding(RecordStatus.OK))

@@ -97,7 +97,7 @@ class DkimKeys:
         """Return messages about keys that need an operator's attention, `dkim[0].key: …`."""
         for entry in self.entries:
             if entry.key.algorithm == RSA and entry.key.bits < GOOD_RSA_BITS:
-                weak = f"RSA with {entry.key.bits} bits is weak: make a key of {GOOD_RSA_BITS}"
+                weak = f"RSA with {entry.key.bits} bits is weak; create a key with {GOOD_RSA_BITS}"
                 yield f"{entry.option}.key_file: {weak}"
         for domain, entries in self._entries.items():
             if any(entry.fits(now) for entry in entries):

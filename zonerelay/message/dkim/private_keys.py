@@ -63,22 +63,22 @@ def load_private_key(pem: bytes) -> PrivateKey:
         # The library's own check takes longer than a hundred signatures; ours below finds a broken key too.
         key = load_pem_private_key(pem, password=None, unsafe_skip_rsa_key_validation=True)
     except TypeError:
-        raise ValueError("is encrypted: the relay needs the key without a password") from None
+        raise ValueError("is encrypted; the relay requires an unencrypted key") from None
     except (ValueError, UnsupportedAlgorithm):
-        raise ValueError("is no private key in PEM: RSA or Ed25519") from None
+        raise ValueError("is not a private key in PEM") from None
     if isinstance(key, RSAPrivateKey):
         return _rsa(key)
     if isinstance(key, Ed25519PrivateKey):
         public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         return PrivateKey(ED25519, 256, public, key.sign)
-    raise ValueError("is neither an RSA nor an Ed25519 key, which are those that DKIM has")
+    raise ValueError("is neither an RSA nor an Ed25519 key, the only types that DKIM supports")
 
 
 def _rsa(key: RSAPrivateKey) -> PrivateKey:
     if not MIN_RSA_BITS <= key.key_size <= MAX_RSA_BITS:
         raise ValueError(
-            f"has an RSA key of {key.key_size} bits: {MIN_RSA_BITS} to {MAX_RSA_BITS} are verified "
-            f"everywhere, use {GOOD_RSA_BITS}"
+            f"has an RSA key of {key.key_size} bits; {MIN_RSA_BITS} to {MAX_RSA_BITS} are verified "
+            f"everywhere, {GOOD_RSA_BITS} are recommended"
         )
 
     def sign(digest: bytes) -> bytes:
@@ -89,6 +89,6 @@ def _rsa(key: RSAPrivateKey) -> PrivateKey:
     try:
         public.verify(sign(digest), digest, _PADDING, _HASHED)
     except (InvalidSignature, ValueError):
-        raise ValueError("has an RSA key whose numbers do not fit together") from None
+        raise ValueError("has an RSA key with inconsistent numbers") from None
     spki = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return PrivateKey(RSA, key.key_size, spki, sign)

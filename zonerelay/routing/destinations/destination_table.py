@@ -195,5 +195,7 @@ def _of_zone(zone: ZoneSettings, *, secure: bool, enforced: bool) -> TlsDemand:
 def _not_allowed(held: HeldPolicy, hosts: Sequence[MxHost]) -> Outcome:
     names = ", ".join(host.name for host in hosts[:_MAX_NAMED])
     more = f" and {len(hosts) - _MAX_NAMED} more" if len(hosts) > _MAX_NAMED else ""
-    text = f"the MTA-STS policy {held.id} of {held.domain} allows none of its MX hosts: {names}{more}"
+    text = (
+        f"the MTA-STS policy {held.id} of {held.domain} does not include any of its MX hosts: {names}{more}"
+    )
     return Outcome(Verdict.DEFERRED, Reply(451, "7.5", text), scope=Scope.DOMAIN, local=True)

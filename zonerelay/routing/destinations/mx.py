@@ -193,7 +193,7 @@ class MxRouter:
         self, zone: ZoneSettings, name: str, answer: DnsAnswer[MxRecord], port: int, ttl: float
     ) -> Route | Unroutable:
         if all(not record.host for record in answer.records):
-            outcome = _bounced(556, "1.10", f"the domain {name} takes no mail (null MX)")
+            outcome = _bounced(556, "1.10", f"domain {name} does not accept mail (null MX)")
             return self._no(zone, name, outcome, ttl)
         hosts = [
             MxHost(record.host, port, record.preference)
@@ -201,7 +201,7 @@ class MxRouter:
             if record.host and not _is_address(record.host)
         ]
         if not hosts:
-            text = f"every MX of {name} is an address where RFC 5321 wants a host name"
+            text = f"every MX of {name} is an IP address, but RFC 5321 requires a host name"
             return self._no(zone, name, _deferred("4.4", text), ttl)
         before_us = await self._cut_at_own(zone, hosts)
         if not before_us:
@@ -233,7 +233,11 @@ class MxRouter:
         if doubts:
             return self._no(zone, name, _deferred(NO_NAMES, f"address of {name}: {doubts[0]}"), FAILURE_TTL)
         is_denied = answer.status is DnsStatus.NXDOMAIN
-        text = f"the domain {name} does not exist" if is_denied else f"{name} has neither MX nor address"
+        text = (
+            f"domain {name} does not exist"
+            if is_denied
+            else (f"domain {name} has neither an MX nor an address record")
+        )
         return self._no(zone, name, _bounced(550, "1.2", text), ttl)
 
     # ---- ourselves in the list ---------------------------------------------------------------

@@ -24,12 +24,12 @@ class DnsStatus(enum.StrEnum):
     """The status of a DNS answer, by kind of failure."""
 
     OK = "ok"
-    NXDOMAIN = "no such name"
+    NXDOMAIN = "the name does not exist"
     NODATA = "the name has no record of this type"
-    SERVFAIL = "the name server failed"
-    TIMEOUT = "no name server answered in time"
-    NO_TCP = "the answer is too long for UDP, and no name server answered over TCP (port 53)"
-    BAD = "the name server's answer made no sense"
+    SERVFAIL = "the name server returned a failure"
+    TIMEOUT = "no name server responded in time"
+    NO_TCP = "the response is too long for UDP, and no name server responded over TCP (port 53)"
+    BAD = "the name server returned an invalid response"
 
     @property
     def is_definite(self) -> bool:

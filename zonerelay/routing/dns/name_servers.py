@@ -57,8 +57,8 @@ FAILURES = 5
 
 
 class Outage(StrEnum):
-    SILENT = "they do not answer, or cannot be reached"
-    FAILING = "they answer every question with a failure"
+    SILENT = "they are unreachable or do not respond"
+    FAILING = "they return a failure to every query"
 
 
 class NameServerWatch:
@@ -84,17 +84,17 @@ class NameServerWatch:
         if not self._reason:
             return None
         return (
-            f"no name server is of use ({self.servers}): {self._reason}. New mail is accepted, and mail"
-            " whose domain has to be looked up waits in the queue. See that they run and can be reached from"
-            " here, or set [dns] servers to others"
-            + ("; with [dns] trust_ad they have to understand EDNS" if self._reason is Outage.FAILING else "")
+            f"no name server is usable ({self.servers}): {self._reason}. New mail is accepted, but mail "
+            "that requires DNS lookups stays in the queue. Check that the servers run and are reachable, "
+            "or set [dns] servers to others"
+            + ("; with [dns] trust_ad they must support EDNS" if self._reason is Outage.FAILING else "")
         )
 
     def state(self) -> str:
-        """Return the servers and whether they answer, for a line of the status."""
+        """Return the servers and whether they are reachable, for a line of the status."""
         if self._reason:
             return f"{self.servers}: {self._reason}"
-        return f"{self.servers}: {'they answer' if self._answers else 'not asked yet'}"
+        return f"{self.servers}: {'reachable' if self._answers else 'not used yet'}"
 
     # Results of queries.
 

@@ -158,7 +158,7 @@ class Zones:
             return _always(Choice(name, BY_HEADER))
         zone_of = self.choose(envelope, headers=headers, size=size)
         shown = name[:MAX_NAME] + ("…" if len(name) > MAX_NAME else "")
-        mark = f'zone header names no zone: "{shown}"'
+        mark = f'the zone header contains an unknown zone: "{shown}"'
 
         def otherwise(recipient: str) -> Choice:
             choice = zone_of(recipient)
@@ -171,7 +171,7 @@ class Zones:
         match.
         """
         if named in self._zones:
-            return Explanation(named, 0, "the zone header names it")
+            return Explanation(named, 0, "the zone was chosen by the zone header")
         checks: list[RuleCheck] = []
         for rule in self._rules:
             unmatched = rule.unmatched(mail, recipient)

@@ -94,7 +94,7 @@ class ReplyParser:
             if reply is not None:
                 return reply
         if self._flooded or max(self._size, len(self._buffer) - self._at) > MAX_REPLY:
-            raise PeerError("the peer sends more than a reply")
+            raise PeerError("the peer sent more than one reply")
         return None
 
     def _take(self, line: bytes) -> Reply | None:
@@ -106,7 +106,9 @@ class ReplyParser:
         if self._size > MAX_REPLY:
             raise PeerError("a reply is too long")
         if self._skipped > MAX_SKIPPED:
-            raise PeerError(f"more than {MAX_SKIPPED} lines are no SMTP reply, the first is: {self.skipped}")
+            raise PeerError(
+                f"more than {MAX_SKIPPED} lines are not SMTP replies; the first is: {self.skipped}"
+            )
         if match is None:
             return None
         code, mark, text = match.groups()

@@ -47,7 +47,7 @@ def prepared(text: str) -> str:
             "NFKC", "".join(c for c in spaced if not stringprep.in_table_b1(c))
         )
     if not text or any(forbidden(c) for c in text for forbidden in _FORBIDDEN):
-        raise ValueError("is empty or has characters that SCRAM cannot send (RFC 4013)")
+        raise ValueError("is empty or contains characters that SCRAM cannot send (RFC 4013)")
     _check_direction(text)
     return text
 
@@ -60,7 +60,9 @@ def _check_direction(text: str) -> None:
         return
     ends = stringprep.in_table_d1(text[0]) and stringprep.in_table_d1(text[-1])
     if not ends or any(map(stringprep.in_table_d2, text)):
-        raise ValueError("mixes directions of writing in a way that SCRAM cannot send (RFC 4013)")
+        raise ValueError(
+            "mixes left-to-right and right-to-left characters in a way that SCRAM cannot send (RFC 4013)"
+        )
 
 
 PASSWORD_MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-1", "PLAIN", "LOGIN")
@@ -113,7 +115,7 @@ class Mechanism:
 
     def respond(self, challenge: bytes) -> bytes:
         """Refuse a further challenge. Raise SaslError."""
-        raise SaslError("the server asks again after everything was said")
+        raise SaslError("the server sent another challenge after the exchange was complete")
 
     def accepted(self) -> None:
         """Check the exchange after a 235. Raise SaslError when the server should have said more before."""
@@ -185,13 +187,13 @@ class SaslConversation:
         self._challenges += 1
         if self._giving_up is not None or self._challenges > MAX_CHALLENGES:
             self.done = True
-            raise self._giving_up or SaslError("the server does not stop asking")
+            raise self._giving_up or SaslError("the server sent too many challenges")
         try:
             return self._answer(text)
         except SaslError as error:
             self._giving_up = error
         except Exception as error:  # noqa: BLE001 - a challenge that our code cannot take is the server's trouble
-            self._giving_up = SaslError(f"the server's challenge cannot be read ({type(error).__name__})")
+            self._giving_up = SaslError(f"the server's challenge is invalid ({type(error).__name__})")
             self._giving_up.__cause__ = error
         # RFC 4954 4: told so, the server ends the exchange with a reply of its own.
         return b"*"
@@ -207,7 +209,7 @@ class SaslConversation:
             response = self.mechanism.respond(challenge)
         line = _encoded(response)
         if len(line) + 2 > MAX_LINE:
-            raise SaslError(f"the user name and the password or token are longer than {MAX_LINE} octets")
+            raise SaslError(f"the user name and the password or token exceed {MAX_LINE} bytes")
         return line
 
 
@@ -252,7 +254,7 @@ class Xoauth2(Mechanism):
 
     def respond(self, challenge: bytes) -> bytes:
         if self.explanation:
-            raise SaslError("the server asks again after it has refused the token")
+            raise SaslError("the server sent another challenge after it rejected the token")
         self.explanation = _error_in(challenge)
         return b""  # the server says the reply that counts after this
 
@@ -295,23 +297,24 @@ class Scram(Mechanism):
 
     def _checked(self, fields: dict[str, str]) -> tuple[str, bytes, int]:
         if "e" in fields:
-            raise SaslError(f"the server says {_shown(fields['e'])}")
+            raise SaslError(f"the server reported {_shown(fields['e'])}")
         if "m" in fields:
-            raise SaslError("the server wants an unknown extension of SCRAM")
+            raise SaslError("the server requires an unknown SCRAM extension")
         nonce = fields.get("r", "")
         if not nonce.startswith(self._nonce) or nonce == self._nonce:
-            raise SaslError("the server's nonce does not continue ours")
+            raise SaslError("the server's nonce does not begin with the client's nonce")
         count = fields.get("i", "")
         if not (count.isascii() and count.isdigit() and len(count) <= 9):
-            raise SaslError("the server does not say how many iterations it wants")
+            raise SaslError("the server did not send an iteration count")
         iterations = int(count)
         if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
             raise SaslError(
-                f"the server wants {iterations} iterations; {MIN_ITERATIONS} to {MAX_ITERATIONS} are sane"
+                f"the server requires {iterations} iterations; allowed are {MIN_ITERATIONS} "
+                f"to {MAX_ITERATIONS}"
             )
         salt = _decoded(fields.get("s", ""))
         if not salt:
-            raise SaslError("the server sends no salt")
+            raise SaslError("the server did not send a salt")
         return nonce, salt, iterations
 
     def _verify(self, challenge: bytes) -> bytes:
@@ -320,7 +323,7 @@ class Scram(Mechanism):
             self.explanation = _shown(fields["e"])
             return b""
         if self._verified or not hmac.compare_digest(_decoded(fields.get("v", "")), self._signature or b""):
-            raise SaslError("the server does not know the password: its signature is wrong")
+            raise SaslError("the server's signature is wrong, so it does not know the password")
         self._verified = True
         return b""
 
@@ -357,9 +360,9 @@ def _error_in(challenge: bytes) -> str:
     except (ValueError, RecursionError):  # invalid UTF-8 and deeply nested lists included
         found = None
     if not isinstance(found, dict) or not found:
-        return "the token was refused"
+        return "the token was rejected"
     said = ", ".join(f"{name} {value}" for name, value in found.items() if isinstance(value, str | int))
-    return f"the token was refused: {said[:_SHOWN]}" if said else "the token was refused"
+    return f"the token was rejected: {said[:_SHOWN]}" if said else "the token was rejected"
 
 
 def _fields(message: str) -> dict[str, str]:
@@ -367,7 +370,7 @@ def _fields(message: str) -> dict[str, str]:
     for part in message.split(","):
         name, mark, value = part.partition("=")
         if len(name) != 1 or not mark:
-            raise SaslError("the server's message is not SCRAM")
+            raise SaslError("the server's message is not a SCRAM message")
         found.setdefault(name, value)
     return found
 
@@ -376,7 +379,7 @@ def _text(challenge: bytes) -> str:
     try:
         return challenge.decode()
     except UnicodeDecodeError as error:
-        raise SaslError("the server's message is not SCRAM") from error
+        raise SaslError("the server's message is not a SCRAM message") from error
 
 
 def _encoded(octets: bytes) -> bytes:
@@ -387,7 +390,7 @@ def _decoded(text: str) -> bytes:
     try:
         return binascii.a2b_base64(text.encode("ascii"), strict_mode=True) if text else b""
     except ValueError as error:  # binascii.Error and UnicodeEncodeError are
-        raise SaslError("the server sends what is not base64") from error
+        raise SaslError("the server sent invalid base64") from error
 
 
 def _shown(text: str) -> str:

@@ -143,7 +143,7 @@ def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capab
     commands = f"MAIL FROM:<{sender}>{parameters}\r\nRCPT TO:<{rcpts}\r\nDATA\r\n".encode()
     lines = len(deliveries) + 2
     if commands.count(b"\r") != lines or commands.count(b"\n") != lines:
-        raise ValueError("an envelope address holds a line break")
+        raise ValueError("an envelope address contains a line break")
     return commands
 
 
@@ -192,7 +192,7 @@ class Phase(enum.StrEnum):
     DATA = "DATA"
     BODY = "the message body"
     FINAL_DOT = "the reply to the final dot"
-    LONE_DOT = "the reply to a lone dot"
+    LONE_DOT = "the reply to the final dot of an empty message"
     FIRST_CHUNK = "the first BDAT"
     LAST_CHUNK = "the reply to the last BDAT"
     RSET = "RSET"
@@ -202,10 +202,10 @@ class Phase(enum.StrEnum):
 class BdatFailure(enum.StrEnum):
     """The reason why a host is sent DATA instead of BDAT for a while."""
 
-    UNKNOWN = "it offers CHUNKING and does not know BDAT"
-    UNANSWERED = "it did not answer BDAT, or the connection was lost"
-    REFUSED = "it refused a BDAT, and DATA keeps the connection after a refusal"
-    SURPLUS = "it sent a reply that no command asked for"
+    UNKNOWN = "the server offers CHUNKING but does not support BDAT"
+    UNANSWERED = "the server did not reply to BDAT, or the connection was lost"
+    REFUSED = "the server rejected a BDAT; with DATA the connection stays usable after a rejection"
+    SURPLUS = "the server sent an unsolicited reply"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,9 @@ def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
     if capabilities.size is None or message.size <= capabilities.size:
         return None
     return Reply(
-        552, "3.4", f"message of {message.size} octets exceeds the peer's limit of {capabilities.size}"
+        552,
+        "3.4",
+        f"the message has {message.size} bytes, which exceeds the peer's limit of {capabilities.size}",
     )
 
 
@@ -629,7 +631,7 @@ class ChunkedTransaction(Transaction):
         unknown = self.bdat_failure is BdatFailure.UNKNOWN
         self.again = (unknown or self.parameters_refused) and reply.is_positive
         if unknown and not self.again:
-            text = "the server offers CHUNKING and does not know BDAT"
+            text = "the server offers CHUNKING but does not support BDAT"
             later = Reply(451, "5.1", text)
             self._settle(self._accepted, later, Verdict.DEFERRED, Scope.MESSAGE, local=True, counts=False)
         return super()._on_reset(reply)

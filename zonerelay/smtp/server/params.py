@@ -58,7 +58,7 @@ def parse_ret(value: str | None) -> Ret:
 
 def parse_envid(value: str | None) -> str:
     if not value or len(value) > MAX_ENVID or not _XTEXT.fullmatch(value):
-        raise command_error(501, "5.4", f"ENVID is at most {MAX_ENVID} characters of xtext")
+        raise command_error(501, "5.4", f"ENVID may have at most {MAX_ENVID} characters of xtext")
     return value
 
 
@@ -69,7 +69,7 @@ def parse_notify(value: str | None) -> Notify:
     notify = Notify.UNSET
     for word in words:
         if word not in _NOTIFY or _NOTIFY[word] in notify:
-            raise command_error(501, "5.4", "NOTIFY is NEVER, or some of SUCCESS, FAILURE, DELAY")
+            raise command_error(501, "5.4", "NOTIFY must be NEVER, or a list of SUCCESS, FAILURE, DELAY")
         notify |= _NOTIFY[word]
     return notify
 
@@ -77,13 +77,13 @@ def parse_notify(value: str | None) -> Notify:
 def parse_orcpt(value: str | None) -> str:
     kind, _, address = (value or "").partition(";")
     if len(value or "") > MAX_ORCPT or not _ADDRESS_TYPE.fullmatch(kind):
-        raise command_error(501, "5.4", "ORCPT is type;xtext")
+        raise command_error(501, "5.4", "ORCPT must be type;xtext")
     if kind.lower() == "utf-8":
         valid = _UTF8_XTEXT.fullmatch(address) or _UTF8_RAW.fullmatch(address)
     else:
         valid = _XTEXT.fullmatch(address)
     if not valid:
-        raise command_error(501, "5.4", "ORCPT is type;xtext")
+        raise command_error(501, "5.4", "ORCPT must be type;xtext")
     return f"{kind};{address}"
 
 
@@ -107,7 +107,7 @@ _LEAP_SECOND = 60
 def parse_hold_for(value: str | None) -> int:
     """Return seconds."""
     if value is None or not _SECONDS.fullmatch(value):
-        raise command_error(501, "5.4", f"HOLDFOR is 1 to {MAX_HOLD_FOR} seconds")
+        raise command_error(501, "5.4", f"HOLDFOR must be 1 to {MAX_HOLD_FOR} seconds")
     return int(value)
 
 
@@ -115,7 +115,9 @@ def parse_hold_until(value: str | None) -> float:
     """Return a Unix time."""
     match = _DATE_TIME.fullmatch(value or "")
     if match is None:
-        raise command_error(501, "5.4", "HOLDUNTIL is a date and time with its zone, as 2030-01-31T09:00:00Z")
+        raise command_error(
+            501, "5.4", "HOLDUNTIL must be a date and time with a zone, such as 2030-01-31T09:00:00Z"
+        )
     *parts, fraction, sign, hours, minutes = match.groups()
     year, month, day, hour, minute, second = map(int, parts)
     # Clocks show no 60th second; the one behind the 59th is the same moment to Unix time.
@@ -124,7 +126,7 @@ def parse_hold_until(value: str | None) -> float:
         zone = _zone(sign, hours, minutes) if sign else UTC
         at = datetime(year, month, day, hour, minute, second - leap, tzinfo=zone)
     except ValueError:
-        raise command_error(501, "5.4", "HOLDUNTIL is no date that exists") from None
+        raise command_error(501, "5.4", "HOLDUNTIL is not a valid date") from None
     return at.timestamp() + leap + float(fraction or 0)
 
 
@@ -181,7 +183,7 @@ def parse_mail(argument: str, *, offered: Collection[str] = MAIL_PARAMETERS) -> 
     if "AUTH" in given:
         _check_auth(given["AUTH"])
     if "HOLDFOR" in given and "HOLDUNTIL" in given:
-        raise CommandError(Reply(501, "5.4", "Only one of HOLDFOR and HOLDUNTIL"))  # RFC 4865 4.2, 9)
+        raise CommandError(Reply(501, "5.4", "HOLDFOR and HOLDUNTIL cannot be combined"))  # RFC 4865 4.2, 9)
     return MailCommand(
         sender,
         size=_size(given),

@@ -47,7 +47,7 @@ def ipv4(text: str) -> str:
 
 def ipv6(text: str) -> str:
     if "%" in text:
-        raise ValueError("a scope means nothing outside the machine that it belongs to")
+        raise ValueError("an IPv6 scope id is valid only on its own machine")
     return canonical(ipaddress.IPv6Address(text))
 
 
@@ -123,7 +123,7 @@ class ProxyReader:
             raise ProxyFault("PROXY header: a bare CR or LF in the line")
         if end < 0:
             if len(buffer) >= MAX_LINE:
-                raise ProxyFault(f"PROXY header: the line is longer than {MAX_LINE} octets")
+                raise ProxyFault(f"PROXY header: the line is longer than {MAX_LINE} bytes")
             return None
         return self._done(_parse_line(line), end + 2)
 
@@ -166,7 +166,7 @@ def _parse_line(line: bytes) -> ProxyHeader:
     if address is None:
         raise ProxyFault("PROXY header: neither TCP4, TCP6 nor UNKNOWN")
     if len(words) != 4:
-        raise ProxyFault(f"PROXY header: two addresses and two ports expected, {len(words)} words found")
+        raise ProxyFault(f"PROXY header: expected two addresses and two ports, found {len(words)} words")
     source, destination, source_port, destination_port = words
     try:
         address(destination)
@@ -188,7 +188,7 @@ def _binary_end(buffer: bytes) -> int | None:
     (length,) = struct.unpack_from("!H", buffer, 14)
     end = _FIXED + int(length)
     if end > MAX_HEADER:
-        raise ProxyFault(f"PROXY header: {end} octets, more than {MAX_HEADER}")
+        raise ProxyFault(f"PROXY header: {end} bytes, more than {MAX_HEADER}")
     return end
 
 
@@ -199,9 +199,9 @@ def _parse_binary(header: bytes) -> ProxyHeader:
     if family not in _ADDRESS_OCTETS or transport > _DGRAM:
         raise ProxyFault(f"PROXY header: unknown family or transport 0x{header[13]:02x}")
     if transport == _DGRAM:
-        raise ProxyFault("PROXY header: a datagram transport")
+        raise ProxyFault("PROXY header: datagram transports are not supported")
     if len(header) < _FIXED + _ADDRESS_OCTETS[family]:
-        raise ProxyFault(f"PROXY header: {len(header)} octets are too few for its addresses")
+        raise ProxyFault(f"PROXY header: {len(header)} bytes are too few for its addresses")
     if transport != _STREAM or family in (_UNSPEC, _UNIX):
         return _NOBODY
     return _parse_addresses(header, 4 if family == _INET else 16)
