@@ -252,6 +252,11 @@ async def test_writes_that_are_refused_for_damage_pause_deliveries(
         with pytest.raises(StoreError):
             await store.claim(queue_of("default"), 10, now=NOW)
         assert spool.health == [DAMAGED]
+        assert [text.count("cannot be written") for text in store.problems()] == [0], (
+            "one line for one damage"
+        )
+        assert store.counts() == {queue_of("default"): QueueCounts(ready=29)}, "it showed an empty queue"
+        assert store.waiting(queue_of("default")) == 29
         assert await store.usable()
         await store.settle([Finish(second)])
         assert len(await store.claim(queue_of("default"), 5, now=NOW)) == 5
@@ -262,7 +267,8 @@ async def test_writes_that_are_refused_for_damage_pause_deliveries(
         assert await store.usable()
         with pytest.raises(StoreCorruptError):
             await store.claim(queue_of("default"), 10, now=NOW)
-        assert ["deliveries pause until the next start" in text for text in store.problems()] == [False, True]
+        assert ["deliveries pause until the next start" in text for text in store.problems()] == [True]
+        assert store.counts()[queue_of("default")].total > 0
         await store.probe()
         assert spool.health == [DAMAGED]
 

@@ -2,8 +2,8 @@
 
 After a start, a background scan adds the stored deliveries. A scan of a snapshot of the spool is combined
 with all changes since the snapshot. A scan page by page is combined with the changes of keys that it has
-passed (`left`). Until the scan ends, the counts are too low and may be negative. `current` returns zero
-instead, and `is_whole` is false, so that callers do not rely on the counts.
+passed (`left`). Until the scan ends, the counts are too low and may be negative, and `is_whole` is false, so
+that callers do not rely on them. Meanwhile `current` returns the counts before a failed write, or at least zero.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ class Counts:
     there on.
     """
 
-    def __init__(self, left: bytes | None = None) -> None:
+    def __init__(self, left: bytes | None = None, before: Counts | None = None) -> None:
+        """Create the counts that replace those before a failed write, which may be stored all the same."""
+        self._before = None if before is None else before._shown
         self.is_whole = False
         self.left = left
         self._zones: dict[QueueName, QueueCounts] = {}
@@ -51,12 +53,19 @@ class Counts:
     def total(self) -> int:
         return sum(max(0, counts.total) for counts in self._zones.values())
 
+    @property
+    def _shown(self) -> Counts:
+        if self.is_whole or self._before is None or not self._before.is_whole:
+            return self
+        return self._before
+
     def waiting(self, queue: QueueName) -> int:
-        return max(0, self._zones[queue].total) if queue in self._zones else 0
+        zones = self._shown._zones
+        return max(0, zones[queue].total) if queue in zones else 0
 
     def current(self) -> dict[QueueName, QueueCounts]:
         return {
             zone: QueueCounts(max(0, counts.ready), max(0, counts.deferred), max(0, counts.held))
-            for zone, counts in self._zones.items()
+            for zone, counts in self._shown._zones.items()
             if zone.is_mail
         }

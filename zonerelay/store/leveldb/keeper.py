@@ -19,7 +19,6 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from zonerelay.model.message_id import MessageId
@@ -139,8 +138,8 @@ _log = logging.getLogger("zonerelay.store")
 
 
 _PAUSED = (
-    "the spool cannot be written for long because it is damaged: deliveries pause until the next start, so"
-    " that none is repeated; now and then it is reopened to store the outcomes that wait"
+    "and deliveries pause until the next start, so that none is repeated, because writing it fails again and"
+    " again; now and then it is reopened to store the outcomes that wait"
 )
 
 
@@ -313,7 +312,15 @@ class SpoolKeeper(QueueKeeper):
             self._damage.add(text)
             _log.error("the spool %s is damaged: %s", self._db.path, text)
             self._on_damage(text)
-        self.health.set("damage", Unhealthy.DAMAGED, _damage_advice(self._db.path, "; ".join(self._damage)))
+        self.health.set("damage", Unhealthy.DAMAGED, self._damage_advice())
+
+    def _damage_advice(self) -> str:
+        goes_on = "what can be read is delivered, and the rest stays where it is"
+        return (
+            f"the spool {self._db.path} is damaged ({'; '.join(self._damage)}): new mail is refused,"
+            f" {_PAUSED if self._refused > MOST_REFUSED else goes_on}. Look at the disk and at the kernel's"
+            f" messages. When the queue has drained, stop the relay. {RESCUE}"
+        )
 
     def note_losses(self) -> None:
         """Report the losses that were found when the spool was opened, until an operator dismisses them."""
@@ -336,12 +343,12 @@ class SpoolKeeper(QueueKeeper):
     def _fail(self, error: StoreError) -> None:
         _log.error("the spool cannot be written and is being reopened: %s", error)
         if isinstance(error, StoreCorruptError):
-            self._damaged(str(error))
             self._refused += 1
             self._pause = min(self._pause * 2, LONGEST_DAMAGED)
-            if self._refused > MOST_REFUSED:
-                self.health.note("paused", _PAUSED)
-        self._refuse(error)
+            self._damaged(str(error))
+            self._stop_writing(error)
+        else:
+            self._refuse(error)
         if not self._is_closing:
             self._tasks.start(self._recover(full=isinstance(error, StoreFullError)))
 
@@ -377,14 +384,6 @@ class SpoolKeeper(QueueKeeper):
         self._db.on_damage = self._db.on_unreadable = lambda text: None
         await self.reader.read(LevelDb.close)
         self.reader.stop()
-
-
-def _damage_advice(path: Path, what: str) -> str:
-    return (
-        f"the spool {path} is damaged ({what}): new mail is refused, what can be read is delivered, and the"
-        f" rest stays where it is. Look at the disk and at the kernel's messages. When the queue"
-        f" has drained, stop the relay. {RESCUE}"
-    )
 
 
 def _reopen(db: LevelDb, ballast: Ballast, full: bool) -> SpoolReads:

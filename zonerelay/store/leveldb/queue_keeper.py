@@ -180,12 +180,16 @@ class QueueKeeper(abc.ABC):
         self._cut_off.add(message_id)
 
     def _refuse(self, error: StoreError, reason: Unhealthy | None = None, text: str = "") -> None:
+        """Refuse everything after a failed write, and set the reason."""
+        self._stop_writing(error)
+        full = isinstance(error, StoreFullError)
+        self.health.set("write", reason or (Unhealthy.NO_SPACE if full else Unhealthy.WRITE_FAILED), text)
+
+    def _stop_writing(self, error: StoreError) -> None:
         """Refuse everything after a failed write, which may be stored all the same."""
         self.health.refusal = error
         self.on_failure()
-        self.counts = Counts(self._counted_from)  # an active count adds to the old object
-        full = isinstance(error, StoreFullError)
-        self.health.set("write", reason or (Unhealthy.NO_SPACE if full else Unhealthy.WRITE_FAILED), text)
+        self.counts = Counts(self._counted_from, self.counts)  # an active count adds to the old object
 
     def _note_unreadable(self, text: str) -> None:
         """Report an invalid record. Other records are not affected."""
