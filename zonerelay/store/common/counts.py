@@ -3,7 +3,8 @@
 After a start, a background scan adds the stored deliveries. A scan of a snapshot of the spool is combined
 with all changes since the snapshot. A scan page by page is combined with the changes of keys that it has
 passed (`left`). Until the scan ends, the counts are too low and may be negative, and `is_whole` is false, so
-that callers do not rely on them. Meanwhile `current` returns the counts before a failed write, or at least zero.
+that callers do not rely on them. Meanwhile `current` returns the counts before a failed write, or zero for
+negative ones.
 """
 
 from __future__ import annotations
