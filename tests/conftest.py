@@ -6,6 +6,7 @@ that begins last would keep one of them busy when the others have nothing left t
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Generator
@@ -17,12 +18,18 @@ from hypothesis import HealthCheck, settings
 from tests.support.programs import use_fetched
 from tests.support.stories import dismiss, testimonies
 
+gc.disable()  # until all tests are there, for none of them is garbage
+
 TIERS = ("acceptance", "store", "upgrades", "integration", "dialogs", "fuzz", "unit")  # from slow to quick
 MAX_PROCESSES = 12
 LONG = ("acceptance", "transfer")
 """Tiers of `make proof`."""
 SERVERS = ("postgres", "redis", "s3")
-"""Tests of the store that need these belong to `make proof`, too."""
+"""What needs these belongs to `make proof`, too."""
+ENGINES = frozenset({*SERVERS, "disk", "shelve", "apart", "sqlite", "directory"})
+"""What holds for every engine is tested with LevelDB and memory every day, with these by `make proof`."""
+CRASHES = ("test_crash.py", "test_kill.py")
+"""Every engine is killed every day."""
 EVERYDAY = (
     "test_crash.py", "test_disk_queue.py", "test_explain.py", "test_http_api.py", "test_sendmail.py",
     "test_start.py", "test_tls.py",
@@ -58,8 +65,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what has no test to be run alone, unread: it takes longer than those tests."""
-    if not config.option.markexpr.startswith("alone") or not collection_path.name.startswith("test_"):
+    """Leave out, unread, what has no test that is wanted: reading takes longer than those that are."""
+    if not collection_path.name.startswith("test_"):
+        return None
+    if "not proof" in config.option.markexpr and _is_long_file(collection_path):
+        return True
+    if not config.option.markexpr.startswith("alone"):
         return None
     return "mark.alone" not in collection_path.read_text() or None
 
@@ -72,13 +83,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _tier(item.path))
 
 
+def pytest_collection_finish() -> None:
+    """Keep a test's look for garbage from a look at all other tests."""
+    gc.freeze()
+    gc.enable()
+
+
 def _is_long(item: pytest.Item) -> bool:
     """Return whether a test belongs to `make proof` for the place where it is, or for the server it needs."""
-    if "delivery" in item.path.parts:  # the relay runs on uvloop
-        return "[asyncio" in item.name
-    if "store" in item.path.parts:
-        return any(server in item.name.lower() for server in SERVERS)
-    return not set(LONG).isdisjoint(item.path.parts) and item.path.name not in EVERYDAY
+    parameters = item.name.partition("[")[2].rstrip("]").split("-")
+    if not {"delivery", "dialogs"}.isdisjoint(item.path.parts):  # the relay runs on uvloop
+        return "asyncio" in parameters
+    if not {"store", "integration"}.isdisjoint(item.path.parts):
+        if any(server in item.nodeid.rpartition("/")[2].lower() for server in SERVERS):
+            return True
+        return item.path.name not in CRASHES and not ENGINES.isdisjoint(parameters)
+    return _is_long_file(item.path)
+
+
+def _is_long_file(path: Path) -> bool:
+    return not set(LONG).isdisjoint(path.parts) and path.name not in EVERYDAY
 
 
 def _tier(path: Path) -> int:

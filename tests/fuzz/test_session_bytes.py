@@ -166,7 +166,7 @@ SMALL = ListenerSettings(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(opening=OPENING, packets=PACKETS)
 def test_any_bytes_get_well_formed_replies(opening: list[bytes], packets: list[bytes]) -> None:
     wire, log, store = asyncio.run(converse([*opening, *packets], settings=SMALL))
@@ -184,7 +184,7 @@ def test_any_bytes_get_well_formed_replies(opening: list[bytes], packets: list[b
     assert store.begun == store.aborted + len(store.stored)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(opening=OPENING, packets=ORDERLY_PACKETS)
 def test_packet_borders_mean_nothing_but_to_synchronising_commands(
     opening: list[bytes], packets: list[bytes]
@@ -198,7 +198,7 @@ def test_packet_borders_mean_nothing_but_to_synchronising_commands(
     assert alone.out == together.out
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(opening=OPENING, packets=PACKETS)
 def test_who_has_to_be_asked_changes_when_a_reply_comes_and_nothing_else(
     opening: list[bytes], packets: list[bytes]

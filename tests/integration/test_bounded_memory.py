@@ -65,9 +65,9 @@ async def test_mail_behind_receivers_that_hang_stays_on_the_disk(
         if not by_mx:
             zone = ZoneSettings(next_hop=f"{LOOPBACK}:{port}")
         running = await stack.enter_async_context(relay_with(settings(tmp_path, zone=zone, dns=dns.address)))
-        await feed(running, 0, 300)
+        await feed(running, 0, 150)
         before = objects()
-        await feed(running, 300, 600)
-        assert running.queued() == 900
+        await feed(running, 150, 250)
+        assert running.queued() == 400
         grown = {name: more for name, more in (objects() - before).items() if more > SMALL}
         assert grown == {}

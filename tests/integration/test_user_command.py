@@ -271,14 +271,14 @@ def test_end_of_input_instead_of_a_password_changes_nothing(shell: Shell) -> Non
 
 
 def test_two_commands_at_once_lose_nothing(shell: Shell) -> None:
-    """Two processes, sixty users each, on one file."""
+    """Two processes, twenty users each, on one file."""
     adds = (
         "import sys; from pathlib import Path\n"
         "from zonerelay.config.credentials.file import User\n"
         "from zonerelay.config.credentials.file import change_user\n"
         "from tests.support.credentials import user\n"
         "sys.stdin.readline()\n"
-        "for n in range(60):\n"
+        "for n in range(20):\n"
         "    change_user(Path(sys.argv[1]), f'{sys.argv[2]}{n}', lambda _: user(f'{sys.argv[2]}{n}'))\n"
     )
     processes = [
@@ -292,7 +292,7 @@ def test_two_commands_at_once_lose_nothing(shell: Shell) -> None:
     for process in processes:
         process.communicate(timeout=60)
         assert process.returncode == 0
-    assert set(shell.senders()) == {f"{name}{n}" for name in ("a", "b") for n in range(60)}
+    assert set(shell.senders()) == {f"{name}{n}" for name in ("a", "b") for n in range(20)}
     assert list(shell.file.parent.iterdir()) == [shell.file]
 
 

@@ -508,7 +508,7 @@ TestKeysAgainstMemory = KeysComparison.TestCase
 TestKeysAgainstMemory.settings = _SETTINGS
 TestRedisAgainstMemory = RedisComparison.TestCase
 TestRedisAgainstMemory.settings = _SETTINGS
-TestDiskAgainstMemory = DiskComparison.TestCase
+TestDiskAgainstMemory = pytest.mark.proof(DiskComparison.TestCase)
 TestDiskAgainstMemory.settings = _SETTINGS
 TestPostgresAgainstMemory = PostgresComparison.TestCase
 TestPostgresAgainstMemory.settings = settings(_SETTINGS, max_examples=8)

@@ -20,7 +20,6 @@ import pytest
 from tests.store.disks import make_image
 from zonerelay.config.settings import Backend
 
-ROUNDS = 4
 IMAGE_SIZE = 96 * 1024 * 1024
 
 needs_a_disk = pytest.mark.skipif(
@@ -80,17 +79,18 @@ def work_for(seconds: float, process: subprocess.Popen[bytes]) -> bytes:
     return first
 
 
+@pytest.mark.parametrize("rounds", [1, pytest.param(6, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("backend", DURABLE)
-def test_acknowledged_mail_survives_kill_9(tmp_path: Path, backend: Backend) -> None:
+def test_acknowledged_mail_survives_kill_9(tmp_path: Path, backend: Backend, rounds: int) -> None:
     facts = Facts()
-    for number in range(ROUNDS):
+    for number in range(rounds):
         with subprocess.Popen(command("take", backend, tmp_path), stdout=subprocess.PIPE) as process:
             first = work_for(0.1 + 0.07 * number, process)
             process.kill()
             assert process.stdout is not None
             facts.hear(whole_lines(first + process.stdout.read()))
         check(facts, backend, tmp_path)
-    assert len(facts.stored) > ROUNDS
+    assert len(facts.stored) > rounds
 
 
 def power_cut(backend: Backend, tmp_path: Path, image: Path, copy: Path, seconds: float) -> list[str]:
@@ -116,7 +116,7 @@ def power_cut(backend: Backend, tmp_path: Path, image: Path, copy: Path, seconds
 
 
 @needs_a_disk
-@pytest.mark.parametrize("cut", range(2))
+@pytest.mark.parametrize("cut", [0, pytest.param(1, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("backend", DURABLE)
 def test_acknowledged_mail_survives_a_power_cut(tmp_path: Path, backend: Backend, cut: int) -> None:
     image, copy = tmp_path / "disk", tmp_path / "disk-after-cut"
@@ -131,9 +131,13 @@ def test_acknowledged_mail_survives_a_power_cut(tmp_path: Path, backend: Backend
 @pytest.mark.parametrize(
     ("backend", "size"),
     [
-        *((Backend.LEVELDB, size) for size in range(1_100_000, 1_500_000, 100_000)),
-        (Backend.DISK, 500),
+        (Backend.LEVELDB, 1_200_000),
         (Backend.DISK, 1_200_000),
+        *(
+            pytest.param(Backend.LEVELDB, size, marks=pytest.mark.proof)
+            for size in (1_100_000, 1_300_000, 1_400_000)
+        ),
+        pytest.param(Backend.DISK, 500, marks=pytest.mark.proof),
     ],
 )
 def test_body_survives_a_power_cut_at_the_moment_of_its_acknowledgement(

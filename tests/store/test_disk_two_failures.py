@@ -82,6 +82,7 @@ async def found_in(store: Store) -> set[int]:
     return numbers
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 async def test_two_failures_and_a_crash_lose_neither_the_original_nor_its_bounce(
     monkeypatch: pytest.MonkeyPatch, done: bool

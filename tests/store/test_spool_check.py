@@ -177,7 +177,7 @@ async def test_a_damaged_block_is_found_wherever_it_is(tmp_path: Path) -> None:
     assert len(tables) >= 3
     for table in tables:
         whole = table.read_bytes()
-        for at in range(50, len(whole), len(whole) // 7):
+        for at in range(50, len(whole), len(whole) // 3):
             flip_at(table, at)
             _, findings = await checked(spool, tmp_path)
             assert findings.counts[Fault.UNREADABLE] == 1, (table, at, findings.kept)

@@ -103,6 +103,7 @@ def pythons() -> set[str]:
     }
 
 
+@pytest.mark.proof
 def test_every_python_of_this_machine_reads_the_same() -> None:
     code = (
         "import json, sys; sys.path.insert(0, sys.argv[1]); import address_list as of; "

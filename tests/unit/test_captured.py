@@ -92,7 +92,7 @@ def test_what_cannot_be_kept_is_an_error_in_words(tmp_path: Path) -> None:
 def test_several_processes_make_and_write_one_file(tmp_path: Path) -> None:
     """SQLite does not wait while it sets the journal mode of a new file: one of 20 rounds shows it."""
     times = Times()
-    for number in range(30):
+    for number in range(10):
         home = tmp_path / str(number)
         home.mkdir()
         start = threading.Barrier(6)

@@ -102,7 +102,7 @@ def test_a_user_does_not_show_the_hash_by_accident() -> None:
 
 
 @given(
-    name=st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"], exclude_characters=":#")),
+    name=st.text("az09@.-_+%ü日\\\"'=", max_size=40),
     senders=st.lists(st.sampled_from(["example.com", "*.example.com", "b-*@example.com", "<>"]), max_size=3),
     priority=st.sampled_from([None, *Priority]),
 )

@@ -40,9 +40,7 @@ def is_verb(word: str) -> bool:
 
 def violations(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the rule that is broken, and what breaks it with its line."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
-            continue
+    for node in described(ast.parse(path.read_text())):
         text = ast.get_docstring(node)
         if not text:
             continue
@@ -58,6 +56,15 @@ def violations(path: Path) -> Iterator[tuple[str, str]]:
             yield "function", where
         for found in _PRIVATE.finditer(text):
             yield "word", f"{where} ({found[0]})"
+
+
+def described(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield a node and what is defined in it, without a look into expressions."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for each in getattr(node, field, ()):
+            yield from described(each)
 
 
 def is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -31,7 +31,7 @@ MADE = 60_000
 def _as_before() -> Iterator[None]:
     gc.collect()
     yield
-    gc.unfreeze()
+    gc.freeze()
 
 
 def after(seconds: float, *, busy: bool, blocks: int = BLOCKS) -> Collection:

@@ -45,7 +45,7 @@ def versions_of(raw: bytes) -> list[KeyVersion]:
     return list(chain.from_iterable(block.versions for block in data_blocks(raw)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(TABLES, st.sampled_from(["snappy", None]), st.sampled_from([0, 10]))
 def test_every_row_is_read_whatever_is_in_it(
     rows: dict[bytes, bytes], compression: str | None, bloom_filter_bits: int

@@ -84,7 +84,7 @@ async def attempted(relay: Relay) -> int:
     ("zone", "away", "warn_after"),
     [
         pytest.param(NEXT_HOP, 0.5 * HOUR, 4 * HOUR, id="next hop, long away", marks=pytest.mark.proof),
-        pytest.param(NEXT_HOP, 0.2 * HOUR, 60.0, id="next hop, old mail"),
+        pytest.param(NEXT_HOP, 0.2 * HOUR, 60.0, id="next hop, old mail", marks=pytest.mark.proof),
         pytest.param(MX, 100.0, 4 * HOUR, id="mx", marks=pytest.mark.proof),
         pytest.param(MX, 0.5 * HOUR, 4 * HOUR, id="mx, long away"),
     ],

@@ -367,5 +367,5 @@ def _by_site(works: list[Work]) -> dict[SiteKey, list[Work]]:
 
 TestPlans = Plans.TestCase
 TestPlans.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

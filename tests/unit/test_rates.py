@@ -52,7 +52,7 @@ few = st.builds(Rate, st.integers(1, 6), st.sampled_from([0.1, 1.0, 7.5, 60.0, 3
 part = st.one_of(st.sampled_from([0.0, 0.249, 0.3, 0.749]), st.floats(0, 0.749))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(rate=few, asks=st.lists(st.tuples(part, st.integers(0, 2), part), min_size=1, max_size=60))
 @example(rate=Rate(1, 60.0), asks=[(0.0, 0, 0.0), (0.26, 0, 0.749), (0.0, 0, 0.0)])
 @example(rate=Rate(2, 60.0), asks=[(0.0, 0, 0.0), (0.249, 0, 0.749), (0.0, 0, 0.0), (0.0, 0, 0.0)])

@@ -33,7 +33,7 @@ def some(random: random.Random, values: tuple[object, ...]) -> tuple[object, ...
 
 
 def test_access_rules() -> None:
-    for seed in range(20):
+    for seed in range(8):
         draw = random.Random(seed)
         settings = [
             AccessSettings(
@@ -54,7 +54,7 @@ def test_access_rules() -> None:
 
 
 def test_routes() -> None:
-    for seed in range(20):
+    for seed in range(8):
         draw = random.Random(seed)
         routes = [
             RouteSettings(
@@ -90,7 +90,7 @@ def test_destinations() -> None:
         MxHost("mx.two.example", 25),
         MxHost("192.0.2.1", 25, literal=True),
     ]
-    for seed in range(20):
+    for seed in range(8):
         draw = random.Random(seed)
         settings = [
             DestinationSettings(

@@ -54,6 +54,7 @@ def facts(result: Result) -> list[object]:
     return [samples, figures.attempts, figures.events, figures.delivered, result.seconds]
 
 
+@pytest.mark.proof
 def test_in_a_mix_of_everything_nothing_is_lost_or_made_twice_no_limit_is_exceeded_and_nobody_waits() -> None:
     mixed = simulate(scenario("mix", deliveries=2500, nodes=2))
     figures = mixed.figures
@@ -66,6 +67,7 @@ def test_in_a_mix_of_everything_nothing_is_lost_or_made_twice_no_limit_is_exceed
         assert figures.queue[kind].percentile(0.9) < 4.0, kind
 
 
+@pytest.mark.proof
 def test_the_same_seed_takes_the_same_course_and_another_does_not() -> None:
     one, same, other = (simulate(small(), seed=seed) for seed in (1, 1, 2))
     assert facts(one) == facts(same)
@@ -112,6 +114,7 @@ def test_a_relay_that_exceeds_a_connection_limit_is_caught(monkeypatch: pytest.M
     assert any("connections to" in fault for fault in result.faults)
 
 
+@pytest.mark.proof
 def test_a_list_holds_up_no_single_message_and_no_attempt_waits_long_for_a_connection() -> None:
     """The list's recipients are all at other hosts, so each attempt needs a place that another gives up."""
     listed = Kind(name="listed", share=0.0, domains=20_000)
@@ -124,6 +127,7 @@ def test_a_list_holds_up_no_single_message_and_no_attempt_waits_long_for_a_conne
     assert result.figures.pool.longest < 1.0
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", ["backlog", "hosted"])
 def test_a_backlog_at_the_start_holds_up_no_new_message_and_is_not_held_up(name: str) -> None:
     plan = scenario(name, deliveries=150)

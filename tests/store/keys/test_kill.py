@@ -20,8 +20,6 @@ from tests.store.keys.places import PLACES, Place
 from tests.store.keys.worker import KEPT, SESSIONS
 from tests.support.power import needs_a_disk
 
-ROUNDS = 2
-
 
 def command(verb: str, place: Place) -> list[str]:
     return [
@@ -58,11 +56,12 @@ def judge(acknowledged: list[int], found: set[int]) -> None:
     assert min(found) >= highest - (KEPT + 2) * SESSIONS, "what was removed is there"
 
 
+@pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("name", [name for name, place in PLACES.items() if place.is_durable])
-def test_acknowledged_batches_survive_kill_9(tmp_path: Path, name: str) -> None:
+def test_acknowledged_batches_survive_kill_9(tmp_path: Path, name: str, rounds: int) -> None:
     place = PLACES[name](tmp_path)
     try:
-        for number in range(ROUNDS):
+        for number in range(rounds):
             acknowledged = write_until_killed(place, 0.1 + 0.1 * number)
             judge(acknowledged, whole_batches(place))
     finally:
@@ -91,7 +90,7 @@ def write_until_the_power_is_cut(place: Place, image: Path, copy: Path, seconds:
 
 
 @needs_a_disk
-@pytest.mark.parametrize("cut", range(2))
+@pytest.mark.parametrize("cut", [0, pytest.param(1, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("name", ["directory", "sqlite"])
 def test_acknowledged_batches_survive_a_power_cut(tmp_path: Path, name: str, cut: int) -> None:
     image, copy = tmp_path / "disk", tmp_path / "disk-after-cut"
