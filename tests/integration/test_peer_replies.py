@@ -198,5 +198,6 @@ async def test_a_report_says_in_words_what_a_host_sent_instead_of_a_reply(tmp_pa
             deferred = (await running.until_logged("deferred"))[0]
     where = "the greeting" if at == "greeting" else "EHLO"
     assert deferred["reply"] == (
-        f"451 4.4.2 {LOOPBACK}:{port} failed at {where}: more than 100 lines are not SMTP replies; the first is: (\\'junk\\')"
+        f"451 4.4.2 {LOOPBACK}:{port} failed at {where}: "
+        "more than 100 lines are not SMTP replies; the first is: (\\'junk\\')"
     )

@@ -105,8 +105,8 @@ _OPENINGS = {
     "No further attempt will be made for them.",
     DsnKind.DELAYED: "Your message has not reached the recipients below yet. This is only a warning: "
     "you do not need to send it again.",
-    DsnKind.RELAYED: "Your message was relayed to the mail servers of the recipients below. They do not confirm "
-    "deliveries, so you will be notified only if delivery fails there.",
+    DsnKind.RELAYED: "Your message was relayed to the mail servers of the recipients below. They do not "
+    "confirm deliveries, so you will be notified only if delivery fails there.",
 }
 
 _HINTS = {
