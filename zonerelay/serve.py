@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 
 import uvloop
@@ -145,6 +146,7 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
     return 0
 
 
+@dataclass(eq=False, repr=False)
 class Reloading:
     """Reloads the configuration on SIGHUP. It is read and checked in a thread, and activated on the event
     loop. One reload runs at a time; a signal during a reload starts another one after it, so that the last
@@ -152,19 +154,13 @@ class Reloading:
     returns the status text of a ready relay, for the service manager.
     """
 
-    def __init__(
-        self,
-        config: Path,
-        worker: Worker,
-        notifier: Notifier,
-        where: Callable[[], str],
-        settling: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._settling = settling
-        self._config = config
-        self._worker = worker
-        self._notifier = notifier
-        self._where = where
+    config: Path
+    worker: Worker
+    notifier: Notifier
+    where: Callable[[], str]
+    settling: Callable[[], AbstractContextManager[None]]
+
+    def __post_init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
         self._again = False
 
@@ -175,81 +171,77 @@ class Reloading:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        worker = self._worker
+        worker = self.worker
         while self._again and not worker.draining:
             self._again = False
-            self._notifier.reloading(worker.clock.monotonic())
+            self.notifier.reloading(worker.clock.monotonic())
             try:
-                with self._settling():
+                with self.settling():
                     refused = await self._once()
             except Exception as error:  # noqa: BLE001 - what is wrong once must not stop later reloads
                 worker.events.error("reload", error)
                 refused = f"unexpected {type(error).__name__}: {error}"
             if worker.draining:
                 return  # a status sent now would revoke that the relay is stopping
-            self._notifier.tell(f"REFUSED={refused}" if refused else "TAKEN=1")
-            self._notifier.ready(self._where())
+            self.notifier.tell(f"REFUSED={refused}" if refused else "TAKEN=1")
+            self.notifier.ready(self.where())
 
     async def _once(self) -> str:
         """Reload the configuration. Return the reason of a refusal, or ""."""
         try:
             # With a thousand routes this takes 50 ms; in a thread, the event loop can run every millisecond.
-            settings = await OPERATORS.run(load, self._config)
+            settings = await OPERATORS.run(load, self.config)
         except ConfigError as error:
-            return self._worker.refuse(str(error.problems[0]), problems=len(error.problems))
-        return await self._worker.reload(settings)
+            return self.worker.refuse(str(error.problems[0]), problems=len(error.problems))
+        return await self.worker.reload(settings)
 
 
 PACKET = 4096
 """Bytes of a packet from the supervisor at most."""
 
 
+@dataclass(eq=False, repr=False)
 class _Lifecycle:
     """The lifecycle of a worker, from ready to stopped: its reactions to signals and to the end of its
     supervisor.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        notifier: Notifier,
-        config: Path,
-        channel: socket.socket | None,
-        flush: Callable[[], object],
-        *,
-        collector: GcTimer,
-    ) -> None:
-        self._worker = worker
-        self._notifier = notifier
-        self._reloading = Reloading(config, worker, notifier, self._where, collector.waiting)
-        self._channel = channel
-        self._flush = flush
+    worker: Worker
+    notifier: Notifier
+    config: InitVar[Path]
+    channel: socket.socket | None
+    flush: Callable[[], object]
+    _: KW_ONLY
+    collector: InitVar[GcTimer]
+
+    def __post_init__(self, config: Path, collector: GcTimer) -> None:
+        self._reloading = Reloading(config, self.worker, self.notifier, self._where, collector.waiting)
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._channel is None:
+        if self.channel is None:
             loop.add_signal_handler(signal.SIGINT, self._stop.set)
         else:
             # A terminal interrupts the whole process group; the supervisor decides how to react.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            loop.add_reader(self._channel, self._hear, loop)
+            loop.add_reader(self.channel, self._hear, loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
         allow_reload()
-        self._notifier.ready(self._where())
-        self._notifier.start_watchdog(loop)
+        self.notifier.ready(self._where())
+        self.notifier.start_watchdog(loop)
         emptied = await self._until_stopped()
-        self._notifier.stopping()
-        stopping = asyncio.ensure_future(self._worker.stop())
-        if self._channel is None:
+        self.notifier.stopping()
+        stopping = asyncio.ensure_future(self.worker.stop())
+        if self.channel is None:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._cut_short)
         await stopping
-        self._notifier.last_metrics(self._worker.metrics.families())
+        self.notifier.last_metrics(self.worker.metrics.families())
         if emptied:
-            await STORE.run(self._worker.remove_spool)
-            self._notifier.tell("EMPTY=1")
+            await STORE.run(self.worker.remove_spool)
+            self.notifier.tell("EMPTY=1")
 
     async def _until_stopped(self) -> bool:
         """Wait until there is a reason to stop. Return true if the reason is that the spool of a removed
@@ -257,8 +249,8 @@ class _Lifecycle:
         """
         stop_wait: asyncio.Future[object] = asyncio.ensure_future(self._stop.wait())
         waits: set[asyncio.Future[object]] = {stop_wait}
-        if self._worker.identity.drains_spool:
-            waits.add(asyncio.ensure_future(until_empty(self._worker.store, self._worker.note_left_over)))
+        if self.worker.identity.drains_spool:
+            waits.add(asyncio.ensure_future(until_empty(self.worker.store, self.worker.note_left_over)))
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         emptied = not stop_wait.done()
         for each in waits:
@@ -269,25 +261,25 @@ class _Lifecycle:
         """Handle messages of the supervisor: a failed login at another worker, or the end of the supervisor.
         In that case, finish what is in flight, so that its successor finds the spool free.
         """
-        assert self._channel is not None
+        assert self.channel is not None
         try:
-            packet = self._channel.recv(PACKET)
+            packet = self.channel.recv(PACKET)
         except BlockingIOError:
             return
         except OSError:
             packet = b""
         if packet:
-            self._worker.failed_elsewhere(packet.decode().removeprefix("FAILED="))
+            self.worker.failed_elsewhere(packet.decode().removeprefix("FAILED="))
             return
-        loop.remove_reader(self._channel)
-        self._worker.events.lifecycle("supervisor-gone")
+        loop.remove_reader(self.channel)
+        self.worker.events.lifecycle("supervisor-gone")
         self._stop.set()
 
     def _cut_short(self) -> None:
         """Handle a second signal by exiting immediately; deliveries in flight are retried later."""
-        self._worker.events.lifecycle("killed", why="a second signal while stopping")
-        self._flush()
+        self.worker.events.lifecycle("killed", why="a second signal while stopping")
+        self.flush()
         os._exit(1)
 
     def _where(self) -> str:
-        return f"listening on {' '.join(self._worker.addresses())}"
+        return f"listening on {' '.join(self.worker.addresses())}"

@@ -82,7 +82,7 @@ class Machine:
             await held.partition.abandon()
         for node in list(nodes._others):  # what the kernel does for a process
             await nodes._forget_reader(node)
-        await nodes._engine.close()
+        await nodes.engine.close()
 
     async def claim(self, wanted: int = 1) -> list[str]:
         """Recipients that are handed out, as soon as so many can be."""
@@ -359,7 +359,7 @@ async def test_a_change_of_mail_that_another_node_has_adopted_reaches_it(crew: l
 
 
 def _rows(machine: Machine, prefix: bytes) -> list[bytes]:
-    engine = machine.nodes._engine
+    engine = machine.nodes.engine
     partitions = getattr(engine, "partitions", {})
     return [key for each in partitions.values() for key in each.rows if key.startswith(prefix)]
 

@@ -410,7 +410,7 @@ async def test_a_delay_ends_at_once_when_the_client_leaves(door: Door) -> None:
         waiting.set()
         await asyncio.Event().wait()
 
-    door.authenticator._sleep = forever
+    door.authenticator.sleep = forever
     task = asyncio.create_task(door.check(WRONG))
     await waiting.wait()
     assert await door.login(RIGHT) is LoginKind.OK  # and holds no thread meanwhile

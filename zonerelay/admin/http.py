@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import ListenAddress, parse_listen
@@ -35,31 +36,25 @@ class AdminError(Exception):
     """The HTTP server of the admin address cannot be started. The text explains what to do."""
 
 
+@dataclass(eq=False, repr=False)
 class AdminServer:
     """The HTTP server of the `[admin]` address. `metrics` returns the exposition, and `before_metrics` is
     awaited before it to update slow gauges. `readiness` returns the reasons why the relay is not ready.
     `operators` is called at the first connection; without it, only monitoring is served.
     """
 
-    def __init__(
-        self,
-        settings: AdminSettings,
-        *,
-        metrics: Callable[[], bytes],
-        readiness: Callable[[], Awaitable[tuple[str, ...]]],
-        on_error: OnError,
-        operators: Callable[[], Operators] | None = None,
-        before_metrics: Callable[[], Awaitable[None]] | None = None,
-        inherited: Inherited = NOTHING,
-    ) -> None:
-        self._handed = inherited.take(settings.address)
-        self._address = parse_listen(settings.address)
-        self._settings = settings
-        self._metrics = metrics
-        self._readiness = readiness
-        self._on_error = on_error
-        self._operators = operators
-        self._before_metrics = before_metrics
+    settings: AdminSettings
+    _: KW_ONLY
+    metrics: Callable[[], bytes]
+    readiness: Callable[[], Awaitable[tuple[str, ...]]]
+    on_error: OnError
+    operators: Callable[[], Operators] | None = None
+    before_metrics: Callable[[], Awaitable[None]] | None = None
+    inherited: InitVar[Inherited] = NOTHING
+
+    def __post_init__(self, inherited: Inherited) -> None:
+        self._handed = inherited.take(self.settings.address)
+        self._address = parse_listen(self.settings.address)
         self._listener: socket.socket | None = None
         self._opening: asyncio.Task[None] | None = None
         self._server: HttpServer | None = None
@@ -75,11 +70,11 @@ class AdminServer:
 
     async def start(self) -> None:
         """Bind the address. Raise AdminError on failure; then it may be called again."""
-        if self._settings.certificate is not None:
+        if self.settings.certificate is not None:
             from zonerelay.admin.tls import TlsError, server_context  # noqa: PLC0415 - OpenSSL
 
             try:
-                self._tls = server_context(self._settings.certificate, self._settings.key, self._on_error)
+                self._tls = server_context(self.settings.certificate, self.settings.key, self.on_error)
             except TlsError as error:
                 raise AdminError(f"admin HTTP: {error}") from error
         self._listener = self._handed or _listen(self._address)
@@ -106,16 +101,16 @@ class AdminServer:
             server, monitoring = await STATUS.run(_load)
             self._server = server(
                 is_loopback=self._address.is_loopback,
-                monitoring=monitoring(self._metrics, self._readiness, self._before_metrics),
-                operators=None if self._operators is None else self._operators(),
-                on_error=self._on_error,
-                hosts=self._settings.hosts,
-                proxies=Networks(self._settings.proxy_networks),
+                monitoring=monitoring(self.metrics, self.readiness, self.before_metrics),
+                operators=None if self.operators is None else self.operators(),
+                on_error=self.on_error,
+                hosts=self.settings.hosts,
+                proxies=Networks(self.settings.proxy_networks),
                 tls=self._tls,
             )
             await self._server.start(listener, _BACKLOG)
         except Exception as error:  # noqa: BLE001 - monitoring sees it, mail goes on
-            self._on_error("admin-http", error)
+            self.on_error("admin-http", error)
             listener.close()
 
 

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -114,41 +114,29 @@ async def _no_rate(_zone: str, _domain: str) -> None:
     return None
 
 
+@dataclass(eq=False, repr=False)
 class ControlHandler:
     """Implements `control.server.Handler`. `status` composes the relay's own part of the answer."""
 
-    def __init__(
-        self,
-        operations: Operations,
-        *,
-        status: Callable[[], Awaitable[answers.RelayStatus]],
-        explainer: Explainer,
-        orders: OrderAnswers,
-        redactor: Redactor,
-        bodies: Bodies,
-        acts: OperatorActs,
-        streams: Streams,
-        phase_of: Callable[[DeliveryKey], tuple[str, float] | None] = lambda key: None,
-        turn_of: TurnOf = _no_rate,
-        acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
-        part: PartAnswers,
-        webhooks: Callable[[], Webhooks | None] = lambda: None,
-        history: History | None = None,
-    ) -> None:
-        self._history = history
-        self._webhooks = webhooks
-        self._acknowledge = acknowledge
-        self._phase_of = phase_of
-        self._turn_of = turn_of
-        self._bodies = bodies
-        self._acts = acts
-        self._operations = operations
-        self._status = status
-        self._explainer = explainer
-        self._orders = orders
-        self._redactor = redactor
+    operations: Operations
+    _: KW_ONLY
+    status: Callable[[], Awaitable[answers.RelayStatus]]
+    explainer: Explainer
+    orders: OrderAnswers
+    redactor: Redactor
+    bodies: Bodies
+    acts: OperatorActs
+    streams: InitVar[Streams]
+    phase_of: Callable[[DeliveryKey], tuple[str, float] | None] = lambda key: None
+    turn_of: TurnOf = _no_rate
+    acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost
+    part: InitVar[PartAnswers]
+    webhooks: Callable[[], Webhooks | None] = lambda: None
+    history: History | None = None
+
+    def __post_init__(self, streams: Streams, part: PartAnswers) -> None:
         self._methods: dict[type[requests.Request], Method] = {
-            requests.Status: lambda _, answer: self._status(),
+            requests.Status: lambda _, answer: self.status(),
             requests.QueueList: self._list,
             requests.QueueCount: self._count,
             requests.QueueSummary: self._summary,
@@ -157,15 +145,16 @@ class ControlHandler:
             requests.QueueCat: self._cat,
             requests.QueueExplain: self._explain_queued,
             **dict.fromkeys(
-                requests.CHANGES.values(), lambda change, answer: acts.change(change, answer.call, answer)
+                requests.CHANGES.values(),
+                lambda change, answer: self.acts.change(change, answer.call, answer),
             ),
-            requests.Acts: lambda wanted, answer: acts.rows(wanted.limit),
-            requests.ActShow: lambda wanted, answer: acts.row(wanted.act),
+            requests.Acts: lambda wanted, answer: self.acts.rows(wanted.limit),
+            requests.ActShow: lambda wanted, answer: self.acts.row(wanted.act),
             requests.Undo: self._undo,
-            requests.Orders: lambda _, answer: orders.in_force(),
-            requests.Suspend: lambda order, answer: orders.suspend(order, answer.call),
-            requests.Resume: lambda order, answer: orders.resume(order, answer.caller),
-            requests.Explain: lambda wanted, answer: explainer.explain(wanted),
+            requests.Orders: lambda _, answer: self.orders.in_force(),
+            requests.Suspend: lambda order, answer: self.orders.suspend(order, answer.call),
+            requests.Resume: lambda order, answer: self.orders.resume(order, answer.caller),
+            requests.Explain: lambda wanted, answer: self.explainer.explain(wanted),
             requests.Resolve: self._resolve,
             requests.Tail: streams.tail,
             requests.Transcript: streams.transcribe,
@@ -199,30 +188,30 @@ class ControlHandler:
         """Wait until the history includes the mail that has left the queue, because the client looks there
         next.
         """
-        if self._history is not None:
-            await self._history.written()
+        if self.history is not None:
+            await self.history.written()
 
     async def _ping(self, _: requests.Ping, answer: Answer) -> answers.Pong:
         return answers.Pong(software=__version__, pid=os.getpid())
 
     async def _undo(self, request: requests.Undo, answer: Answer) -> answers.Changed:
-        ended = await self._orders.undo(request.undoes, request.reason, answer.caller)
-        return ended or await self._acts.undo(request, answer.call, answer)
+        ended = await self.orders.undo(request.undoes, request.reason, answer.caller)
+        return ended or await self.acts.undo(request, answer.call, answer)
 
     async def _cat(self, request: requests.QueueCat, answer: Answer) -> None:
-        async with aclosing(self._bodies.frames(request, answer.caller)) as frames:
+        async with aclosing(self.bodies.frames(request, answer.caller)) as frames:
             async for frame in frames:
                 await answer.send(frame)
 
     async def _acknowledge_loss(
         self, request: requests.SpoolAcknowledge, answer: Answer
     ) -> answers.Acknowledged:
-        if not await self._acknowledge(request.loss):
+        if not await self.acknowledge(request.loss):
             raise NotFoundError(f"no loss {request.loss} of the spool waits to be acknowledged")
         return answers.Acknowledged(loss=request.loss)
 
     async def _list_webhooks(self, _: requests.WebhookList, answer: Answer) -> Iterable[answers.Frame]:
-        webhooks = self._webhooks()
+        webhooks = self.webhooks()
         rows = () if webhooks is None else webhooks.couriers()
         return [msgspec.convert(row, answers.WebhookRow, from_attributes=True) for row in rows]
 
@@ -239,7 +228,7 @@ class ControlHandler:
 
     def _webhook(self, name: str) -> tuple[Webhooks, WebhookCourier]:
         """Return a webhook by its name. Raise NotFoundError if it does not exist."""
-        webhooks = self._webhooks()
+        webhooks = self.webhooks()
         courier = None if webhooks is None else webhooks.courier(name)
         if webhooks is None or courier is None:
             raise NotFoundError(f"no [[webhook]] is named {name}")
@@ -252,55 +241,55 @@ class ControlHandler:
         wanted = queue_filter(request.filter)
         after = answers.place_of(request.cursor) if request.cursor else None
         row = None
-        async with aclosing(self._operations.select(wanted, limit, answer, after=after)) as found:
+        async with aclosing(self.operations.select(wanted, limit, answer, after=after)) as found:
             async for delivery, message, state in found:
                 if row is not None and rows == request.limit:
                     return answers.End(count=rows, more=True, next=answers.cursor_of(row))
                 row = await self._row(delivery, message, state)
                 await answer.send(row)
                 rows += 1
-        return answers.End(count=rows, missing=self._operations.left_out())
+        return answers.End(count=rows, missing=self.operations.left_out())
 
     async def _count(self, request: requests.QueueCount, answer: Answer) -> answers.End:
         wanted = replace(queue_filter(request.filter), in_bin=request.in_bin)
         sample: list[answers.DeliveryRow] = []
         if request.sample:
-            async with aclosing(self._operations.select(wanted, request.sample)) as found:
+            async with aclosing(self.operations.select(wanted, request.sample)) as found:
                 sample = [
                     await self._row(delivery, message, state) async for delivery, message, state in found
                 ]
-        matched = await self._operations.count(wanted, answer)
+        matched = await self.operations.count(wanted, answer)
         await answer.send(answers.Count(matched=matched, sample=tuple(sample)))
-        return answers.End(missing=self._operations.left_out())
+        return answers.End(missing=self.operations.left_out())
 
     async def _summary(self, request: requests.QueueSummary, answer: Answer) -> answers.End:
-        tally = await self._operations.summary(
+        tally = await self.operations.summary(
             queue_filter(request.filter), request.by, exact=request.exact, progress=answer
         )
         await answer.send(summary(request.by, tally))
-        return answers.End(missing=self._operations.left_out())
+        return answers.End(missing=self.operations.left_out())
 
     async def _show(self, request: requests.QueueShow, answer: Answer) -> answers.MessageDetail:
         message, rows = await self._rows_of(request.message_id)
         detail = message_detail(message, rows)
         if len(rows) < detail.recipients_accepted:
             await self._history_written()
-        return msgspec.structs.replace(detail, orders=self._orders.named_in(rows))
+        return msgspec.structs.replace(detail, orders=self.orders.named_in(rows))
 
     async def _row(
         self, delivery: Delivery, message: Message | None, state: DeliveryState
     ) -> answers.DeliveryRow:
         row = delivery_row(delivery, message, state)
-        order = self._orders.of(delivery, message)
+        order = self.orders.of(delivery, message)
         if order:
             return msgspec.structs.replace(row, order=order)
         if state is DeliveryState.ACTIVE:
-            phase = self._phase_of(delivery.key)
+            phase = self.phase_of(delivery.key)
             name, seconds = phase or ("", 0.0)
             return msgspec.structs.replace(row, phase=name, phase_seconds=seconds)
-        found = None if delivery.held else self._operations.suspension_of(delivery)
+        found = None if delivery.held else self.operations.suspension_of(delivery)
         if found is None:
-            turn = state is DeliveryState.READY and await self._turn_of(delivery.zone, delivery.domain)
+            turn = state is DeliveryState.READY and await self.turn_of(delivery.zone, delivery.domain)
             if not turn:
                 return row
             return msgspec.structs.replace(
@@ -318,9 +307,9 @@ class ControlHandler:
         )
 
     async def _rows_of(self, message_id: str) -> tuple[Message, list[answers.DeliveryRow]]:
-        shown = await self._operations.show(MessageId(message_id))
+        shown = await self.operations.show(MessageId(message_id))
         rows = [await self._row(delivery, shown.message, state) for delivery, state in shown.deliveries]
-        return shown.message, [self._explainer.compared(shown.message, row) for row in rows]
+        return shown.message, [self.explainer.compared(shown.message, row) for row in rows]
 
     async def _explain_queued(self, request: requests.QueueExplain, answer: Answer) -> None:
         message, rows = await self._rows_of(request.message_id)
@@ -333,23 +322,23 @@ class ControlHandler:
             to = f" to {request.address}" if wanted else ""
             raise NotFoundError(f"message {request.message_id} has no open delivery{to}")
         for row in list(by_domain.values())[:MAX_EXPLAINED]:
-            await answer.send(await self._explainer.explain_queued(message, row))
+            await answer.send(await self.explainer.explain_queued(message, row))
 
     async def _trace(self, request: requests.QueueTrace, answer: Answer) -> Iterable[answers.Frame]:
-        steps = await self._operations.trace(MessageId(request.message_id))
+        steps = await self.operations.trace(MessageId(request.message_id))
         return [msgspec.convert(step, answers.TraceStep, from_attributes=True) for step in steps]
 
     async def _resolve(self, request: requests.Resolve, answer: Answer) -> answers.End:
         """Send each matching address once, with one of its messages."""
-        matches, seen = self._redactor.matches, set[str]()
+        matches, seen = self.redactor.matches, set[str]()
         wanted = set(re.split(r"[\s<>]+", request.pseudonym.lower()))
         if request.recent:
-            redactors = (self._redactor, *([self._history.redactor] if self._history else []))
+            redactors = (self.redactor, *([self.history.redactor] if self.history else []))
             known = list(dict.fromkeys(address for each in redactors for address in each.known(wanted)))
             for address in known[: request.limit]:
                 await answer.send(answers.Address(address=address, role="", message_id=""))
             return answers.End(count=min(len(known), request.limit), more=len(known) > request.limit)
-        async with aclosing(self._operations.select(QueueFilter(), None, answer)) as found:
+        async with aclosing(self.operations.select(QueueFilter(), None, answer)) as found:
             async for delivery, message, _ in found:
                 mailboxes = [(delivery.recipient, "recipient")]
                 if message is not None:
@@ -363,7 +352,7 @@ class ControlHandler:
                     await answer.send(
                         answers.Address(address=mailbox, role=role, message_id=delivery.message_id)
                     )
-        return answers.End(count=len(seen), missing=self._operations.left_out())
+        return answers.End(count=len(seen), missing=self.operations.left_out())
 
 
 def delivery_row(delivery: Delivery, message: Message | None, state: DeliveryState) -> answers.DeliveryRow:

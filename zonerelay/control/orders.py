@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass
 
 import msgspec
 
@@ -37,36 +38,27 @@ LOOK = 1.0
 """Seconds for which the mail that an order is about is looked for."""
 
 
+@dataclass(frozen=True, slots=True)
 class OrderAnswers:
     """Handles requests about suspensions and hold rules. `first_expiry` returns the earliest time at which
     mail that was accepted at a time would expire in a zone.
     """
 
-    def __init__(
-        self,
-        orders: Orders,
-        operations: Operations,
-        *,
-        store: Store,
-        scheduler: Scheduler,
-        first_expiry: Callable[[float, str], float],
-        zones: Callable[[], Collection[str]],
-        clock: Clock,
-    ) -> None:
-        self._orders = orders
-        self._operations = operations
-        self._store = store
-        self._scheduler = scheduler
-        self._first_expiry = first_expiry
-        self._zones = zones
-        self._clock = clock
+    orders: Orders
+    operations: Operations
+    _: KW_ONLY
+    store: Store
+    scheduler: Scheduler
+    first_expiry: Callable[[float, str], float]
+    zones: Callable[[], Collection[str]]
+    clock: Clock
 
     async def in_force(self) -> tuple[OrderRow, ...]:
         """Return the active ones. Raise ControlError if their file cannot be read, and StoreError if the
         store fails.
         """
         with _in_words():
-            await self._orders.look()
+            await self.orders.look()
             return self.rows()
 
     async def suspend(self, request: Suspend, call: Call) -> OrderGiven:
@@ -74,7 +66,7 @@ class OrderAnswers:
         fails.
         """
         self._check(request)
-        now = call.at or self._clock.now()
+        now = call.at or self.clock.now()
         order = Order(
             id=call.id or secrets.token_hex(4),
             effect=request.effect,
@@ -88,7 +80,7 @@ class OrderAnswers:
             **msgspec.structs.asdict(request.about),
         )
         with _in_words():
-            order, new = await self._orders.give(order)
+            order, new = await self.orders.give(order)
             return OrderGiven(order=self._row(order), new=new, first_expiry=await self._expiry(request.about))
 
     async def resume(self, request: Resume, who: str) -> OrdersEnded:
@@ -105,14 +97,14 @@ class OrderAnswers:
             return (order.selectors, order.everything) == (selectors, about.everything)
 
         with _in_words():
-            ended, released = await self._orders.end(is_meant, who, " ".join(request.reason.split()))
+            ended, released = await self.orders.end(is_meant, who, " ".join(request.reason.split()))
         return OrdersEnded(orders=tuple(map(self._row, ended)), released=released)
 
     async def undo(self, order_id: str, reason: str, who: str) -> Changed | None:
         """End the suspension or hold rule with this id, or return `None` if there is none. Raise ControlError
         if that is not possible, and StoreError if the store fails.
         """
-        if all(order.id != order_id for order in self._orders.table.orders):
+        if all(order.id != order_id for order in self.orders.table.orders):
             return None
         ended = await self.resume(Resume(id=order_id, reason=reason), who)
         held = ended.released
@@ -127,20 +119,20 @@ class OrderAnswers:
 
     def rows(self) -> tuple[OrderRow, ...]:
         """Return the active ones, the newest first."""
-        return tuple(map(self._row, reversed(self._orders.table.orders)))
+        return tuple(map(self._row, reversed(self.orders.table.orders)))
 
     def about(self, mail: Subject) -> tuple[OrderRow, ...]:
-        return tuple(map(self._row, self._orders.table.about(mail)))
+        return tuple(map(self._row, self.orders.table.about(mail)))
 
     def of(self, delivery: Delivery, message: Message | None) -> str:
         """Return the id of the suspension or hold rule that keeps a delivery, or "" if there is none."""
-        in_force = self._orders.table.orders
+        in_force = self.orders.table.orders
         if not in_force:
             return ""
         if delivery.held:
             return delivery.act if any(order.id == delivery.act for order in in_force) else ""
-        found = self._scheduler.destination_of(delivery.zone, delivery.domain) or ""
-        order = self._orders.waited_for(delivery, message, found.partition(" ")[2])
+        found = self.scheduler.destination_of(delivery.zone, delivery.domain) or ""
+        order = self.orders.waited_for(delivery, message, found.partition(" ")[2])
         return "" if order is None else order.id
 
     def named_in(self, rows: Iterable[DeliveryRow]) -> tuple[OrderRow, ...]:
@@ -150,7 +142,7 @@ class OrderAnswers:
     def _row(self, order: Order) -> OrderRow:
         row = msgspec.convert(order, OrderRow, from_attributes=True)
         return msgspec.structs.replace(
-            row, held=self._orders.held[order.id], refused=self._orders.refused[order.id]
+            row, held=self.orders.held[order.id], refused=self.orders.refused[order.id]
         )
 
     def _check(self, request: Suspend) -> None:
@@ -186,15 +178,15 @@ class OrderAnswers:
             )
 
     def _known_zones(self) -> list[str]:
-        stored = (queue.zone for queue, counts in self._store.counts().items() if counts.total)
-        return sorted({*self._zones(), *stored, "default"})
+        stored = (queue.zone for queue, counts in self.store.counts().items() if counts.total)
+        return sorted({*self.zones(), *stored, "default"})
 
     def _hosts(self, about: Selectors) -> tuple[str, ...]:
         """Return the hosts of a destination, by the name that `status` shows."""
         wanted = (about.destination or "").lower()
         found = (
             each.key.partition(" ")[2]
-            for zone in (self._scheduler.snapshot() if wanted else ())
+            for zone in (self.scheduler.snapshot() if wanted else ())
             for each in zone.destinations
             if each.name.lower() == wanted
         )
@@ -211,16 +203,16 @@ class OrderAnswers:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK):
                     found = [
-                        self._first_expiry(delivery.created, delivery.zone)
-                        async for delivery, _, _ in self._operations.select(wanted)
+                        self.first_expiry(delivery.created, delivery.zone)
+                        async for delivery, _, _ in self.operations.select(wanted)
                     ]
                     return min(found, default=None)
-        now = self._clock.now()
+        now = self.clock.now()
         oldest = [
-            self._first_expiry(created, queue.zone)
-            for queue in self._store.counts()
+            self.first_expiry(created, queue.zone)
+            for queue in self.store.counts()
             if about.zone in (None, queue.zone)
-            and (created := await self._store.oldest(queue, now=now)) is not None
+            and (created := await self.store.oldest(queue, now=now)) is not None
         ]
         return min(oldest, default=None)
 

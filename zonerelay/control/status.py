@@ -11,7 +11,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,43 +63,32 @@ class Surface:
     """Messages accepted, and deliveries, of the last hour."""
 
 
+@dataclass(eq=False, repr=False)
 class StatusBoard:
-    """Collects the numbers of `status` and of the queue gauges."""
+    """Collects the numbers of `status` and of the queue gauges. `orders` returns the active suspensions and
+    hold rules.
+    """
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        worker: int,
-        hostname: str,
-        store: Store,
-        scheduler: Scheduler,
-        zones: Zones,
-        connections: Callable[[str], int],
-        sources: SourcePlans,
-        name_servers: Callable[[], str],
-        limits: Callable[[], str] = str,
-        surface: Callable[[], Surface],
-        orders: Callable[[], tuple[OrderRow, ...]],
-        keeping: Keeping,
-        clock: Clock,
-    ) -> None:
-        """Initialize the status. `orders` returns the active suspensions and hold rules."""
-        self._orders = orders
-        self._settings = settings
-        self._spool = spool_of(settings.spool, worker)
-        self._hostname = hostname
-        self._store = store
-        self._scheduler = scheduler
-        self._zones = zones
-        self._connections = connections
-        self._sources = sources
-        self._limits = limits
-        self._name_servers = name_servers
-        self.destinations = Destinations(store, scheduler, clock, keeping)
-        self._surface = surface
-        self._clock = clock
-        self._started = clock.now()
+    _: KW_ONLY
+    settings: Settings
+    worker: InitVar[int]
+    hostname: str
+    store: Store
+    scheduler: Scheduler
+    zones: Zones
+    connections: Callable[[str], int]
+    sources: SourcePlans
+    name_servers: Callable[[], str]
+    limits: Callable[[], str] = str
+    surface: Callable[[], Surface]
+    orders: Callable[[], tuple[OrderRow, ...]]
+    keeping: InitVar[Keeping]
+    clock: Clock
+
+    def __post_init__(self, worker: int, keeping: Keeping) -> None:
+        self._spool = spool_of(self.settings.spool, worker)
+        self.destinations = Destinations(self.store, self.scheduler, self.clock, keeping)
+        self._started = self.clock.now()
         self._oldest: dict[str, float] = {}
         self._due: dict[str, float] = {}
         self.free_space: int | None = None
@@ -108,7 +97,7 @@ class StatusBoard:
         """Captured mail, when it was last looked at; `None` where there is none."""
         self._capture: Capture | None = None
         self._capture_problem = ""
-        self._files = settings, _named_files(settings)
+        self._files = self.settings, _named_files(self.settings)
 
     async def close(self) -> None:
         """Close the status, before the store is closed."""
@@ -121,12 +110,12 @@ class StatusBoard:
         operators need the other numbers most at that time.
         """
         oldest: dict[str, float] = {}
-        now = self._clock.now()
+        now = self.clock.now()
         self.free_space = await STATUS.run(_free_space, self._spool)
         self.captured = await STATUS.run(self._look_at_captured)
         try:
-            for queue in self._store.counts():
-                created = await self._store.oldest(queue, now=now)
+            for queue in self.store.counts():
+                created = await self.store.oldest(queue, now=now)
                 if created is not None:
                     oldest[queue.zone] = min(created, oldest.get(queue.zone, created))
         except StoreError:
@@ -135,19 +124,19 @@ class StatusBoard:
         # A store that cannot claim mail has no due times, but still has ages.
         with contextlib.suppress(StoreError):
             due: dict[str, float] = {}
-            for queue in self._store.counts():
-                first = await self._store.next_due(queue)
+            for queue in self.store.counts():
+                first = await self.store.next_due(queue)
                 if first is not None:
                     due[queue.zone] = min(first, due.get(queue.zone, first))
             self._due = due
 
     def _look_at_captured(self) -> Totals | None:
-        if not (self._settings.spool.path.parent / CAPTURED).exists():
+        if not (self.settings.spool.path.parent / CAPTURED).exists():
             self._capture_problem = ""
             return None
         from zonerelay.capture.store import CaptureError, open_capture  # noqa: PLC0415 - see CAPTURED
 
-        self._capture = self._capture or open_capture(self._settings, self._clock.now)
+        self._capture = self._capture or open_capture(self.settings, self.clock.now)
         try:
             found = self._capture.totals()
         except CaptureError as error:
@@ -158,15 +147,15 @@ class StatusBoard:
 
     def queues(self) -> list[ZoneQueue]:
         """Return the queues of every configured zone, and of every other zone that holds mail."""
-        counts = _by_zone(self._store.counts())
+        counts = _by_zone(self.store.counts())
         return [
             self._queue(zone, counts.get(zone) or QueueCounts())
-            for zone in dict.fromkeys((*self._zones.names, *counts))
+            for zone in dict.fromkeys((*self.zones.names, *counts))
         ]
 
     def _queue(self, zone: str, counts: QueueCounts) -> ZoneQueue:
         created = self._oldest.get(zone)
-        active = min(self._scheduler.active_count(zone), counts.total)
+        active = min(self.scheduler.active_count(zone), counts.total)
         # Deliveries that are being attempted are also counted by their stored state: mostly ready, sometimes
         # deferred.
         from_ready = min(active, counts.ready)
@@ -176,32 +165,32 @@ class StatusBoard:
             active=active,
             deferred=max(counts.deferred - (active - from_ready), 0),
             held=counts.held,
-            oldest=0.0 if created is None else max(self._clock.now() - created, 0.0),
-            connections=self._connections(zone),
-            overdue=max(self._clock.now() - self._due[zone], 0.0) if zone in self._due else 0.0,
+            oldest=0.0 if created is None else max(self.clock.now() - created, 0.0),
+            connections=self.connections(zone),
+            overdue=max(self.clock.now() - self._due[zone], 0.0) if zone in self._due else 0.0,
         )
 
     def destination_states(self) -> Iterable[tuple[tuple[str, str], int]]:
         """Return how many destinations of each zone are suspended now, and how many are not."""
         found: Counter[tuple[str, str]] = Counter()
-        for zone, suspended, usable in self._scheduler.destination_counts(self._clock.now()):
+        for zone, suspended, usable in self.scheduler.destination_counts(self.clock.now()):
             found[queue_of(zone).label, "suspended"] += suspended
             found[queue_of(zone).label, "usable"] += usable
         return found.items()
 
     async def status(self) -> RelayStatus:
         await self.refresh()
-        surface = self._surface()
+        surface = self.surface()
         history = surface.history
         destinations, total = await self.destinations.rows(MAX_DESTINATIONS, LARGEST)
         problems = (*surface.problems, *filter(None, (self._capture_problem, self._space_problem())))
         return RelayStatus(
             software=__version__,
             pid=os.getpid(),
-            hostname=self._hostname,
-            backend=self._settings.spool.backend.value,
-            guard=raised_guard(self._settings.spool),
-            uptime=self._clock.now() - self._started,
+            hostname=self.hostname,
+            backend=self.settings.spool.backend.value,
+            guard=raised_guard(self.settings.spool),
+            uptime=self.clock.now() - self._started,
             state=surface.state,
             listeners=tuple(surface.listeners),
             inbound_connections=surface.inbound_connections,
@@ -209,19 +198,19 @@ class StatusBoard:
             destinations=tuple(destinations),
             destinations_total=total,
             problems=(*problems, *await STATUS.run(self._missing, surface.settings, problems)),
-            source_penalties=self._sources.penalties(),
-            limits=self._limits(),
-            counted=self._store.is_counted(),
+            source_penalties=self.sources.penalties(),
+            limits=self.limits(),
+            counted=self.store.is_counted(),
             every=self.destinations.every,
             free_space=self.free_space,
             captured_messages=None if self.captured is None else self.captured.messages,
             captured_size=None if self.captured is None else self.captured.octets,
             history_size=None if history is None else await STATUS.run(history.size),
             history_since=None if history is None else history.since,
-            name_servers=self._name_servers(),
+            name_servers=self.name_servers(),
             taken_up=surface.taken_up,
             refused=surface.refused,
-            orders=self._orders(),
+            orders=self.orders(),
             quotas=tuple(
                 QuotaStatus(user=user, quota=quota, used=used, most=most)
                 for user, quota, used, most in surface.quotas
@@ -241,9 +230,9 @@ class StatusBoard:
         ]
 
     def _space_problem(self) -> str:
-        if self.free_space is None or self._store.unhealthy() is not Unhealthy.NO_SPACE:
+        if self.free_space is None or self.store.unhealthy() is not Unhealthy.NO_SPACE:
             return ""
-        least = space_guard(self._settings.spool)
+        least = space_guard(self.settings.spool)
         if least <= self.free_space:
             return ""  # it was freed since the store looked
         return (
@@ -253,7 +242,7 @@ class StatusBoard:
 
     def suspended(self, destination: DestinationKey) -> Suspended | None:
         """Return the suspension of a destination, or `None` if it is not suspended."""
-        for zone in self._scheduler.snapshot():
+        for zone in self.scheduler.snapshot():
             for status in zone.destinations:
                 if status.key == destination and status.suspended_until is not None:
                     return Suspended(status.suspended_until, status.reply)
@@ -262,7 +251,7 @@ class StatusBoard:
     def _zone(self, queue: ZoneQueue) -> ZoneStatus:
         waiting = queue.ready + queue.deferred
         suspended = waiting
-        if not self._scheduler.zone(queue.zone).gate.is_closed:
+        if not self.scheduler.zone(queue.zone).gate.is_closed:
             suspended = min(self.destinations.suspended[queue.zone], waiting)
         unreachable = min(self.destinations.unreachable[queue.zone], queue.ready)
         deferred = min(queue.deferred + unreachable, waiting - suspended)

@@ -16,6 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -60,31 +61,27 @@ class Dropped(Protocol):
     value: int
 
 
+@dataclass(eq=False, repr=False)
 class History:
     """Writes the history of a worker (implements `events.HistorySink`). `file` is its database; `guard` is
     the free space in bytes below which the relay accepts no mail.
     """
 
-    def __init__(
-        self,
-        file: Path,
-        redactor: Redactor,
-        *,
-        keep: float,
-        max_size: int,
-        guard: int,
-        clock: Clock,
-        dropped: Dropped,
-    ) -> None:
-        self.redactor = redactor
+    file: Path
+    redactor: Redactor
+    _: KW_ONLY
+    keep: float
+    max_size: int
+    guard: int
+    clock: InitVar[Clock]
+    dropped: Dropped
+
+    def __post_init__(self, clock: Clock) -> None:
         self.problem = ""
         self.since: float | None = None
         """When its oldest event was. Known once the file is open."""
-        self._file = file
-        self._keep, self._max_size, self._guard = keep, max_size, guard
         self._now = clock.now
         self._began = clock.now()
-        self._counter = dropped
         self._broken: Callable[[str], None] = _nothing
         self._restored: Callable[[int], None] = _nothing
         self._queue: deque[Event] = deque()
@@ -96,7 +93,7 @@ class History:
         self._asking: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._database = SideDatabase(file, self._open)
+        self._database = SideDatabase(self.file, self._open)
         self._row = 0
         self._run = 0
         self._trim_at = 0.0
@@ -113,7 +110,7 @@ class History:
         found = 0
         for end in ("", "-wal"):
             with contextlib.suppress(OSError):
-                found += self._file.with_name(self._file.name + end).stat().st_size
+                found += self.file.with_name(self.file.name + end).stat().st_size
         return found
 
     def put(self, event: str, fields: Mapping[str, Field]) -> None:
@@ -123,7 +120,7 @@ class History:
         now = self._now()
         if len(self._queue) >= MOST:
             self._note_lost((now, now, 1))
-            self._counter.value += 1
+            self.dropped.value += 1
             return
         self._queue.append((now, event, fields))
         if not self._armed:
@@ -189,11 +186,11 @@ class History:
         try:
             self._check_space()
             if self._database.is_gone:
-                self._broken(f"{self._file} has been removed or replaced: a new one is begun")
+                self._broken(f"{self.file} has been removed or replaced: a new one is begun")
             self._commit(self._database.opened(), events, lost)
         except (sqlite3.OperationalError, OSError) as error:
             self._note_lost(lost)
-            self._fail(f"{self._file} is not written: {in_words(error)}")
+            self._fail(f"{self.file} is not written: {in_words(error)}")
             return
         except sqlite3.DatabaseError as error:
             self._note_lost(lost)
@@ -204,7 +201,7 @@ class History:
             self._fail(f"{len(events)} events cannot be written: {type(error).__name__}: {error}")
             if events:
                 self._note_lost((events[0][0], events[-1][0], len(events)))
-                self._counter.value += len(events)
+                self.dropped.value += len(events)
             lost = None
         for _ in events:
             self._queue.popleft()
@@ -227,7 +224,7 @@ class History:
         now = self._now()
         if row // PART != before or now >= self._trim_at:
             self._trim_at = now + TRIMMED
-            while trim(database, now - self._keep, self._max_size) and not self._stop.is_set():
+            while trim(database, now - self.keep, self.max_size) and not self._stop.is_set():
                 pass
             oldest = database.execute("SELECT first FROM block ORDER BY row LIMIT 1").fetchone()
             self.since = oldest[0] if oldest else None
@@ -254,11 +251,11 @@ class History:
         return database
 
     def _check_space(self) -> None:
-        if not self._guard:
+        if not self.guard:
             return
-        place = self._file.parent if self._file.parent.exists() else self._file.parent.parent
+        place = self.file.parent if self.file.parent.exists() else self.file.parent.parent
         found = os.statvfs(place)
-        if found.f_bavail * found.f_frsize < self._guard * MARGIN:
+        if found.f_bavail * found.f_frsize < self.guard * MARGIN:
             raise OSError("the disk is nearly full, and mail needs what is left")
 
     def _fail(self, problem: str) -> None:
@@ -270,18 +267,18 @@ class History:
         """Set the file aside and write the waiting events to a new one, which records since when."""
         with contextlib.suppress(Exception):
             self._database.close()
-        aside = self._file.with_name(f"{self._file.name}.aside")
+        aside = self.file.with_name(f"{self.file.name}.aside")
         try:
-            durable.rename(self._file, aside)
+            durable.rename(self.file, aside)
             for end in ("-wal", "-shm"):
-                self._file.with_name(self._file.name + end).unlink(missing_ok=True)
+                self.file.with_name(self.file.name + end).unlink(missing_ok=True)
             database = self._database.opened()
             why = f"what the file had cannot be read ({error}); it is now {aside.name}"
             database.execute("INSERT INTO gap VALUES (?, ?, ?)", (0.0, self._now(), why))
         except Exception as another:  # noqa: BLE001 - tried again
-            self._fail(f"{self._file} cannot be read ({error}), nor be set aside: {another}")
+            self._fail(f"{self.file} cannot be read ({error}), nor be set aside: {another}")
             return
-        self._broken(f"{self._file} cannot be read ({error}): it is now {aside.name}, and a new one is begun")
+        self._broken(f"{self.file} cannot be read ({error}): it is now {aside.name}, and a new one is begun")
         self._wake.set()
 
     def _note_lost(self, more: Lost | None) -> None:

@@ -25,7 +25,7 @@ import re
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
 from time import monotonic, thread_time
 
@@ -110,25 +110,21 @@ is accepted now.
 """
 
 
+@dataclass(eq=False, repr=False)
 class DropDirectory:
     """Submits the files in the drop directory. Call `start` when the listeners accept, and `stop` before they
     close. `max_size` is the maximum size of a message in bytes.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        take: Take,
-        *,
-        max_size: int,
-        hostname: str,
-        events: Events,
-    ) -> None:
+    directory: InitVar[Path]
+    take: Take
+    _: KW_ONLY
+    max_size: int
+    hostname: str
+    events: Events
+
+    def __post_init__(self, directory: Path) -> None:
         self._new = directory / "new"
-        self._hand_over = take
-        self._max_size = max_size
-        self._hostname = hostname
-        self._events = events
         self._refused = 0
         self._problem = ""
         self._waiting: dict[str, _Waiting] = {}
@@ -163,11 +159,11 @@ class DropDirectory:
                     pause = max(INTERVAL, IDLE_FOR_CPU * cpu)
                     seen = changed if found.is_whole else -1
                     for each in found.refused:
-                        self._events.drop_refused(*each)
+                        self.events.drop_refused(*each)
                     for each in found.delayed:
-                        self._events.drop_delayed(*each)
+                        self.events.drop_delayed(*each)
             except Exception as error:  # noqa: BLE001 - the next pass tries the other files
-                self._events.error("drop-directory", error)
+                self.events.error("drop-directory", error)
             await asyncio.sleep(pause)
 
     def _timed_pass(self) -> tuple[_Pass, float]:
@@ -263,7 +259,7 @@ class DropDirectory:
         """
         from zonerelay.sendmail import MAX_ENVELOPE, parse_dropped  # noqa: PLC0415 - only with such mail
 
-        most = self._max_size + MAX_ENVELOPE
+        most = self.max_size + MAX_ENVELOPE
         owner, content = _read(path, most) if stat.S_ISREG(facts.st_mode) else (facts.st_uid, None)
         if content is None:
             why = f"no regular file with one name, or more than {most} octets"
@@ -274,7 +270,7 @@ class DropDirectory:
                 why = str(error)
             else:
                 own = self._received(owner) + self._key(path.name, owner, message)
-                why = self._hand_over(sender, recipients, own + message, wishes)
+                why = self.take(sender, recipients, own + message, wishes)
                 waiting.is_done = not why
         if why:
             _set_aside(path, facts)
@@ -295,7 +291,7 @@ class DropDirectory:
             name = pwd.getpwuid(owner).pw_name
         except KeyError:
             name = "no name"
-        text = f"Received: by {self._hostname} (sendmail, user {owner}, {name});"
+        text = f"Received: by {self.hostname} (sendmail, user {owner}, {name});"
         return f"{text} {email.utils.formatdate()}\n".encode("ascii", "replace")
 
 

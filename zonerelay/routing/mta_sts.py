@@ -20,7 +20,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -359,25 +359,19 @@ class _Failure(NamedTuple):
     problem: str
 
 
+@dataclass(eq=False, repr=False)
 class StsPolicies:
     """Looks up, fetches and caches MTA-STS policies. Without `files` no policy survives a restart."""
 
-    def __init__(
-        self,
-        names: StsNames,
-        observer: StsObserver,
-        clock: Clock,
-        *,
-        files: StsFiles | None = None,
-        port: int = HTTPS_PORT,
-        fetch: FetchPolicy = fetch,
-    ) -> None:
-        self._names = names
-        self._observer = observer
-        self._clock = clock
-        self._files = files
-        self._port = port
-        self._get = fetch
+    names: StsNames
+    observer: StsObserver
+    clock: Clock
+    _: KW_ONLY
+    files: StsFiles | None = None
+    port: int = HTTPS_PORT
+    fetch: FetchPolicy = fetch
+
+    def __post_init__(self) -> None:
         self._held: OrderedDict[str, HeldPolicy] = OrderedDict()
         self._failures: OrderedDict[str, _Failure] = OrderedDict()
         self._fetching: dict[str, asyncio.Task[None]] = {}
@@ -390,30 +384,30 @@ class StsPolicies:
         """
         await self._loaded()
         if len(domain) > MAX_NAME:
-            return self._found(None, DnsAnswer(DnsStatus.NODATA, (), self._clock.monotonic() + RETRY_AFTER))
-        answer = await self._names.txt(f"_mta-sts.{domain}")
+            return self._found(None, DnsAnswer(DnsStatus.NODATA, (), self.clock.monotonic() + RETRY_AFTER))
+        answer = await self.names.txt(f"_mta-sts.{domain}")
         announced = record_id(answer.records)
         held = self.held(domain)
         if announced and (held is None or held.id != announced):
             await self._fetch_soon(zone, domain, announced)
             held = self.held(domain)
-        elif held is not None and held.refresh_from <= self._clock.now():
+        elif held is not None and held.refresh_from <= self.clock.now():
             self._start_fetch(zone, domain, announced or held.id)
         found = self._found(held, answer, domain if announced else "")
-        self._observer.looked_up(_result(found, answer))
+        self.observer.looked_up(_result(found, answer))
         return found
 
     def held(self, domain: str) -> HeldPolicy | None:
         """Return the active policy without querying DNS, or None."""
         held = self._held.get(domain)
-        if held is None or held.expires <= self._clock.now():
+        if held is None or held.expires <= self.clock.now():
             return None
         self._held.move_to_end(domain)
         return held
 
     def mismatch(self, held: HeldPolicy, hosts: Sequence[str]) -> None:
         """Report MX hosts of the domain that are not in its policy."""
-        self._observer.mismatch(held.domain, hosts, mode=held.policy.mode.value)
+        self.observer.mismatch(held.domain, hosts, mode=held.policy.mode.value)
 
     async def close(self) -> None:
         tasks = [*self._fetching.values(), *([self._loading] if self._loading is not None else [])]
@@ -424,8 +418,8 @@ class StsPolicies:
     # ---- what to answer --------------------------------------------------------------------------
 
     def _found(self, held: HeldPolicy | None, answer: DnsAnswer[str], announced: str = "") -> PolicyLookup:
-        now = self._clock.now()
-        expires = now + max(answer.expires - self._clock.monotonic(), 0.0)
+        now = self.clock.now()
+        expires = now + max(answer.expires - self.clock.monotonic(), 0.0)
         if held is not None:
             return PolicyLookup(held, min(expires, held.expires))
         if not answer.status.is_definite:
@@ -450,7 +444,7 @@ class StsPolicies:
         if task is not None:
             return task
         failure = self._failures.get(domain)
-        if failure is not None and failure.until > self._clock.now():
+        if failure is not None and failure.until > self.clock.now():
             return None
         task = asyncio.get_running_loop().create_task(self._fetch(zone, domain, policy_id))
         self._fetching[domain] = task
@@ -475,12 +469,12 @@ class StsPolicies:
     async def _fetched(self, zone: ZoneSettings, domain: str, policy_id: str) -> HeldPolicy:
         """Return the policy. Raise WebError, and ValueError if the answer is not a policy."""
         host = f"mta-sts.{domain}"
-        port = "" if self._port == HTTPS_PORT else f":{self._port}"
+        port = "" if self.port == HTTPS_PORT else f":{self.port}"
 
         async def resolve(name: str) -> Sequence[str]:
             return await self._addresses(zone, name)
 
-        response = await self._get(
+        response = await self.fetch(
             f"https://{host}{port}/.well-known/mta-sts.txt",
             timeout=FETCH_TIMEOUT,
             max_size=MAX_POLICY,
@@ -490,10 +484,10 @@ class StsPolicies:
             raise WebError(f"{host} returned status {response.status}")
         if response.content_type != "text/plain":
             raise WebError(f"{host} did not return text/plain")
-        return HeldPolicy(domain, policy_id, parse_policy(response.body), self._clock.now())
+        return HeldPolicy(domain, policy_id, parse_policy(response.body), self.clock.now())
 
     async def _addresses(self, zone: ZoneSettings, host: str) -> Sequence[str]:
-        found = await self._names.addresses(host, ipv6=zone.ipv6)
+        found = await self.names.addresses(host, ipv6=zone.ipv6)
         if not found.ips:
             raise WebError(found.failure.reply.text if found.failure is not None else f"no address of {host}")
         ips = [ip for ip in found.ips if zone.allow_private_addresses or not is_private(ip)]
@@ -502,12 +496,12 @@ class StsPolicies:
         return ips
 
     def _failed(self, domain: str, problem: str) -> None:
-        self._failures[domain] = _Failure(self._clock.now() + RETRY_AFTER, problem)
+        self._failures[domain] = _Failure(self.clock.now() + RETRY_AFTER, problem)
         self._failures.move_to_end(domain)
         if len(self._failures) > MAX_POLICIES:
             self._failures.popitem(last=False)
         held = self.held(domain)
-        self._observer.failed(domain, problem, kept_until=held.expires if held is not None else None)
+        self.observer.failed(domain, problem, kept_until=held.expires if held is not None else None)
 
     # ---- keeping ---------------------------------------------------------------------------------
 
@@ -516,17 +510,17 @@ class StsPolicies:
         self._held.move_to_end(held.domain)
         self._failures.pop(held.domain, None)
         oldest = self._held.popitem(last=False)[0] if len(self._held) > MAX_POLICIES else ""
-        self._observer.fetched(
+        self.observer.fetched(
             held.domain, mode=held.policy.mode.value, policy_id=held.id, expires=held.expires
         )
-        if self._files is None:
+        if self.files is None:
             return
         try:
-            await FILES.run(self._files.save, held)
+            await FILES.run(self.files.save, held)
             if oldest:
-                await FILES.run(self._files.remove, oldest)
+                await FILES.run(self.files.remove, oldest)
         except OSError as error:
-            self._observer.files(f"the policy of {held.domain} cannot be kept: {error}")
+            self.observer.files(f"the policy of {held.domain} cannot be kept: {error}")
 
     async def _loaded(self) -> None:
         """Wait until the policies on disk have been read."""
@@ -536,14 +530,14 @@ class StsPolicies:
             await asyncio.shield(self._loading)
 
     async def _load(self) -> None:
-        if self._files is None:
+        if self.files is None:
             return
         try:
-            loaded = await FILES.run(self._files.load, self._clock.now(), MAX_POLICIES)
+            loaded = await FILES.run(self.files.load, self.clock.now(), MAX_POLICIES)
         except OSError as error:
             loaded = Loaded((), (str(error),))
         for problem in loaded.problems:
-            self._observer.files(problem)
+            self.observer.files(problem)
         self._held.update((held.domain, held) for held in reversed(loaded.policies))
 
 

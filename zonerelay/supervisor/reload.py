@@ -14,7 +14,7 @@ old one becomes active again. One reload runs at a time. A signal during a reloa
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from zonerelay.config.load import ConfigError, read_copy
@@ -66,35 +66,27 @@ class RefusedError(Exception):
     """The new configuration was rejected. The message tells the operator why."""
 
 
+@dataclass(eq=False, repr=False)
 class RelayReload:
     """Carries out a reload."""
 
-    def __init__(
-        self,
-        config: Path,
-        *,
-        workers: Workers,
-        state: RelayState,
-        launcher: Launcher,
-        sockets: Sockets,
-        log: LogSink,
-        clock: Clock,
-        notifier: Notifier,
-    ) -> None:
-        self._config = config
-        self._workers = workers
-        self._state = state
-        self._launcher = launcher
-        self._sockets = sockets
-        self._log = log
-        self._clock = clock
-        self._notifier = notifier
+    config: Path
+    _: KW_ONLY
+    workers: Workers
+    state: RelayState
+    launcher: Launcher
+    sockets: Sockets
+    log: LogSink
+    clock: Clock
+    notifier: Notifier
+
+    def __post_init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
         self._again = False
 
     def begin(self) -> None:
         """Start a reload, or another one after the present one. This is the handler of SIGHUP."""
-        if self._state.draining:
+        if self.state.draining:
             return
         if self._task is not None and not self._task.done():
             self._again = True
@@ -109,82 +101,82 @@ class RelayReload:
     async def _reload(self) -> None:
         while True:
             self._again = False
-            self._notifier.reloading(self._clock.monotonic())
+            self.notifier.reloading(self.clock.monotonic())
             try:
                 await self._once()
             except RefusedError as error:  # the disk has no free space for the old configuration either
                 self._refuse(str(error))
             except Exception as error:  # noqa: BLE001 - one unexpected error must not prevent later reloads
-                self._state.problems = (
+                self.state.problems = (
                     f"the reload failed with an unexpected {type(error).__name__}: {error}",
                 )
-                self._log.emit("error", "trouble", {"where": "reload", "error": self._state.problems[0]})
-            self._notifier.ready(self._state.where())
+                self.log.emit("error", "trouble", {"where": "reload", "error": self.state.problems[0]})
+            self.notifier.ready(self.state.where())
             if not self._again:
                 return
 
     async def _once(self) -> None:
-        old = self._state.settings
-        before, edition = self._launcher.in_force(), self._workers.edition
+        old = self.state.settings
+        before, edition = self.launcher.in_force(), self.workers.edition
         rolled = False
         try:
             text, new = self._read()
             found = plan(old, new)
             rolled = bool(found.roll)
             addresses = [each.address for each in found.settings.listener]
-            self._sockets.open(addresses, count_of(found.settings))
+            self.sockets.open(addresses, count_of(found.settings))
             self._put_in_force(text, found.settings)
             await self._bring_to_workers(found)
         except (RefusedError, BindError) as error:
             self._refuse(str(error))
-            if self._workers.edition != edition:
+            if self.workers.edition != edition:
                 await self._take_back(before, old, rolled=rolled)
-            self._sockets.keep(each.address for each in old.listener)
+            self.sockets.keep(each.address for each in old.listener)
             return
-        self._sockets.keep(each.address for each in found.settings.listener)
+        self.sockets.keep(each.address for each in found.settings.listener)
         await self._resize(old, found.settings)
-        self._state.taken_up, self._state.refused = self._clock.now(), None
+        self.state.taken_up, self.state.refused = self.clock.now(), None
         later = (*found.later, *(("workers",) if self._stays_as_it_is(old, new) else ()))
-        self._state.problems = tuple(
+        self.state.problems = tuple(
             f"[{name}] has changed: it takes effect at the next start" for name in later
         )
-        self._log.emit(
+        self.log.emit(
             "info", "reloaded", {"restart_for": " ".join(later), "replaced_for": " ".join(found.roll)}
         )
 
     def _read(self) -> tuple[bytes, Settings]:
         try:
-            return read_copy(self._config)
+            return read_copy(self.config)
         except ConfigError as error:
             raise RefusedError(str(error.problems[0])) from error
 
     def _put_in_force(self, text: bytes, settings: Settings) -> None:
         """Activate a configuration. Raise RefusedError, with nothing changed."""
         try:
-            self._launcher.put_in_force(text, settings)
+            self.launcher.put_in_force(text, settings)
         except OSError as error:
             raise RefusedError(f"the copy for the workers cannot be written: {error}") from error
-        self._workers.edition += 1
-        self._workers.change_timeouts(timeouts_of(settings))
-        self._state.settings = settings
+        self.workers.edition += 1
+        self.workers.change_timeouts(timeouts_of(settings))
+        self.state.settings = settings
 
     def _refuse(self, why: str) -> None:
-        self._state.refused = self._clock.now()
-        self._state.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
-        self._log.emit("info", "reload-refused", {"first": why})
+        self.state.refused = self.clock.now()
+        self.state.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
+        self.log.emit("info", "reload-refused", {"first": why})
 
     async def _take_back(self, text: bytes, old: Settings, *, rolled: bool) -> None:
         """Restore the old configuration in the workers that have accepted the new one or were started with
         it. A worker that is starting gets it when it is ready. Raise RefusedError.
         """
-        refused = self._workers.edition
+        refused = self.workers.edition
         self._put_in_force(text, old)
-        taken = [each for each in self._workers.members.values() if each.edition == refused]
+        taken = [each for each in self.workers.members.values() if each.edition == refused]
         if rolled:
             # A worker that has just died of the new configuration is started with the old one anyway.
             run = [each for each in taken if not each.drains_spool and each.policy.phase is not Phase.DOWN]
             await self._roll(RollingRestart({each.index: each.policy for each in run}))
-            self._workers.replace_draining()
+            self.workers.replace_draining()
             return
         for member in taken:
             if member.policy.phase is Phase.RUNNING:
@@ -198,7 +190,7 @@ class RelayReload:
         first = self._first()
         if first is not None:
             await self._try(first)
-        for member in list(self._workers.members.values()):
+        for member in list(self.workers.members.values()):
             if member is first or member.policy.phase is not Phase.RUNNING:
                 continue  # it reads the configuration at its start, or is notified when it is ready
             refusal = await self._tell(member)
@@ -209,8 +201,8 @@ class RelayReload:
         """Return the worker that tries the configuration first. It must be healthy, because the death of an
         unstable worker would prove nothing.
         """
-        now = self._clock.monotonic()
-        members = self._workers.members.values()
+        now = self.clock.monotonic()
+        members = self.workers.members.values()
         return next((each for each in members if not each.drains_spool and each.policy.is_well(now)), None)
 
     async def _try(self, member: SupervisedWorker) -> None:
@@ -219,8 +211,8 @@ class RelayReload:
         refusal = await self._tell(member)
         if refusal:
             raise RefusedError(f"{member.name}: {refusal}")
-        deadline = self._clock.monotonic() + STEADY
-        while member.child is child and self._clock.monotonic() < deadline:  # noqa: ASYNC110 - as in _roll
+        deadline = self.clock.monotonic() + STEADY
+        while member.child is child and self.clock.monotonic() < deadline:  # noqa: ASYNC110 - as in _roll
             await asyncio.sleep(_LOOK_EVERY)
         if member.child is not child and member.problem:
             raise RefusedError(f"{member.name} does not stay up with it: {member.problem}")
@@ -232,30 +224,30 @@ class RelayReload:
         child, before = member.child, member.verdicts
         if child is None:
             return ""
-        self._workers.tell_to_reload(member)
-        deadline = self._clock.monotonic() + VERDICT_TIMEOUT
+        self.workers.tell_to_reload(member)
+        deadline = self.clock.monotonic() + VERDICT_TIMEOUT
         while member.verdicts == before and member.child is child:
-            if self._clock.monotonic() > deadline:
+            if self.clock.monotonic() > deadline:
                 return f"no answer to the reload within {VERDICT_TIMEOUT:g} s"
             await asyncio.sleep(_LOOK_EVERY)
         return (member.verdict or "") if member.verdicts != before else ""
 
     async def _replace_all(self) -> None:
         """Replace one worker after the other. Raise RefusedError if one does not come up."""
-        roll = RollingRestart(self._workers.policies)
+        roll = RollingRestart(self.workers.policies)
         await self._roll(roll)
         if roll.failed is not None:
-            member = self._workers.members.get(roll.failed)
+            member = self.workers.members.get(roll.failed)
             why = "" if member is None else member.problem
             raise RefusedError(f"worker {roll.failed} does not stay up with it: {why}")
-        self._workers.replace_draining()
+        self.workers.replace_draining()
 
     async def _roll(self, roll: RollingRestart) -> None:
-        self._workers.roll = roll
-        self._workers.wake()
+        self.workers.roll = roll
+        self.workers.wake()
         while not roll.done:  # noqa: ASYNC110 - it ends with processes, some seconds from now
             await asyncio.sleep(_LOOK_EVERY)
-        self._workers.roll = None
+        self.workers.roll = None
 
     async def _resize(self, old: Settings, new: Settings) -> None:
         """Change the number of workers. Additional workers start at once; surplus workers end when their
@@ -265,9 +257,9 @@ class RelayReload:
         workers, before = count_of(new), count_of(old)
         if workers == before or self._stays_as_it_is(old, new):
             return
-        stay = {index: policy for index, policy in self._workers.policies.items() if index < workers}
-        self._workers.employ(workers, spools_beyond(new.spool, max(workers, before)))
-        self._workers.dismiss(workers, drain=not is_shared(new.spool))
+        stay = {index: policy for index, policy in self.workers.policies.items() if index < workers}
+        self.workers.employ(workers, spools_beyond(new.spool, max(workers, before)))
+        self.workers.dismiss(workers, drain=not is_shared(new.spool))
         await self._roll(RollingRestart(stay))
 
     def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 from contextlib import AsyncExitStack
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 
 import uvloop
@@ -92,62 +93,57 @@ def _waiting(log: LogWriter, holders: str) -> None:
     log.flush()
 
 
+@dataclass(eq=False, repr=False)
 class Supervisor:
     """Runs the supervisor process. Call `run` once. Everything it starts has ended when it returns."""
 
-    def __init__(
-        self,
-        config: Path,
-        settings: Settings,
-        home: Path,
-        *,
-        held: int,
-        log: LogWriter,
-        clock: Clock,
-        redactor: Redactor,
-    ) -> None:
-        self.settings = settings
-        self._redactor = redactor
-        self._config = config
-        self._log = log
-        self._clock = clock
+    config: Path
+    settings: Settings
+    home: InitVar[Path]
+    _: KW_ONLY
+    held: InitVar[int]
+    log: LogWriter
+    clock: Clock
+    redactor: Redactor
+
+    def __post_init__(self, home: Path, held: int) -> None:
         self._handed = Inherited.of_systemd(os.environ, os.getpid())
         self._sockets = Sockets(self._handed)
-        self._launcher = Launcher(home, held, self._sockets, os.environ, settings)
+        self._launcher = Launcher(home, held, self._sockets, os.environ, self.settings)
         totals = MetricTotals()
         self._workers = Workers(
             launch=self._launcher,
-            timeouts=timeouts_of(settings),
-            log=log,
+            timeouts=timeouts_of(self.settings),
+            log=self.log,
             totals=totals,
-            now=clock.monotonic,
+            now=self.clock.monotonic,
         )
-        self._state = RelayState(self._workers, settings, self._sockets, clock)
+        self._state = RelayState(self._workers, self.settings, self._sockets, self.clock)
         self._metrics = RelayMetrics(totals, self._state)
         self._notifier = Notifier(os.environ, self._deaf)
         self._reloading = RelayReload(
-            config,
+            self.config,
             workers=self._workers,
             state=self._state,
             launcher=self._launcher,
             sockets=self._sockets,
-            log=log,
-            clock=clock,
+            log=self.log,
+            clock=self.clock,
             notifier=self._notifier,
         )
 
     async def run(self) -> int:
-        self._log.emit("info", "starting", {"version": __version__, "workers": count_of(self.settings)})
+        self.log.emit("info", "starting", {"version": __version__, "workers": count_of(self.settings)})
         for note in advice(self.settings, resolve_hostname(self.settings, socket.getfqdn)):
-            self._log.emit("info", "advice", {"note": note})
+            self.log.emit("info", "advice", {"note": note})
         try:
             async with AsyncExitStack() as stack:
-                stack.callback(self._log.emit, "info", "stopped", {})
+                stack.callback(self.log.emit, "info", "stopped", {})
                 await self._run(stack)
         except (BindError, ControlError) as error:
             raise StartError(str(error)) from error
         finally:
-            self._log.flush()
+            self.log.flush()
         return 0
 
     async def _run(self, stack: AsyncExitStack) -> None:
@@ -155,10 +151,10 @@ class Supervisor:
         loop, settings, state = asyncio.get_running_loop(), self.settings, self._state
         stack.callback(self._sockets.keep, ())
         self._open_sockets()
-        self._launcher.begin(read_copy(self._config)[0])
+        self._launcher.begin(read_copy(self.config)[0])
         # No quiet time is needed: the lock proves that no worker of a former relay runs.
         path = self._launcher.limits = limits_socket_path(settings)
-        limits = LimitServer(path, LimitTable(self._clock))
+        limits = LimitServer(path, LimitTable(self.clock))
         stack.push_async_callback(limits.close)
         await limits.start()
         running = loop.create_task(self._workers.run())
@@ -171,12 +167,12 @@ class Supervisor:
             FanOut(state),
             lambda: self._state.settings,
             on_error=self._on_error,
-            audit=lambda fields: self._log.emit(*http_request(fields, self._redactor)),
-            clock=self._clock,
+            audit=lambda fields: self.log.emit(*http_request(fields, self.redactor)),
+            clock=self.clock,
             submit=SubmitClient(state.submission).submit,
         )
         stack.push_async_callback(operators.asking.close)
-        parts = RetriedParts(self._on_error, lambda part: self._log.emit("info", "restored", {"part": part}))
+        parts = RetriedParts(self._on_error, lambda part: self.log.emit("info", "restored", {"part": part}))
         stack.push_async_callback(parts.close)
         state.unopened = parts.problems
         control = ControlSocket(control_socket_path(settings), lambda: operators, on_error=self._on_error)
@@ -189,7 +185,7 @@ class Supervisor:
             http = self._build_http(operators)
             await parts.open("HTTP is not served", "admin-http", http, AdminError)
         if not state.draining:
-            self._log.emit("info", "ready", {"listeners": " ".join(self._sockets.addresses())})
+            self.log.emit("info", "ready", {"listeners": " ".join(self._sockets.addresses())})
             loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
             allow_reload()
             self._notifier.ready(state.where())
@@ -218,12 +214,12 @@ class Supervisor:
 
     def _stop(self) -> None:
         if self._state.draining:
-            self._log.emit("info", "killed", {"why": "a second signal while stopping"})
+            self.log.emit("info", "killed", {"why": "a second signal while stopping"})
             self._workers.kill()
-            self._log.flush()
+            self.log.flush()
             os._exit(1)
         self._state.draining = True
-        self._log.emit("info", "stopping", {})
+        self.log.emit("info", "stopping", {})
         self._notifier.stopping()
         self._reloading.cancel()
         self._workers.stop()
@@ -235,7 +231,7 @@ class Supervisor:
             await asyncio.wait({running})
 
     def _on_error(self, where: str, error: BaseException) -> None:
-        self._log.emit("error", "trouble", {"where": where, "error": f"{type(error).__name__}: {error}"})
+        self.log.emit("error", "trouble", {"where": where, "error": f"{type(error).__name__}: {error}"})
 
     def _deaf(self, error: OSError) -> None:
         self._on_error("systemd", error)

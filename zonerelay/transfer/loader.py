@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import msgspec
 
@@ -53,26 +53,20 @@ class Loaded(msgspec.Struct):
     unusable: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class Loader:
-    """Loads messages, for one import into one store."""
+    """Loads messages, for one import into one store. `saw` is called for each message, with None or the
+    reason why it cannot be imported.
+    """
 
-    def __init__(
-        self,
-        store: Store,
-        register: Register,
-        zones: Zones,
-        *,
-        now: float,
-        saw: Callable[[Unusable | None], None],
-    ) -> None:
-        """Initialize a loader. `saw` is called for each message, with None or the reason why it cannot be
-        imported.
-        """
-        self._store = store
-        self._register = register
-        self._zones = zones
-        self._now = now
-        self._saw = saw
+    store: Store
+    register: Register
+    zones: Zones
+    _: KW_ONLY
+    now: float
+    saw: Callable[[Unusable | None], None]
+
+    def __post_init__(self) -> None:
         self.loaded = Loaded()
 
     async def load(self, source: Source) -> None:
@@ -92,33 +86,33 @@ class Loader:
 
     def _refuse(self, item: Unusable) -> None:
         self.loaded.unusable += 1
-        self._saw(item)
+        self.saw(item)
 
     async def _load(self, batch: Sequence[Stored]) -> None:
         work: list[tuple[Stored, MessageId]] = []
         taken = set[MessageId]()
         left = [
-            tuple(each for each in item.deliveries if not self._register.knows(item.key, each.recipient))
+            tuple(each for each in item.deliveries if not self.register.knows(item.key, each.recipient))
             for item in batch
         ]
         firsts = [
             item.message.id if item.is_ours else self._derived(item, fresh, 0)
             for item, fresh in zip(batch, left, strict=True)
         ]
-        known = await self._store.read_messages(firsts)
+        known = await self.store.read_messages(firsts)
         for item, fresh, first in zip(batch, left, firsts, strict=True):
             identity = await self._id_for(item, fresh, first, taken, known) if fresh else None
             if identity is None:
                 self.loaded.already += len(item.deliveries)
-                self._register.add((item.key, each.recipient) for each in fresh)
-                self._saw(None)
+                self.register.add((item.key, each.recipient) for each in fresh)
+                self.saw(None)
                 continue
             self.loaded.already += len(item.deliveries) - len(fresh)
             taken.add(identity)
             work.append((replace(item, deliveries=fresh), identity))
         results = await asyncio.gather(*(self._write(*each) for each in work), return_exceptions=True)
         done = [item for (item, _), result in zip(work, results, strict=True) if result is None]
-        self._register.add((item.key, each.recipient) for item in done for each in item.deliveries)
+        self.register.add((item.key, each.recipient) for item in done for each in item.deliveries)
         for (item, _), result in zip(work, results, strict=True):
             if isinstance(result, Unusable):
                 self._refuse(result)
@@ -127,7 +121,7 @@ class Loader:
             else:
                 self.loaded.messages += 1
                 self.loaded.deliveries += len(item.deliveries)
-                self._saw(None)
+                self.saw(None)
 
     # --- ids
 
@@ -147,24 +141,24 @@ class Loader:
         would continue from it for good.
         """
         is_part = len(fresh) < len(item.deliveries) or any(
-            self._register.knows(item.key, each.address) for each in item.message.envelope.recipients
+            self.register.knows(item.key, each.address) for each in item.message.envelope.recipients
         )
         number = 0
         identity = first
         while True:
-            if identity not in taken and identity <= first_at(self._now + _TOLERANCE):
+            if identity not in taken and identity <= first_at(self.now + _TOLERANCE):
                 if identity not in known:
                     return identity
                 if not is_part and _is_same(known[identity], item):
                     return None
             number += 1
             identity = self._derived(item, fresh, number)
-            known |= await self._store.read_messages([identity])
+            known |= await self.store.read_messages([identity])
 
     def _derived(self, item: Stored, deliveries: Sequence[Delivery], number: int) -> MessageId:
         identifying = "\n".join((item.key, str(number), *(each.recipient for each in deliveries)))
         digest = hashlib.sha256(identifying.encode("utf-8", "surrogateescape")).hexdigest()
-        when = min(max(item.message.envelope.created, 0.0), self._now)
+        when = min(max(item.message.envelope.created, 0.0), self.now)
         return MessageId(first_at(when)[:11] + digest[:5])
 
     # --- one message
@@ -173,7 +167,7 @@ class Loader:
         envelope = replace(item.message.envelope, id=identity)
         deliveries = [replace(each, message_id=identity) for each in item.deliveries]
         try:
-            async with self._store.begin(envelope) as writer:
+            async with self.store.begin(envelope) as writer:
                 if item.is_ours:
                     await self._write_ours(writer, item, deliveries)
                 else:
@@ -222,7 +216,7 @@ class Loader:
             await writer.write(piece)
         assert scanner.header is not None
         fields = scanner.header.fields
-        zone_of = self._zones.choose(envelope, headers=fields, size=size)
+        zone_of = self.zones.choose(envelope, headers=fields, size=size)
         choices: list[tuple[str, Choice]] = []
         routed: list[Delivery] = []
         for delivery in deliveries:

@@ -37,7 +37,7 @@ import asyncio
 import hashlib
 import itertools
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -81,39 +81,27 @@ class Moved:
     unusable: set[MessageId] = field(default_factory=set)
 
 
+@dataclass(eq=False, repr=False)
 class Migration:
     """Migrates one spool. `patience` is the time in seconds to wait for messages of another relay: a killed
-    relay keeps them until its lease expires.
+    relay keeps them until its lease expires. `orders_over` returns the ids of suspensions that have ended in
+    the target. `saw` is called with the number of messages that are done (half a message when it is copied),
+    or with the reason why one stays in the source.
     """
 
-    def __init__(
-        self,
-        source: Store,
-        targets: Sequence[Store],
-        journal: Journal,
-        moved: Moved,
-        *,
-        spool: int,
-        patience: float,
-        orders_over: Callable[[], Collection[str]],
-        saw: Callable[[float, Unusable | None], None],
-    ) -> None:
-        """Initialize a migration. `orders_over` returns the ids of suspensions that have ended in the target.
-        `saw` is called with the number of messages that are done (half a message when it is copied), or with
-        the reason why one stays in the source.
-        """
-        self._source = source
-        self._targets = targets
-        self._journal = journal
-        self._spool = spool
-        self._patience = patience
-        self._orders_over = orders_over
-        self._saw = saw
-        self._moved = moved
+    source: Store
+    targets: Sequence[Store]
+    journal: Journal
+    moved: Moved
+    _: KW_ONLY
+    spool: int
+    patience: float
+    orders_over: Callable[[], Collection[str]]
+    saw: Callable[[float, Unusable | None], None]
 
     def _target(self, identity: MessageId) -> Store:
         """Return the spool of the target that has the copy of a message."""
-        return self._targets[int(identity[:-2], 16) % len(self._targets)]
+        return self.targets[int(identity[:-2], 16) % len(self.targets)]
 
     # --- steps 1 to 3
 
@@ -121,17 +109,17 @@ class Migration:
         """Copy messages, including those that were only planned. Messages that are being attempted are left
         unchanged. Raise StoreError or TransferError if a store or the journal fails.
         """
-        while moves := self._journal.unfinished(self._spool, Phase.PLANNED, PAGE):
+        while moves := self.journal.unfinished(self.spool, Phase.PLANNED, PAGE):
             await _all(self._discard_copy(each) for each in moves)
-            messages = await self._source.read_messages([each.id for each in moves])
-            states = await _all(self._source.deliveries_of(each.id) for each in moves)
+            messages = await self.source.read_messages([each.id for each in moves])
+            states = await _all(self.source.deliveries_of(each.id) for each in moves)
             await self._copy(moves, messages, states)
         for start in range(0, len(ids), PAGE):
             some = ids[start : start + PAGE]
-            known = self._journal.phases(self._spool, some)
+            known = self.journal.phases(self.spool, some)
             await self._remove_again([each for each, phase in known.items() if phase >= Phase.REMOVED])
             fresh = [each for each in some if each not in known]
-            messages = await self._source.read_messages(fresh)
+            messages = await self.source.read_messages(fresh)
             for identity in (each for each in fresh if each not in messages):
                 await self._tell_unreadable(identity)
             for page in _by_weight(messages.values()):
@@ -139,22 +127,22 @@ class Migration:
 
     async def _remove_again(self, ids: Collection[MessageId]) -> None:
         for identity in ids:
-            left = await self._source.deliveries_of(identity)
-            await self._source.update([each.key for each in left], _none)
-            self._moved.already += 1
-            self._saw(1, None)
+            left = await self.source.deliveries_of(identity)
+            await self.source.update([each.key for each in left], _none)
+            self.moved.already += 1
+            self.saw(1, None)
 
     async def _tell_unreadable(self, identity: MessageId) -> None:
         try:
-            await self._source.read_message(identity)
+            await self.source.read_message(identity)
         except MessageNotFoundError:
-            self._saw(1, None)  # the message was sent in the meantime
+            self.saw(1, None)  # the message was sent in the meantime
         except StoreCorruptError as error:
             self._refuse(identity, str(error))
 
     def _refuse(self, identity: MessageId, why: str) -> None:
-        self._moved.unusable.add(identity)
-        self._saw(1, Unusable(identity, why))
+        self.moved.unusable.add(identity)
+        self.saw(1, Unusable(identity, why))
 
     async def _planned(
         self, page: Sequence[Message]
@@ -162,20 +150,20 @@ class Migration:
         moves: list[Move] = []
         states: list[list[Delivery]] = []
         copies = await self._free_ids(page)
-        found = await _all(self._source.deliveries_of(each.id) for each in page)
+        found = await _all(self.source.deliveries_of(each.id) for each in page)
         for message, deliveries in zip(page, found, strict=True):
             if copy := copies[message.id]:
                 moves.append(Move(message.id, copy))
                 states.append(deliveries)
             else:
                 self._refuse(message.id, "the target has this message already, from elsewhere")
-        self._journal.plan(self._spool, moves)
+        self.journal.plan(self.spool, moves)
         return moves, {each.id: each for each in page}, states
 
     async def _free_ids(self, page: Sequence[Message]) -> dict[MessageId, MessageId | None]:
         """Return the id of the copy of each message, or `None` if the target has the message itself."""
         wanted: dict[MessageId, MessageId | None] = {each.id: each.id for each in page}
-        for target in self._targets:
+        for target in self.targets:
             mine = {each.id: each for each in page if self._target(each.id) is target}
             for identity, known in (await target.read_messages(list(mine))).items():
                 if known.envelope == mine[identity].envelope:
@@ -202,17 +190,17 @@ class Migration:
         states: Sequence[Sequence[Delivery]],
     ) -> None:
         keys = [each.key for some in states for each in some]
-        is_whole, held = await _changed(self._source, keys, _asleep)
+        is_whole, held = await _changed(self.source, keys, _asleep)
         if is_whole:
             states = [[held[each.key] for each in some] for some in states]
         else:  # some no longer exist, or belong to another relay
-            states = await _all(self._source.deliveries_of(each.id) for each in moves)
+            states = await _all(self.source.deliveries_of(each.id) for each in moves)
         copied = await _all(
             self._copied(move, messages.get(move.id), some) for move, some in zip(moves, states, strict=True)
         )
         done = [move for move in copied if move is not None]
-        self._journal.copied(self._spool, done)
-        self._saw(len(done) / 2, None)
+        self.journal.copied(self.spool, done)
+        self.saw(len(done) / 2, None)
 
     async def _copied(
         self, move: Move, message: Message | None, deliveries: Sequence[Delivery]
@@ -222,10 +210,10 @@ class Migration:
             await self._let_go(move)  # another relay has one of them
             return None
         try:
-            message = message or await self._source.read_message(move.id)
+            message = message or await self.source.read_message(move.id)
             digest = _digest(message, deliveries, move.copy)
             async with self._target(move.id).begin(replace(message.envelope, id=move.copy)) as writer:
-                async for piece in self._source.read_body(move.id):
+                async for piece in self.source.read_body(move.id):
                     digest.update(piece)
                     await writer.write(piece)
                 await writer.commit(
@@ -246,9 +234,9 @@ class Migration:
     async def _let_go(self, move: Move) -> None:
         """Release the message in the source to its former state, without a copy."""
         await self._discard_copy(move)
-        left = await self._source.deliveries_of(move.id)
-        await self._source.update([each.key for each in left if _sleeps(each)], self._waking())
-        self._journal.forget(self._spool, [move])
+        left = await self.source.deliveries_of(move.id)
+        await self.source.update([each.key for each in left if _sleeps(each)], self._waking())
+        self.journal.forget(self.spool, [move])
 
     async def _discard_copy(self, move: Move) -> None:
         """Drop a held copy; the message is in the source."""
@@ -261,12 +249,12 @@ class Migration:
         StoreError if a store fails or a copy differs from its original, and TransferError if the journal
         fails.
         """
-        while moves := self._journal.unfinished(self._spool, Phase.REMOVED, PAGE):
+        while moves := self.journal.unfinished(self.spool, Phase.REMOVED, PAGE):
             await self._wake(moves)
-        while moves := self._journal.unfinished(self._spool, Phase.COPIED, PAGE):
+        while moves := self.journal.unfinished(self.spool, Phase.COPIED, PAGE):
             copies = await _all(self._compared(each) for each in moves)
             await self._remove(moves, copies)
-            self._journal.removed(self._spool, moves)
+            self.journal.removed(self.spool, moves)
             await self._wake(moves, copies)
             for copy in copies:
                 self._count(copy)
@@ -289,7 +277,7 @@ class Migration:
     async def _retracted(self, move: Move) -> StoreError:
         """Drop a wrong copy, so that another run copies the message again. Return the error."""
         await self._discard_copy(move)
-        self._journal.copied(self._spool, [replace(move, digest="")])
+        self.journal.copied(self.spool, [replace(move, digest="")])
         return StoreError(
             f"message {move.id}: its copy in the target is not what the source has, and is discarded; either"
             " queue was changed meanwhile, or the target loses what it has stored"
@@ -305,18 +293,18 @@ class Migration:
             for each in (replace(delivery, message_id=move.id) for delivery in copy.deliveries)
         }
         keys = list(wanted)
-        _, found = await _changed(self._source, keys, lambda delivery: delivery)
+        _, found = await _changed(self.source, keys, lambda delivery: delivery)
         other = {each.message_id for key, each in found.items() if each != wanted[key]}
         if changed := next((move for move in moves if move.id in other), None):
             raise await self._retracted(changed)
-        is_whole, _ = await _changed(self._source, keys, _none)
+        is_whole, _ = await _changed(self.source, keys, _none)
         if not is_whole:  # some had been removed before the run was killed, or belong to another relay
-            await self._change(self._source, [each.id for each in moves], lambda _: True, _none)
+            await self._change(self.source, [each.id for each in moves], lambda _: True, _none)
 
     async def _wake(self, moves: Sequence[Move], copies: Sequence[_Copy] = ()) -> None:
         """Release the copies. `copies` has their held state, if it is known."""
         awake = self._waking()
-        for target in self._targets:
+        for target in self.targets:
             mine = [move.copy for move in moves if self._target(move.id) is target]
             keys = [
                 each.key
@@ -326,8 +314,8 @@ class Migration:
             ]
             if not copies or not (await _changed(target, keys, awake))[0]:
                 await self._change(target, mine, _sleeps, awake)
-        self._journal.awake(self._spool, moves)
-        self._saw(len(moves) / 2, None)
+        self.journal.awake(self.spool, moves)
+        self.saw(len(moves) / 2, None)
 
     async def _change(
         self,
@@ -339,7 +327,7 @@ class Migration:
         """Change the deliveries of these messages until `concerns` applies to none of them. Raise StoreError
         if a delivery remains unchanged.
         """
-        deadline = asyncio.get_running_loop().time() + self._patience
+        deadline = asyncio.get_running_loop().time() + self.patience
         left = list(messages)
         for attempt in itertools.count():
             states = await _all(map(store.deliveries_of, left))
@@ -352,7 +340,7 @@ class Migration:
                 return
             if attempt > 1:
                 if asyncio.get_running_loop().time() > deadline:
-                    where = "source" if store is self._source else "target"
+                    where = "source" if store is self.source else "target"
                     raise StoreError(
                         f"message {left[0]} stays as it is in the {where}: it was changed by hand, or a"
                         " relay has it that has to be stopped"
@@ -361,7 +349,7 @@ class Migration:
             await store.update([key for _, keys in open_ones for key in keys], change)
 
     def _waking(self) -> Callable[[Delivery], Delivery]:
-        over = self._orders_over()
+        over = self.orders_over()
 
         def awake(delivery: Delivery) -> Delivery:
             if not _sleeps(delivery):
@@ -374,12 +362,12 @@ class Migration:
         return awake
 
     def _count(self, copy: _Copy) -> None:
-        self._moved.messages += 1
-        self._moved.octets += copy.size
+        self.moved.messages += 1
+        self.moved.octets += copy.size
         for each in copy.deliveries:
-            counts = self._moved.zones.setdefault(each.zone, QueueCounts())
+            counts = self.moved.zones.setdefault(each.zone, QueueCounts())
             counts.count(each.next_attempt, held=each.act.startswith(_WAS_HELD))
-            self._moved.deliveries += 1
+            self.moved.deliveries += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import itertools
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from random import Random
 from typing import NamedTuple
 
@@ -121,31 +121,27 @@ class Line:
     attempts: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class WebhookCourier:
     """Posts the events of one webhook. Call `start` once, and then `stop`."""
 
-    def __init__(
-        self,
-        settings: WebhookSettings,
-        keys: Sequence[str],
-        *,
-        read_keys: Callable[[], Sequence[str]],
-        store: QueueStore,
-        write: Write,
-        make_gap: MakeGap,
-        events: Events,
-        clock: Clock,
-        random: Random,
-    ) -> None:
-        self.settings = settings
-        self.keys = keys
-        self.endpoint = Endpoint(settings, clock, read_keys)
+    settings: WebhookSettings
+    keys: Sequence[str]
+    _: KW_ONLY
+    read_keys: InitVar[Callable[[], Sequence[str]]]
+    store: QueueStore
+    write: Write
+    make_gap: MakeGap
+    events: Events
+    clock: Clock
+    random: Random
+
+    def __post_init__(self, read_keys: Callable[[], Sequence[str]]) -> None:
+        self.endpoint = Endpoint(self.settings, self.clock, read_keys)
         self.problem = ""
         self.is_disabled = False
         self.delivered = 0
-        self._store, self._write, self._make_gap = store, write, make_gap
-        self._events, self._clock, self._random = events, clock, random
-        self._queue = webhook_queue(settings.name)
+        self._queue = webhook_queue(self.settings.name)
         self._claimed = 0
         self._leaving = 0
         self._events_held = 0
@@ -178,7 +174,7 @@ class WebhookCourier:
     @property
     def queued(self) -> int:
         """The number of events that wait. A body that is only in the spool counts as one event."""
-        return self._events_held + max(0, self._store.waiting(self._queue) - self._claimed - self._leaving)
+        return self._events_held + max(0, self.store.waiting(self._queue) - self._claimed - self._leaving)
 
     @property
     def oldest(self) -> float | None:
@@ -195,7 +191,7 @@ class WebhookCourier:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._store.release([item.delivery.key for item in self._items if item.delivery is not None])
+        self.store.release([item.delivery.key for item in self._items if item.delivery is not None])
         await self.endpoint.close()
 
     def notify(self) -> None:
@@ -206,7 +202,7 @@ class WebhookCourier:
 
     def put(self, event_id: str, body: bytes) -> None:
         """Post an event that is not stored; a crash loses it."""
-        item = Item(About(event_id, 0, 1), self._clock.now(), events=[(event_id, body)])
+        item = Item(About(event_id, 0, 1), self.clock.now(), events=[(event_id, body)])
         self._add(item)
         self._wake.set()
 
@@ -234,7 +230,7 @@ class WebhookCourier:
                 await self._take()
                 self._lose_old()
             except StoreError as error:
-                self._events.error("webhook", error)
+                self.events.error("webhook", error)
             self._pump()
             try:
                 async with asyncio.timeout(self._seconds()):
@@ -246,7 +242,7 @@ class WebhookCourier:
         while self._has_news:
             if self._has_room():
                 self._has_news = False
-                found = await self._store.claim(self._queue, PAGE, now=self._clock.now())
+                found = await self.store.claim(self._queue, PAGE, now=self.clock.now())
                 for delivery in found:
                     self._add(Item(About.read(delivery.recipient), delivery.created, delivery))
                 self._has_news = self._has_news or len(found) == PAGE
@@ -283,7 +279,7 @@ class WebhookCourier:
             del self._lines[item.about.source]
 
     def _lose_old(self) -> None:
-        before = self._clock.now() - self.settings.max_age
+        before = self.clock.now() - self.settings.max_age
         self._lose(lambda item, _: item.created < before, "they waited longer than max_age")
 
     def _lose(self, is_over: Callable[[Item, int], bool], why: str) -> None:
@@ -303,13 +299,13 @@ class WebhookCourier:
         for item in lost:
             self._remove(item, self._lines[item.about.source])
         count = sum(item.about.events - item.done for item in lost)
-        self._events.webhooks.lost(self.name, count, why)
+        self.events.webhooks.lost(self.name, count, why)
         changes: list[Change] = []
         if not self.is_disabled:
             lost += self._earlier_gaps()
             first, last = min(each.created for each in lost), max(each.created for each in lost)
             total = count + sum(each.lost for each in lost)
-            changes.append(self._make_gap(total, why, first, last))
+            changes.append(self.make_gap(total, why, first, last))
         self._end(changes, [item.delivery for item in lost if item.delivery is not None], self.notify)
 
     def _end(
@@ -326,7 +322,7 @@ class WebhookCourier:
             if then is not None:
                 then()
 
-        self._write([*changes, *map(Finish, deliveries)], ended)
+        self.write([*changes, *map(Finish, deliveries)], ended)
 
     def _earlier_gaps(self) -> list[Item]:
         """Return the gaps that were not reported yet and whose number is known; the new gap includes them."""
@@ -341,7 +337,7 @@ class WebhookCourier:
 
     def _seconds(self) -> float:
         """Return the seconds until there is something to do."""
-        now, due = self._clock.monotonic(), []
+        now, due = self.clock.monotonic(), []
         if not self.is_disabled and len(self._posts) < self._most:
             due += [max(self._pause, now)] if self._ready else []
             due += [max(self._pause, self._later[0][0])] if self._later else []
@@ -352,7 +348,7 @@ class WebhookCourier:
         return 1 if self._failures else CONNECTIONS
 
     def _pump(self) -> None:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         while self._later and self._later[0][0] <= now:
             self._ready.append(heapq.heappop(self._later)[2])
         if self.is_disabled or now < self._pause:
@@ -369,7 +365,7 @@ class WebhookCourier:
     def _posted(self, task: asyncio.Task[None]) -> None:
         self._posts.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._events.error("webhook", error)
+            self.events.error("webhook", error)
         self._wake.set()
 
     async def _post(self, line: Line) -> None:
@@ -393,13 +389,13 @@ class WebhookCourier:
         finally:
             line.is_busy = False
             if line.items:
-                heapq.heappush(self._later, (self._clock.monotonic() + wait, next(self._serial), line))
+                heapq.heappush(self._later, (self.clock.monotonic() + wait, next(self._serial), line))
 
     def _give_back(self, item: Item, line: Line) -> None:
         """Release the claim on an event, because another relay may be posting it."""
         self._remove(item, line)
         assert item.delivery is not None
-        self._store.release([item.delivery.key])
+        self.store.release([item.delivery.key])
         self.notify()
 
     async def _post_item(self, item: Item) -> Answer:
@@ -412,17 +408,17 @@ class WebhookCourier:
                 item.lost = 0
         for event_id, body in item.events[item.done :]:
             if item.delivery is not None:
-                self._store.check_claim(item.delivery.message_id)
+                self.store.check_claim(item.delivery.message_id)
             answer = await self.endpoint.post(event_id, body)
             if not answer.ok:
                 return answer
             item.done += 1
             self.delivered += 1
-            self._events.metrics.webhooks.results.add((self.name, "delivered"))
+            self.events.metrics.webhooks.results.add((self.name, "delivered"))
         return Answer(ok=True, text="")
 
     async def _read(self, delivery: Delivery) -> list[tuple[str, bytes]]:
-        body = b"".join([piece async for piece in self._store.read_body(delivery.message_id)])
+        body = b"".join([piece async for piece in self.store.read_body(delivery.message_id)])
         return [
             (name.decode(), event) for name, _, event in (line.partition(b"\t") for line in body.splitlines())
         ]
@@ -430,7 +426,7 @@ class WebhookCourier:
     def note(self, problem: str) -> None:
         """Show why no event can be posted now."""
         if not self.problem:
-            self._events.webhooks.failing(self.name, problem)
+            self.events.webhooks.failing(self.name, problem)
         self.problem = problem
 
     def _worked(self, line: Line) -> None:
@@ -440,7 +436,7 @@ class WebhookCourier:
             self._release()
         if self.problem:
             self.problem = ""
-            self._events.webhooks.restored(self.name)
+            self.events.webhooks.restored(self.name)
 
     def _release(self) -> None:
         self._ready.extend(line for _, _, line in sorted(self._later))
@@ -448,15 +444,15 @@ class WebhookCourier:
 
     def _failed(self, line: Line, answer: Answer) -> float:
         """Return the seconds until the next retry at the latest."""
-        self._events.metrics.webhooks.results.add((self.name, "failed"))
+        self.events.metrics.webhooks.results.add((self.name, "failed"))
         line.attempts += 1
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         # Those that were under way when the first one failed are not a further sign.
         self._failures += now >= self._pause
         self.note(answer.text)
         if answer.gone:
             self.is_disabled = True
-            self._events.webhooks.disabled(self.name)
+            self.events.webhooks.disabled(self.name)
         if (answer.down or self._failures >= DOWN_AFTER) and now >= self._pause:
             self._is_down = True
             pause = min(SCHEDULE[0] * 2 ** min(self._failures - 1, 10), PAUSE_MOST)
@@ -465,4 +461,4 @@ class WebhookCourier:
         return max(self._jittered(step), answer.wait)
 
     def _jittered(self, seconds: float) -> float:
-        return seconds * self._random.uniform(0.8, 1.2)
+        return seconds * self.random.uniform(0.8, 1.2)

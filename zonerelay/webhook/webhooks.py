@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
@@ -51,34 +51,30 @@ _encode = msgspec.json.Encoder().encode
 _CLEAR = Redactor(b"", enabled=False)
 
 
+@dataclass(eq=False, repr=False)
 class Webhooks:
     """Creates the events of all webhooks of a worker. Call `start`, then `close` once. `hashed` makes
     pseudonyms. `records` reads the history since a time, with the acceptances of the messages concerned, in a
     thread.
     """
 
-    def __init__(
-        self,
-        *,
-        hostname: str,
-        store: QueueStore,
-        write: Write,
-        ids: MessageIdSource,
-        hashed: Callable[[], Redactor],
-        records: Callable[[float], Sequence[tuple[float, str, Mapping[str, Field]]]],
-        environment: Mapping[str, str],
-        events: Events,
-        clock: Clock,
-        random: Random,
-    ) -> None:
-        self._hostname = hostname
-        self._store, self._write, self._ids = store, write, ids
-        self._hashed, self._records, self._environment = hashed, records, environment
-        self._events, self._clock, self._random = events, clock, random
+    _: KW_ONLY
+    hostname: str
+    store: QueueStore
+    write: Write
+    ids: MessageIdSource
+    hashed: Callable[[], Redactor]
+    records: Callable[[float], Sequence[tuple[float, str, Mapping[str, Field]]]]
+    environment: Mapping[str, str]
+    events: Events
+    clock: Clock
+    random: Random
+
+    def __post_init__(self) -> None:
         self._couriers: dict[str, WebhookCourier] = {}
         self._alike: Sequence[Sequence[WebhookCourier]] = ()
         self._redactors: dict[str, Redactor] = {}
-        events.tell_webhooks = self.tell
+        self.events.tell_webhooks = self.tell
 
     async def configure(self, settings: Sequence[WebhookSettings]) -> None:
         """Apply these settings. Events of a webhook whose secret cannot be read wait for it. A reload has
@@ -88,15 +84,15 @@ class Webhooks:
         unread: dict[str, str] = {}
         for each in settings:
             try:
-                keys[each.name] = webhook_keys(each, self._environment)
+                keys[each.name] = webhook_keys(each, self.environment)
             except ValueError as error:
                 keys[each.name], unread[each.name] = (), str(error)
         redactors = {
-            each.name: _CLEAR if each.addresses is WebhookAddresses.CLEAR else self._hashed()
+            each.name: _CLEAR if each.addresses is WebhookAddresses.CLEAR else self.hashed()
             for each in settings
         }
         wanted = {each.name: each for each in settings}
-        figures = self._events.metrics.webhooks
+        figures = self.events.metrics.webhooks
         if settings:
             figures.attach(lambda: {each.name: each.queued for each in self._couriers.values()})
             figures.results.declare(
@@ -125,33 +121,33 @@ class Webhooks:
     def _courier(self, settings: WebhookSettings, keys: Sequence[str]) -> WebhookCourier:
         def make_gap(count: int, why: str, first: float, last: float) -> Submit:
             data: dict[str, Field] = {"lost": count, "why": why, "first": _iso(first), "last": _iso(last)}
-            return self._submit([settings.name], GAP, 1, [("webhook.gap", self._clock.now(), data)])
+            return self._submit([settings.name], GAP, 1, [("webhook.gap", self.clock.now(), data)])
 
         return WebhookCourier(
             settings,
             keys,
-            read_keys=partial(webhook_keys, settings, self._environment),
-            store=self._store,
-            write=self._write,
+            read_keys=partial(webhook_keys, settings, self.environment),
+            store=self.store,
+            write=self.write,
             make_gap=make_gap,
-            events=self._events,
-            clock=self._clock,
-            random=self._random,
+            events=self.events,
+            clock=self.clock,
+            random=self.random,
         )
 
     async def _forget_others(self) -> None:
-        for queue in await self._store.queues():
+        for queue in await self.store.queues():
             if queue.kind is not Kind.WEBHOOK:
                 continue
             name, count = queue.zone, 0
             while name not in self._couriers:
-                found = await self._store.claim(queue, AT_ONCE, now=self._clock.now())
+                found = await self.store.claim(queue, AT_ONCE, now=self.clock.now())
                 if not found:
                     break
                 count += sum(About.read(each.recipient).events for each in found)
-                await self._store.settle([Finish(each) for each in found])
+                await self.store.settle([Finish(each) for each in found])
             if count:
-                self._events.webhooks.lost(name, count, "no [[webhook]] has this name any more")
+                self.events.webhooks.lost(name, count, "no [[webhook]] has this name any more")
 
     async def close(self) -> None:
         """Close the couriers, while the store accepts writes. Events are still created, and posted after the
@@ -170,7 +166,7 @@ class Webhooks:
         """Forget events that others have taken over and post."""
         for courier in self._couriers.values():
             courier.forget(keys)
-        self._store.release(keys)
+        self.store.release(keys)
 
     def outcomes(
         self,
@@ -197,7 +193,7 @@ class Webhooks:
         destination: str,
         seconds: float | None,
     ) -> Submit:
-        redact, now = self._redactors[couriers[0].name], self._clock.now()
+        redact, now = self._redactors[couriers[0].name], self.clock.now()
         about: dict[str, object] = {}
         if message is not None:
             about["sender"] = redact.mailbox(message.envelope.sender)
@@ -237,7 +233,7 @@ class Webhooks:
                 for couriers in self._asking({"message.accepted"})
             ]
         except Exception as error:  # noqa: BLE001 - see above
-            self._events.error("webhook", error, message_id=message.id)
+            self.events.error("webhook", error, message_id=message.id)
             return []
 
     def _accepted(self, courier: WebhookCourier, message: Message) -> dict[str, object]:
@@ -256,7 +252,7 @@ class Webhooks:
             data = {
                 key: redact.text(value) if isinstance(value, str) else value for key, value in fields.items()
             }
-            courier.put(f"msg_{self._ids.next()}_0", self._body(name, self._clock.now(), data))
+            courier.put(f"msg_{self.ids.next()}_0", self._body(name, self.clock.now(), data))
 
     def _asking(self, names: set[str]) -> Iterator[list[WebhookCourier]]:
         """Yield the couriers that want one of these events. Those that get the same text are together, and
@@ -278,13 +274,13 @@ class Webhooks:
         step: int,
         events: Sequence[tuple[str, float, Mapping[str, object]]],
     ) -> Submit:
-        event_id = self._ids.next()
+        event_id = self.ids.next()
         lines = [
             b"msg_%s_%d\t%s\r\n" % (event_id.encode(), at, self._body(*each))
             for at, each in enumerate(events)
         ]
         body = b"".join(lines)
-        now = self._clock.now()
+        now = self.clock.now()
         about = About(source, step, len(events))
         recipients = {each: about.recipient(each) for each in webhooks}
         envelope = Envelope(
@@ -302,7 +298,7 @@ class Webhooks:
         return Submit(message, body, deliveries)
 
     def _body(self, name: str, at: float, data: Mapping[str, object]) -> bytes:
-        event = {"type": name, "timestamp": _iso(at), "data": {**data, "relay": self._hostname}}
+        event = {"type": name, "timestamp": _iso(at), "data": {**data, "relay": self.hostname}}
         try:
             return _encode(event)
         except UnicodeEncodeError:  # unpaired surrogate
@@ -327,9 +323,9 @@ class Webhooks:
 
     async def test(self, courier: WebhookCourier) -> tuple[bool, str]:
         """Post a `webhook.test` event now. Return whether it was accepted, and the answer."""
-        now = self._clock.now()
+        now = self.clock.now()
         body = self._body("webhook.test", now, {"webhook": courier.name})
-        answer = await courier.endpoint.post(f"msg_{self._ids.next()}_0", body)
+        answer = await courier.endpoint.post(f"msg_{self.ids.next()}_0", body)
         return answer.ok, answer.text
 
     async def replay(self, courier: WebhookCourier, since: float | None) -> int:
@@ -337,7 +333,7 @@ class Webhooks:
         from then on. Return how many events wait.
         """
         if since is not None:
-            records = await REPORTS.run(self._records, since)
+            records = await REPORTS.run(self.records, since)
             accepted = {
                 str(fields.get("id", "")): fields for _, name, fields in records if name == "accepted"
             }
@@ -352,7 +348,7 @@ class Webhooks:
                     self._submit([courier.name], source, 1, [event])
                     for source, event in events[start : start + AT_ONCE]
                 ]
-                await self._store.settle(submits)
+                await self.store.settle(submits)
                 courier.notify()
             return courier.retry() + len(events)
         return courier.retry()

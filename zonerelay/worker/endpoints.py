@@ -5,6 +5,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -30,27 +31,23 @@ if TYPE_CHECKING:
     from zonerelay.admin.operators import Operators, Sandbox
 
 
+@dataclass(eq=False, repr=False)
 class Endpoints:
     """The sockets of a worker for operators. Call `open` once, and `close` even if `open` has failed.
     `settings` returns the active configuration. `submit` accepts mail that is submitted over HTTP.
     """
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        handler: Handler,
-        *,
-        settings: Callable[[], Settings],
-        board: StatusBoard,
-        readiness: ReadinessCheck,
-        submit: Submit,
-        sandbox: Sandbox | None,
-    ) -> None:
-        self.handler = handler
-        self._settings = settings
-        self._sandbox = sandbox
+    context: InitVar[WorkerContext]
+    handler: Handler
+    _: KW_ONLY
+    settings: Callable[[], Settings]
+    board: StatusBoard
+    readiness: ReadinessCheck
+    submit: Submit
+    sandbox: Sandbox | None
+
+    def __post_init__(self, context: WorkerContext) -> None:
         self._identity, self._events, self._clock = context.identity, context.events, context.clock
-        self._board, self._readiness, self._submit = board, readiness, submit
         self._admin: AdminServer | None = None
         self._parts = RetriedParts(
             context.events.error, lambda part: context.events.lifecycle("restored", part=part)
@@ -67,7 +64,7 @@ class Endpoints:
         processed. Raise ControlError if another relay answers, or if the supervisor could not reach this
         worker.
         """
-        identity, settings = self._identity, self._settings()
+        identity, settings = self._identity, self.settings()
 
         on_error = self._events.error
         final = ControlError if identity.supervised else AnotherRelayError
@@ -76,7 +73,7 @@ class Endpoints:
             path = control_socket_path(settings, identity.index)
             control = WorkerSocket(path, self.handler, on_error=on_error)
         else:
-            build = partial(self._build_operators, self.handler, self._submit)
+            build = partial(self._build_operators, self.handler, self.submit)
             control = ControlSocket(control_socket_path(settings), build, on_error=on_error)
         what = "commands are not answered", "control-socket"
         await self._parts.open(*what, control, ControlError, final=(final,))
@@ -86,12 +83,12 @@ class Endpoints:
     async def _serve_http(self, settings: Settings) -> None:
         admin = self._admin = AdminServer(
             settings.admin,
-            operators=lambda: self._build_operators(self.handler, self._submit),
+            operators=lambda: self._build_operators(self.handler, self.submit),
             metrics=self._events.metrics.exposition,
-            readiness=self._readiness,
+            readiness=self.readiness,
             inherited=self._identity.inherited,
             on_error=self._events.error,
-            before_metrics=self._board.refresh,
+            before_metrics=self.board.refresh,
         )
         await self._parts.open("HTTP is not served", "admin-http", admin, AdminError)
 
@@ -108,7 +105,7 @@ class Endpoints:
     def _relay(self) -> Handler:
         """Return the handler that answers for the whole relay."""
         if self._identity.supervised:
-            return RelayHandler(control_socket_path(self._settings()))
+            return RelayHandler(control_socket_path(self.settings()))
         return self.handler
 
     async def relay_status(self) -> RelayStatus:
@@ -125,13 +122,13 @@ class Endpoints:
 
         built = build_operators(
             handler,
-            self._settings,
+            self.settings,
             on_error=self._events.error,
             audit=self._events.requested,
             clock=self._clock,
             submit=submit,
             rules=rules,
-            sandbox=self._sandbox,
+            sandbox=self.sandbox,
         )
         self._operators.append(built)
         return built
@@ -141,5 +138,5 @@ class Endpoints:
         await self._parts.close()
         for each in self._operators:
             await each.asking.close()
-        await self._board.close()
-        await self._readiness.close()
+        await self.board.close()
+        await self.readiness.close()

@@ -331,7 +331,7 @@ async def test_a_batch_without_an_answer_is_found_out(place: Place, opened: Open
     assert await all_rows(partition) == [(b"a", b"2"), (b"b", b"2"), (b"n", b"1")]
     assert partition.position.number == 2
     await partition.write(Write({b"n": b"2", b"a": None}))
-    keeper = partition._keeper
+    keeper = partition.keeper
     assert isinstance(keeper, UnreliableKeeper)
     if what == "late":
         with pytest.raises(FencedError):

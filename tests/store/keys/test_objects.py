@@ -93,8 +93,8 @@ async def all_rows(partition: Partition) -> dict[bytes, bytes]:
 
 
 def keys_of(partition: Partition) -> ObjectKeys:
-    assert isinstance(partition._keeper, ObjectKeys)
-    return partition._keeper
+    assert isinstance(partition.keeper, ObjectKeys)
+    return partition.keeper
 
 
 async def settled(partition: Partition) -> None:
@@ -333,7 +333,7 @@ async def test_a_second_relay_where_there_are_no_conditions_is_noticed(queue: Qu
 async def test_a_write_without_an_answer_is_not_taken_for_another_writer(queue: Queue) -> None:
     """The lease is renewed before the relay finds out what became of it. One behind it is another writer."""
     partition = await queue.open()
-    keys, seen = keys_of(partition), partition._seen
+    keys, seen = keys_of(partition), partition.seen
     queue.place.hold = lambda name: "/log/" in name
     with pytest.raises(StoreError, match="no answer"):
         await keys.apply(Batch(Position(seen.epoch, seen.last.number + 1), Write({b"a": b"1"}), 1))

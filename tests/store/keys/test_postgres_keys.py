@@ -173,7 +173,7 @@ async def test_a_batch_that_ends_while_a_new_connection_is_judged_is_no_older_st
     opened: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = await opened(access_to(shared_postgres().url))
-    keeper = partition._keeper
+    keeper = partition.keeper
     assert isinstance(keeper, PostgresKeys)
     look = keeper._look
 

@@ -315,5 +315,5 @@ async def test_reservations_that_have_expired_are_removed(opened: Opening) -> No
 async def test_two_relays_that_start_together_both_make_the_tables(opened: Opening) -> None:
     access = access_to(shared_postgres().url)
     partitions = await asyncio.gather(*(opened(access, node) for node in range(4)))
-    assert all(isinstance(each._keeper, PostgresKeys) for each in partitions)
+    assert all(isinstance(each.keeper, PostgresKeys) for each in partitions)
     await asyncio.gather(*(each.write(Write({b"a": b"1"})) for each in partitions))

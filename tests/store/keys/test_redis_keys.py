@@ -150,7 +150,7 @@ async def test_a_batch_that_ends_while_a_new_connection_is_judged_is_no_older_st
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = await opened(server.url)
-    keeper = partition._keeper
+    keeper = partition.keeper
     assert isinstance(keeper, RedisKeys)
     look = keeper._look
 

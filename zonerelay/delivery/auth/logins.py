@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import secrets as random_secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -201,27 +201,23 @@ _Session = TypeVar("_Session")
 Senders = Mapping[str, AddressPatterns]
 
 
+@dataclass(eq=False, repr=False)
 class Logins:
     """Chooses credentials, logs in at smarthosts, and records the results. Calls `resume(zone)` when the
     zone's mail may be tried again.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        events: SmarthostEvents,
-        environment: Mapping[str, str],
-        *,
-        directory: Path,
-        resume: Callable[[str], None] = lambda zone: None,
-        post: Post = post,
-    ) -> None:
-        self._resume = resume
-        self._clock = clock
-        self._events = events
+    clock: Clock
+    events: SmarthostEvents
+    environment: InitVar[Mapping[str, str]]
+    _: KW_ONLY
+    directory: InitVar[Path]
+    resume: Callable[[str], None] = lambda zone: None
+    post: Post = post
+
+    def __post_init__(self, environment: Mapping[str, str], directory: Path) -> None:
         self._secrets = Secrets(environment)
         self._kept = KeptTokens(directory)
-        self._post = post
         self._accounts: dict[tuple[str, str], Account] = {}
         self._credentials: dict[str, CredentialSettings] = {}
         # The credentials of mailboxes, each under the name of the only zone that uses it.
@@ -252,7 +248,7 @@ class Logins:
         ]
         wanted = {(zone.name, name) for zone in zones for name in zone.credentials}
         wanted |= {(name, name) for name in self._mailboxes}
-        self._events.declare(sorted({zone for zone, _ in wanted}))
+        self.events.declare(sorted({zone for zone, _ in wanted}))
         for key, account in list(self._accounts.items()):
             if key not in wanted:
                 del self._accounts[key]
@@ -261,7 +257,7 @@ class Logins:
                 account.doubt()
             if account.problem:
                 self.forgive(key[0])
-                self._resume(key[0])
+                self.resume(key[0])
 
     def provide(self, credential: CredentialSettings) -> None:
         """Add the credential of a mailbox, whose name is that of its zone. An earlier refusal
@@ -351,7 +347,7 @@ class Logins:
         scope = Scope.HOST if len(zone.credentials) == 1 else Scope.MESSAGE
         try:
             material = await self._material(credential)
-            if not refused and not account.may_try(material, self._clock.monotonic()):
+            if not refused and not account.may_try(material, self.clock.monotonic()):
                 raise _no_login(account, scope)
             identity, new = await self._identity(credential, refused)
         except (SecretError, TokenError) as error:
@@ -393,9 +389,9 @@ class Logins:
                 credential,
                 secrets=self._secrets,
                 kept=self._kept,
-                clock=self._clock,
-                warn=lambda text: self._events.token_problem(name, text),
-                post=self._post,
+                clock=self.clock,
+                warn=lambda text: self.events.token_problem(name, text),
+                post=self.post,
             )
         return source
 
@@ -410,28 +406,28 @@ class Logins:
             account.problem, account.host, account.address = problem, "", ""
             account.doubt()
         else:
-            now = self._clock.monotonic()
+            now = self.clock.monotonic()
             account.refuse(problem, host="", address="", material=material, now=now)
-        self._events.answered(account.zone, "broken")
+        self.events.answered(account.zone, "broken")
         if news:
-            self._events.broken(account.zone, account.credential, problem)
+            self.events.broken(account.zone, account.credential, problem)
 
     def refused(self, account: Account, dialog: AuthDialog, problem: str, material: str) -> None:
         if account.credential in self._tokens:
             self._tokens[account.credential].forget()
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         account.refuse(problem, host=dialog.who, address=dialog.address, material=material, now=now)
-        self._events.answered(account.zone, "refused")
-        self._events.refused(account.zone, account.credential, dialog.who, problem)
+        self.events.answered(account.zone, "refused")
+        self.events.refused(account.zone, account.credential, dialog.who, problem)
 
     def failed(self, account: Account) -> None:
-        self._events.answered(account.zone, "failed")
+        self.events.answered(account.zone, "failed")
 
     def accepted(self, account: Account, dialog: AuthDialog, material: str) -> None:
         news = account.accept(material)
-        self._events.answered(account.zone, "ok")
+        self.events.answered(account.zone, "ok")
         if news:
-            self._events.restored(account.zone, account.credential, dialog.who)
+            self.events.restored(account.zone, account.credential, dialog.who)
 
 
 def senders_of(credentials: Sequence[CredentialSettings]) -> Senders:

@@ -18,7 +18,7 @@ import json
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from urllib.parse import urlsplit
 
 from zonerelay.config.credentials.secrets import SecretError
@@ -168,27 +168,21 @@ async def post(url: str, form: Mapping[str, str]) -> Response:
     return await request("POST", url, form=form, timeout=TIMEOUT, max_size=MAX_ANSWER)
 
 
+@dataclass(eq=False, repr=False)
 class TokenSource:
     """Fetches and caches the access tokens of one credential. Calls `warn` with problems of background
     requests.
     """
 
-    def __init__(
-        self,
-        settings: CredentialSettings,
-        *,
-        secrets: Secrets,
-        kept: KeptTokens,
-        clock: Clock,
-        warn: Callable[[str], None],
-        post: Post = post,
-    ) -> None:
-        self._settings = settings
-        self._secrets = secrets
-        self._kept = kept
-        self._clock = clock
-        self._warn = warn
-        self._post = post
+    settings: CredentialSettings
+    _: KW_ONLY
+    secrets: Secrets
+    kept: KeptTokens
+    clock: Clock
+    warn: Callable[[str], None]
+    post: Post = post
+
+    def __post_init__(self) -> None:
         self._token = ""
         self._good_until = 0.0
         self._renew_at = 0.0
@@ -201,18 +195,18 @@ class TokenSource:
 
     async def material(self) -> tuple[str, str]:
         """Return client secret and refresh token as they are now. Raise SecretError."""
-        settings = self._settings
-        secret = await self._secrets.get(settings.client_secret) if settings.client_secret else ""
+        settings = self.settings
+        secret = await self.secrets.get(settings.client_secret) if settings.client_secret else ""
         if not settings.refresh_token:
             return secret, ""
-        original = await self._secrets.get(settings.refresh_token)
+        original = await self.secrets.get(settings.refresh_token)
         if self._unkept is not None and self._unkept[0] == original:
             return secret, self._unkept[1]
-        return secret, await FILES.run(self._kept.current, settings.name, original)
+        return secret, await FILES.run(self.kept.current, settings.name, original)
 
     async def token(self) -> tuple[str, bool]:
         """Return the token, and whether it was fetched just now. Raise TokenError and SecretError."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if self._token and now < self._good_until:
             if now >= self._renew_at and self._fetching is None and now >= self._pause_until:
                 self._begin().add_done_callback(self._renewed)
@@ -221,13 +215,13 @@ class TokenSource:
 
     async def another_than(self, refused: str) -> str:
         """Return a token other than the one that a server refused. Raise the same errors as `token`."""
-        if self._token != refused and self._clock.monotonic() < self._good_until:
+        if self._token != refused and self.clock.monotonic() < self._good_until:
             return self._token
         return await self._fresh()
 
     async def _fresh(self) -> str:
         if self._fetching is None:
-            if self._failure is not None and self._clock.monotonic() < self._pause_until:
+            if self._failure is not None and self.clock.monotonic() < self._pause_until:
                 await self._raise_unless_corrected(self._failure)
             if self._fetching is None:
                 self._begin()
@@ -268,7 +262,7 @@ class TokenSource:
 
     def _renewed(self, task: asyncio.Task[str]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._warn(str(error))
+            self.warn(str(error))
 
     async def _fetch(self) -> str:
         try:
@@ -276,24 +270,24 @@ class TokenSource:
         except (TokenError, SecretError) as error:
             self._failures += 1
             pause = min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 30), LONGEST_PAUSE)
-            self._pause_until = self._clock.monotonic() + pause
+            self._pause_until = self.clock.monotonic() + pause
             self._failure = error
             raise
         self._failures, self._failure = 0, None
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         self._token = grant.access_token
         self._good_until = now + max(grant.life - SPARE, grant.life / 2)
         self._renew_at = now + grant.life * AHEAD
         return grant.access_token
 
     async def _ask(self) -> Grant:
-        settings = self._settings
+        settings = self.settings
         self._failed_with = None
         client_secret, refresh_token = self._failed_with = await self.material()
         form = request_form(settings, client_secret=client_secret, refresh_token=refresh_token)
         host = urlsplit(settings.token_url).hostname or ""
         try:
-            answer = await self._post(settings.token_url, form)
+            answer = await self.post(settings.token_url, form)
             grant = read_answer(answer.status, answer.body, secrets=(client_secret, refresh_token))
         except WebError as error:
             raise TokenError(f"no token from {host}: {error}") from error
@@ -305,12 +299,12 @@ class TokenSource:
 
     async def _keep(self, token: str) -> None:
         """Store a new refresh token before the access token is used, so that a crash cannot lose it."""
-        settings = self._settings
+        settings = self.settings
         try:
-            original = await self._secrets.get(settings.refresh_token)
+            original = await self.secrets.get(settings.refresh_token)
             self._unkept = (original, token)
-            await FILES.run(self._kept.replace, settings.name, settings.refresh_token, original, token)
+            await FILES.run(self.kept.replace, settings.name, settings.refresh_token, original, token)
         except SecretError as error:
-            self._warn(str(error))  # the token works until the next start, and the operator is notified
+            self.warn(str(error))  # the token works until the next start, and the operator is notified
         else:
             self._unkept = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import Settings
@@ -30,23 +31,18 @@ EXPIRED = 600.0
 _HOST = "capture"
 
 
+@dataclass(eq=False, repr=False)
 class Capturing:
     """Delivers batches to the capture store. It opens the store with the first batch, or with `start`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        read_body: ReadBody,
-        check_claim: CheckClaim,
-        clock: Clock,
-        on_error: Callable[[str, BaseException], None],
-    ) -> None:
-        self._settings = settings
-        self._read_body = read_body
-        self._check_claim = check_claim
-        self._clock = clock
-        self._on_error = on_error
+    settings: Settings
+    _: KW_ONLY
+    read_body: ReadBody
+    check_claim: CheckClaim
+    clock: Clock
+    on_error: Callable[[str, BaseException], None]
+
+    def __post_init__(self) -> None:
         self._capture: Capture | None = None
         self._lock = asyncio.Lock()
         self._expiring: asyncio.Task[None] | None = None
@@ -67,15 +63,15 @@ class Capturing:
         async with self._lock:
             self.start()
             try:
-                pieces = [piece async for piece in self._read_body(batch.message.id)]
-                self._check_claim(batch.message.id)
+                pieces = [piece async for piece in self.read_body(batch.message.id)]
+                self.check_claim(batch.message.id)
                 outcome = await CAPTURE.run(self._keep, batch, b"".join(pieces))
             except ClaimLostError:
                 raise
             except StoreError as error:
                 outcome = _outcome(Verdict.DEFERRED, unreadable(error))
             except Exception as error:  # noqa: BLE001 - an unknown error is temporary
-                self._on_error("capture", error)
+                self.on_error("capture", error)
                 outcome = _outcome(
                     Verdict.DEFERRED, Reply(451, "3.0", f"internal error: {type(error).__name__}")
                 )
@@ -103,7 +99,7 @@ class Capturing:
         if self._capture is None:
             from zonerelay.capture.store import open_capture  # noqa: PLC0415 - as above
 
-            self._capture = open_capture(self._settings, self._clock.now)
+            self._capture = open_capture(self.settings, self.clock.now)
         return self._capture
 
     async def _expire(self) -> None:

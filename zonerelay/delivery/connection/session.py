@@ -23,7 +23,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import StrEnum
 from typing import Protocol, cast
 
@@ -248,23 +248,16 @@ class Session:
         return self.terms.cover(terms) and (not only_for or terms.route.name == only_for)
 
 
+@dataclass(frozen=True, slots=True)
 class SessionOpener:
     """Opens sessions. HostFailure is raised on failure. After any exception no socket stays open."""
 
-    def __init__(
-        self,
-        settings: DeliverySettings,
-        tls: TlsPolicy,
-        *,
-        hostname: str,
-        observe_tls: TlsObserver,
-        logins: Logins,
-    ) -> None:
-        self._logins = logins
-        self._settings = settings
-        self._tls = tls
-        self._hostname = hostname
-        self._observe = observe_tls
+    settings: DeliverySettings
+    tls: TlsPolicy
+    _: KW_ONLY
+    hostname: str
+    observe_tls: TlsObserver
+    logins: Logins
 
     async def open(self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsPlan) -> Session:
         """Return a session, which owns the slot and releases it with its socket. After an exception the
@@ -276,28 +269,28 @@ class SessionOpener:
         def open_with(login: Login) -> Awaitable[Session]:
             return self._open_as_planned(terms, host, ip, slot, plan, login=login)
 
-        return await self._logins.opening(terms, open_with)
+        return await self.logins.opening(terms, open_with)
 
     async def _open_as_planned(
         self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsPlan, *, login: Login | None = None
     ) -> Session:
         key = f"{host.name}:{host.port}"
         zone, why = terms.zone.name, ""
-        if plan.may_fall_back and key in self._tls.broken:
+        if plan.may_fall_back and key in self.tls.broken:
             session = await self._open(terms, host, ip, plan.in_clear(), slot, login=login)
         else:
             try:
                 session = await self._open_asking_twice(terms, host, ip, plan, slot, login=login)
             except TlsFailure as failure:
                 if not plan.may_fall_back:
-                    self._observe(zone, plan.level, "failed")
+                    self.observe_tls(zone, plan.level, "failed")
                     raise
                 why = failure.reply.text
-                self._tls.broken.add(key)
+                self.tls.broken.add(key)
                 session = await self._open(terms, host, ip, plan.in_clear(), slot, login=login)
         if plan.encrypts:
             result = "ok" if session.security != IN_CLEAR.security else "fallback"
-            self._observe(zone, plan.level, result, host=host.name, why=why)
+            self.observe_tls(zone, plan.level, result, host=host.name, why=why)
         return session
 
     async def _open_asking_twice(
@@ -308,28 +301,28 @@ class SessionOpener:
         try:
             return await self._open(terms, host, ip, plan, slot, login=login)
         except TlsFailure as failure:
-            if not failure.unanswered or key in self._tls.small:
+            if not failure.unanswered or key in self.tls.small:
                 raise
-            self._tls.small.add(key)
+            self.tls.small.add(key)
             try:
                 return await self._open(terms, host, ip, plan, slot, login=login)
             except HostFailure:
-                self._tls.small.discard(key)
+                self.tls.small.discard(key)
                 raise failure from None
 
     async def _open(
         self, terms: Terms, host: MxHost, ip: str, plan: TlsPlan, slot: Slot, *, login: Login | None
     ) -> Session:
         zone, record = terms.zone, slot.record
-        timeout = self._settings.connect_timeout
+        timeout = self.settings.connect_timeout
         try:
             sock = await open_socket(zone, host.name, ip, host.port, timeout=timeout, source=terms.key.source)
         except HostFailure as failure:
             if record is not None:
                 record.note(failure.reply.text)
             raise
-        ehlo_name = terms.ehlo_name(self._hostname)
-        greeter = _Greeter(sock, host, ip, plan, ehlo_name=ehlo_name, settings=self._settings, tls=self._tls)
+        ehlo_name = terms.ehlo_name(self.hostname)
+        greeter = _Greeter(sock, host, ip, plan, ehlo_name=ehlo_name, settings=self.settings, tls=self.tls)
         greeter.record = record
         try:
             capabilities = await greeter.run()
@@ -387,53 +380,47 @@ class _Reader(SMTPProtocol):
             raise aiosmtplib.SMTPResponseException(-1, "a reply that no command asked for")
 
 
+@dataclass(eq=False, repr=False)
 class _Greeter:
     """Performs the greeting, EHLO, STARTTLS and login on a connected socket, and owns it until `hand_over`.
 
     aiosmtplib's errors become HostFailure.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        host: MxHost,
-        ip: str,
-        plan: TlsPlan,
-        *,
-        ehlo_name: str,
-        settings: DeliverySettings,
-        tls: TlsPolicy,
-    ) -> None:
-        self.address = display_address(ip, host.port)
+    sock: socket.socket
+    host: MxHost
+    ip: InitVar[str]
+    plan: TlsPlan
+    _: KW_ONLY
+    ehlo_name: str
+    settings: DeliverySettings
+    tls: TlsPolicy
+
+    def __post_init__(self, ip: str) -> None:
+        self.address = display_address(ip, self.host.port)
         self.proof = IN_CLEAR
         self.tls_words = ""
         """The TLS version, with the security of the connection if the plan required more: "TLSv1.3 dane"."""
-        self.who = self.address if host.literal else f"{host.name} ({self.address})"
-        self._sock = sock
-        self._host = host
+        self.who = self.address if self.host.literal else f"{self.host.name} ({self.address})"
         self.record: Record | None = None
-        self._ehlo_name = ehlo_name
-        self._settings = settings
-        self._plan = plan
-        self._tls = tls
         self._reader = _Reader(asyncio.get_running_loop())
         self._transport: asyncio.Transport | None = None
 
     async def run(self) -> Capabilities:
         """Return the extensions of the server when the connection meets the plan. Raise HostFailure."""
         await self._connect()
-        if self._plan.on_connect:
+        if self.plan.on_connect:
             self._prove()
             capabilities = await self._introduce()
             self._keep_session()
             return capabilities
         capabilities = await self._introduce()
-        if not self._plan.encrypts:
+        if not self.plan.encrypts:
             return capabilities
         if not capabilities.starttls:
-            if self._plan.may_fall_back:
+            if self.plan.may_fall_back:
                 return capabilities
-            text = f"{self.who} does not offer STARTTLS, and {self._plan.why}"
+            text = f"{self.who} does not offer STARTTLS, and {self.plan.why}"
             raise TlsFailure(Reply(451, "7.4", text), address=self.address)
         if not await self._start_tls():
             return capabilities
@@ -441,7 +428,7 @@ class _Greeter:
         return await self._introduce_again()
 
     async def _connect(self) -> None:
-        plan, timeout = self._plan, self._settings.greeting_timeout
+        plan, timeout = self.plan, self.settings.greeting_timeout
         loop = asyncio.get_running_loop()
         reader = self._reader
         context = self._context() if plan.on_connect else None
@@ -449,7 +436,7 @@ class _Greeter:
             async with asyncio.timeout(timeout):
                 await loop.create_connection(
                     lambda: reader,
-                    sock=self._sock,
+                    sock=self.sock,
                     ssl=context,
                     server_hostname=plan.name if context is not None else None,
                     ssl_handshake_timeout=timeout if context is not None else None,
@@ -485,7 +472,7 @@ class _Greeter:
         if self.record is not None:
             self.record.command(line, secret=not line.startswith(b"AUTH "))
         try:
-            said = await self._reader.execute_command(line, timeout=self._settings.ehlo_timeout)
+            said = await self._reader.execute_command(line, timeout=self.settings.ehlo_timeout)
         except aiosmtplib.SMTPResponseException as error:  # its text may repeat a secret
             text = f"{self.address} answered AUTH with what is no reply"
             raise HostFailure(Reply(451, "5.0", text), address=self.address) from error
@@ -503,11 +490,11 @@ class _Greeter:
         if self._transport is not None:
             self._transport.abort()
         else:
-            self._sock.close()
+            self.sock.close()
 
     async def _introduce(self) -> Capabilities:
         """Send EHLO, or HELO to a server that does not know EHLO (RFC 5321 3.2)."""
-        timeout = self._settings.ehlo_timeout
+        timeout = self.settings.ehlo_timeout
         try:
             try:
                 return parse_ehlo((await self._introduced(b"EHLO", timeout)).message)
@@ -520,32 +507,32 @@ class _Greeter:
         return Capabilities()
 
     def _context(self) -> ResumingContext:
-        small = f"{self._host.name}:{self._host.port}" in self._tls.small
-        context = self._tls.context(verify=self._plan.verify, small=small)
-        if not self._plan.may_resume:
-            context.forget(self._plan.name)
+        small = f"{self.host.name}:{self.host.port}" in self.tls.small
+        context = self.tls.context(verify=self.plan.verify, small=small)
+        if not self.plan.may_resume:
+            context.forget(self.plan.name)
         return context
 
     def _keep_session(self) -> None:
         tls = self.open_transport().get_extra_info("ssl_object")
-        if self._plan.may_resume:
-            tls.context.keep(self._plan.name, tls)
+        if self.plan.may_resume:
+            tls.context.keep(self.plan.name, tls)
 
     async def _start_tls(self) -> bool:
         """Start TLS. Return false if the server refuses it properly and the plan allows clear text."""
         context = self._context()
-        timeout = self._settings.starttls_timeout
+        timeout = self.settings.starttls_timeout
         try:
             self._said(b"STARTTLS")
             self._heard(
-                await self._reader.start_tls(context, server_hostname=self._plan.name, timeout=timeout)
+                await self._reader.start_tls(context, server_hostname=self.plan.name, timeout=timeout)
             )
         except aiosmtplib.SMTPResponseException as error:
             self._heard(error)
-            if self._plan.may_fall_back and error.code >= 400 and error.code != 421:
+            if self.plan.may_fall_back and error.code >= 400 and error.code != 421:
                 return False
             said = f"{error.code} {printable(error.message)}" if error.code > 0 else printable(error.message)
-            text = f"{self.who} refused STARTTLS: {said}; {self._plan.why}"
+            text = f"{self.who} refused STARTTLS: {said}; {self.plan.why}"
             raise TlsFailure(Reply(451, "7.4", text), address=self.address) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._broken_handshake(error) from error
@@ -556,7 +543,7 @@ class _Greeter:
         """Check the peer's identity before any command inside TLS."""
         tls = self.open_transport().get_extra_info("ssl_object")
         try:
-            self.proof = prove(self._plan, tls, now=self._tls.now())
+            self.proof = prove(self.plan, tls, now=self.tls.now())
         except WrongPeerError as error:
             raise self._tls_failure(f"{self.who}: {error}") from error
         worth = self.proof.security
@@ -568,7 +555,7 @@ class _Greeter:
         # With TLS 1.3 the peer may refuse after our side of the handshake is done, so a connection that
         # breaks here is a failed handshake too. A refusal with a reply has arrived over TLS.
         try:
-            reply = await self._introduced(b"EHLO", self._settings.ehlo_timeout)
+            reply = await self._introduced(b"EHLO", self.settings.ehlo_timeout)
         except aiosmtplib.SMTPHeloError as error:
             raise self._failure(Phase.EHLO, error) from error
         except (aiosmtplib.SMTPException, OSError) as error:
@@ -577,7 +564,7 @@ class _Greeter:
         return parse_ehlo(reply.message)
 
     async def _introduced(self, verb: bytes, timeout: float) -> aiosmtplib.SMTPResponse:
-        name = self._ehlo_name.encode()
+        name = self.ehlo_name.encode()
         self._said(verb + b" " + name)
         reply = await self._reader.execute_command(verb, name, timeout=timeout)
         self._heard(reply)
@@ -602,14 +589,14 @@ class _Greeter:
         self._transport = cast(asyncio.Transport, self._reader.transport)
 
     def _broken_handshake(self, error: Exception) -> TlsFailure:
-        self._context().forget(self._plan.name)
+        self._context().forget(self.plan.name)
         failure = self._tls_failure(f"TLS with {self.who} failed: {handshake_words(error)}")
         failure.unanswered = not isinstance(error.__cause__ or error, ssl.SSLError)
         return failure
 
     def _tls_failure(self, text: str) -> TlsFailure:
-        if not self._plan.may_fall_back:
-            text = f"{text}; {self._plan.why}"
+        if not self.plan.may_fall_back:
+            text = f"{text}; {self.plan.why}"
         if self.record is not None:
             self.record.note(text)
         return TlsFailure(Reply(451, "7.5", text), address=self.address)

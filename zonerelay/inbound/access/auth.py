@@ -26,7 +26,7 @@ import asyncio
 import enum
 import hashlib
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 
 import msgspec
@@ -120,29 +120,24 @@ def _account(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
+@dataclass(eq=False, repr=False)
 class Authenticator:
     """Checks logins on one event loop. `secret` is the key of the remembered passwords and must not outlive
     the process.
     """
 
-    def __init__(
-        self,
-        settings: AuthSettings,
-        *,
-        clock: Clock,
-        events: Events,
-        secret: bytes,
-        guard: Guard | None = None,
-        matches: Matches = passwords.matches,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        share: Callable[[str], None] = lambda _: None,
-        cores: int = 1,
-    ) -> None:
-        self._share = share
-        self._clock = clock
-        self._events = events
-        self._sleep = sleep
-        self._guard = guard
+    settings: InitVar[AuthSettings]
+    _: KW_ONLY
+    clock: Clock
+    events: Events
+    secret: InitVar[bytes]
+    guard: Guard | None = None
+    matches: InitVar[Matches] = passwords.matches
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    share: Callable[[str], None] = lambda _: None
+    cores: InitVar[int] = 1
+
+    def __post_init__(self, settings: AuthSettings, secret: bytes, matches: Matches, cores: int) -> None:
         self._remembered = RememberedPasswords(secret)
         self._checks = PasswordChecks(matches, cores)
         self._clients, self._networks, self._accounts = (
@@ -197,7 +192,7 @@ class Authenticator:
                 task.cancel()
             raise
         if delay:
-            await self._sleep(delay)
+            await self.sleep(delay)
         return login
 
     def known(self, name: str) -> Login | None:
@@ -216,7 +211,7 @@ class Authenticator:
         return Login(LoginKind.WRONG, detail="no such user") if user is None else Login(LoginKind.OK, user)
 
     def _watch(self, path: Path) -> CredentialsWatch:
-        return CredentialsWatch(path, events=self._events)
+        return CredentialsWatch(path, events=self.events)
 
     def _at_once(self, attempt: _Attempt) -> Login | None:
         """Return the login if no thread and no file is needed, as for an application that logs in
@@ -230,20 +225,20 @@ class Authenticator:
         user = self._file.users.get(attempt.credentials.user)
         if user is None:
             return None
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         is_known = self._remembered.holds(self._key(attempt, user.hash), now)
-        if not is_known and self._guard is not None and (second := self._guard.second_hash(user.name)):
+        if not is_known and self.guard is not None and (second := self.guard.second_hash(user.name)):
             is_known = self._remembered.holds(self._key(attempt, second), now)
         return self._success(attempt, user) if is_known else None
 
     async def _guarded(self, attempt: _Attempt, login: Login) -> Login:
-        if login.user is None or self._guard is None:
+        if login.user is None or self.guard is None:
             return login
-        refusal = await self._guard.log_in_refusal(login.user.name, attempt.address)
+        refusal = await self.guard.log_in_refusal(login.user.name, attempt.address)
         if refusal is None:
             return login
         kind = LoginKind.BROKEN if refusal.reply.is_transient else LoginKind.BARRED
-        return Login(kind, detail=self._guard.problem, refusal=refusal)
+        return Login(kind, detail=self.guard.problem, refusal=refusal)
 
     async def _examine(self, attempt: _Attempt) -> tuple[Login, float]:
         """Return the login, after counting and reporting it, and the delay of its reply."""
@@ -255,19 +250,19 @@ class Authenticator:
         except ClosedError:
             login = Login(LoginKind.BROKEN, detail="the relay stops")
         except Exception as error:  # noqa: BLE001  (rule 3: unknown trouble is temporary)
-            self._events.error("auth", error)
+            self.events.error("auth", error)
             login = Login(LoginKind.BROKEN, detail="unexpected error")
         delay = 0.0
         if login.kind is LoginKind.WRONG:
             guess = self._key(attempt, "")
             delay = self._failed(attempt, guess)
             failure = FailedLogin(attempt.address, attempt.account.hex(), guess.hex(), attempt.regular)
-            self._share(msgspec.json.encode(failure).decode())
+            self.share(msgspec.json.encode(failure).decode())
         self._report(attempt, login)
         return login, delay
 
     def _failed(self, attempt: _Attempt, guess: bytes) -> float:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         delay, *_ = [table.failed(key, now, guess) for table, key, _ in self._counters(attempt)]
         return delay
 
@@ -291,8 +286,8 @@ class Authenticator:
         stored = user.hash if user is not None else nobodys_hash
         try:
             right = await self._is_right(attempt, stored)
-            if not right and user is not None and self._guard is not None:
-                rails = await self._guard.rails_of(user.name)
+            if not right and user is not None and self.guard is not None:
+                rails = await self.guard.rails_of(user.name)
                 if rails is not None and rails.second_hash:
                     stored = rails.second_hash
                     right = await self._is_right(attempt, stored)
@@ -306,7 +301,7 @@ class Authenticator:
             detail = "no such user" if user is None else "wrong password"
             return Login(LoginKind.WRONG, detail=detail)
         self._remembered.most = max(MIN_REMEMBERED, len(self._file.users or ()))
-        self._remembered.add(self._key(attempt, stored), self._clock.monotonic())
+        self._remembered.add(self._key(attempt, stored), self.clock.monotonic())
         return self._success(attempt, user)
 
     async def _is_right(self, attempt: _Attempt, stored: str) -> bool:
@@ -335,12 +330,12 @@ class Authenticator:
         self._regulars.pop(place, None)
         if len(self._regulars) >= MAX_REGULARS:
             del self._regulars[next(iter(self._regulars))]
-        self._regulars[place] = self._clock.monotonic()
+        self._regulars[place] = self.clock.monotonic()
         return Login(LoginKind.OK, user)
 
     def _is_regular(self, attempt: _Attempt) -> bool:
         seen = self._regulars.get((attempt.credentials.user, attempt.network))
-        return seen is not None and self._clock.monotonic() < seen + REGULAR_FOR
+        return seen is not None and self.clock.monotonic() < seen + REGULAR_FOR
 
     def _counters(self, attempt: _Attempt) -> tuple[tuple[Attempts, Hashable, str], ...]:
         """Return the counters to which a failure is added, each with its name."""
@@ -358,7 +353,7 @@ class Authenticator:
         )
 
     def _lock(self, attempt: _Attempt) -> Login | None:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         for table, key, what in self._counters(attempt):
             if table.locked(key, now):
                 return Login(LoginKind.LOCKED, detail=f"too many failed log-ins {what}")
@@ -368,7 +363,7 @@ class Authenticator:
         """Return the number of failures in the client's network, or None if the login is locked."""
         if self._lock(attempt) is not None:
             return None
-        return self._networks.count(attempt.network, self._clock.monotonic())
+        return self._networks.count(attempt.network, self.clock.monotonic())
 
     def _key(self, attempt: _Attempt, stored_hash: str) -> bytes:
         return self._remembered.key(attempt.credentials.user, attempt.credentials.password, stored_hash)
@@ -377,7 +372,7 @@ class Authenticator:
         name = attempt.credentials.user
         # A name that is not a user is not logged: people type their passwords there.
         known = login.user is not None or (self._file.users is not None and name in self._file.users)
-        self._events.login(login.kind, attempt.address, user=name if known else "")
+        self.events.login(login.kind, attempt.address, user=name if known else "")
 
 
 def _limits(settings: AuthSettings) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.cleanup.submit import Submissions
@@ -24,36 +25,31 @@ from zonerelay.process.sockets import NOTHING, Inherited
 from zonerelay.telemetry.events.events import Events
 
 
+@dataclass(eq=False, repr=False)
 class HttpListener:
     """Accepts connections for an HTTP [[listener]]."""
 
-    def __init__(
-        self,
-        settings: ListenerSettings,
-        behind: Listener,
-        *,
-        open_http: OpenHttp,
-        events: Events,
-        shared: SharedContext,
-        certificates: TlsContexts | None = None,
-        inherited: Inherited = NOTHING,
-    ) -> None:
-        self.settings = settings
-        self._certificates = certificates
+    settings: ListenerSettings
+    behind: Listener
+    _: KW_ONLY
+    open_http: OpenHttp
+    events: Events
+    shared: InitVar[SharedContext]
+    certificates: TlsContexts | None = None
+    inherited: InitVar[Inherited] = NOTHING
+
+    def __post_init__(self, shared: SharedContext, inherited: Inherited) -> None:
         self._memory = shared.memory
-        self._events = events
         self._admission: Admission[HttpConnection] = Admission(
-            settings, memory=shared.memory, metrics=events.metrics
+            self.settings, memory=shared.memory, metrics=self.events.metrics
         )
-        self._behind = behind
-        self._open_http = open_http
         self._service: ServesHttp | None = None
         self._opening: asyncio.Task[ServesHttp] | None = None
         self._socket = ListeningSocket(inherited, self._connection)
 
     @property
     def submissions(self) -> Submissions:
-        return self._behind.submissions
+        return self.behind.submissions
 
     @property
     def connections(self) -> int:
@@ -73,10 +69,10 @@ class HttpListener:
     def _connection(self) -> HttpConnection:
         return HttpConnection(
             self.settings,
-            self._certificates,
+            self.certificates,
             admission=self._admission,
             memory=self._memory,
-            events=self._events,
+            events=self.events,
             service=self._serving,
         )
 
@@ -89,9 +85,9 @@ class HttpListener:
 
     async def _opened(self) -> ServesHttp:
         try:
-            self._service = await self._open_http(lambda: self.settings, self.submissions.submit)
+            self._service = await self.open_http(lambda: self.settings, self.submissions.submit)
         except Exception as error:
-            self._events.error("http-listener", error)
+            self.events.error("http-listener", error)
             raise
         finally:
             self._opening = None
@@ -105,13 +101,13 @@ class HttpListener:
         policy: AskedPolicy | None = None,
     ) -> None:
         """Apply these settings to new connections, and to new requests of open ones."""
-        self.settings, self._certificates = settings, certificates
+        self.settings, self.certificates = settings, certificates
         self._admission.configure(settings)
-        self._behind.configure(settings, shared, policy=policy)
+        self.behind.configure(settings, shared, policy=policy)
 
     def asks(self, policy: AskedPolicy) -> bool:
         """Return whether an open session uses this policy (see `Listener.asks`)."""
-        return self._behind.asks(policy)
+        return self.behind.asks(policy)
 
     def stop_accepting(self) -> None:
         """Close the listening socket. Connections stay open."""
@@ -131,4 +127,4 @@ class HttpListener:
         for connection in tuple(self._admission.sessions):
             connection.abort()
         await self._admission.emptied(None)
-        await self._behind.drain(timeout)
+        await self.behind.drain(timeout)

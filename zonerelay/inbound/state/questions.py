@@ -9,7 +9,7 @@ Promise: `ask` raises only CancelledError. An unexpected error is temporary (rul
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Protocol
 
@@ -88,24 +88,20 @@ class AskedPolicy(Protocol):
     async def ask(self, event: Event) -> Decision: ...
 
 
+@dataclass(eq=False, repr=False)
 class Consultants:
     """Performs the lookups of one listener. Users, sender domains and policy are optional."""
 
-    def __init__(
-        self,
-        *,
-        events: Events,
-        users: Users | None = None,
-        sender_domains: SenderDomainCheck | None = None,
-        policy: AskedPolicy | None = None,
-    ) -> None:
-        self._events = events
-        self._users = users
-        self._sender_domains = sender_domains
-        self.policy = policy
-        self._by_policy = policy.asked if policy is not None else frozenset()
+    _: KW_ONLY
+    events: Events
+    users: Users | None = None
+    sender_domains: SenderDomainCheck | None = None
+    policy: AskedPolicy | None = None
+
+    def __post_init__(self) -> None:
+        self._by_policy = self.policy.asked if self.policy is not None else frozenset()
         self.asked: frozenset[type] = frozenset(self._by_policy)
-        if sender_domains is not None:
+        if self.sender_domains is not None:
             self.asked |= {Mail}
 
     async def ask(self, question: Question) -> Verdict:
@@ -116,13 +112,13 @@ class Consultants:
                 return Verdict(login=await question.users.named(question.user))
             if isinstance(question, Allow):
                 return Verdict(allowance=await question.guard.allowance(question.user))
-            if isinstance(question, Mail) and self._sender_domains is not None:
-                reply = await self._sender_domains.check(domain_of(Mailbox(question.sender)))
+            if isinstance(question, Mail) and self.sender_domains is not None:
+                reply = await self.sender_domains.check(domain_of(Mailbox(question.sender)))
                 if reply is not None:
                     return Verdict(Decision(reply=reply), reason=Reason.SENDER_DOMAIN)
             return Verdict(await self._decide(question))
         except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
-            self._events.error("inbound", error)
+            self.events.error("inbound", error)
             return Verdict(_NOT_NOW, Login(LoginKind.BROKEN), reason=Reason.LOCAL_ERROR)
 
     async def _decide(self, event: Event) -> Decision:
@@ -131,13 +127,13 @@ class Consultants:
         return ACCEPT
 
     async def _log_in(self, question: LogIn) -> Verdict:
-        if self._users is None:
+        if self.users is None:
             return Verdict(login=Login(LoginKind.BROKEN, detail="no users"))
         if PresentedLogin in self._by_policy:
             ask = partial(self._presented, question)
-            login = await self._users.check(question.credentials, question.client.address, ask)
+            login = await self.users.check(question.credentials, question.client.address, ask)
         else:
-            login = await self._users.check(question.credentials, question.client.address)
+            login = await self.users.check(question.credentials, question.client.address)
         if login.kind is not LoginKind.OK or login.user is None:
             return Verdict(login=login)
         event = Auth(client=question.client, user=login.user.name, mechanism=question.mechanism)

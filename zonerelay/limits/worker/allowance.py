@@ -29,7 +29,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 from zonerelay.config.units import Rate
 from zonerelay.limits.authority import MAX_WAITING
@@ -98,31 +98,27 @@ MORE = 1.3
 _NEVER = float("-inf")
 
 
+@dataclass(eq=False, repr=False)
 class LeasedTurns:
     """The reserved send times of one destination. `site` and `destination` are empty if only the zone has a
     rate.
     """
 
-    def __init__(
-        self,
-        site: str,
-        destination: str,
-        rate: Rate | None,
-        zone_rate: Rate | None,
-        *,
-        clock: Clock,
-        bounds: ClockBounds,
-        wanted: Callable[[LeasedTurns], None],
-    ) -> None:
+    site: str
+    destination: str
+    rate: InitVar[Rate | None]
+    zone_rate: InitVar[Rate | None]
+    _: KW_ONLY
+    clock: Clock
+    bounds: ClockBounds
+    wanted: Callable[[LeasedTurns], None]
+
+    def __post_init__(self, rate: Rate | None, zone_rate: Rate | None) -> None:
         rates = [each for each in (rate, zone_rate) if each is not None]
-        self.site, self.destination = site, destination
         self._site_interval = interval(rate) if rate is not None else 0.0
         self._zone_interval = interval(zone_rate) if zone_rate is not None else 0.0
         self.interval = max(self._site_interval, self._zone_interval)
         self._grace = min(map(leased_grace, rates))
-        self._clock = clock
-        self._bounds = bounds
-        self._wanted = wanted
         self._turns: list[float] = []
         self._waiting: dict[Hashable, int] = {}
         self._unused: list[float] = []
@@ -135,7 +131,7 @@ class LeasedTurns:
         self._useless = False
         self._most_pending = max(1, int(HORIZON / self.interval))
         self._lead = 0.0
-        self._arrived_at = clock.monotonic()
+        self._arrived_at = self.clock.monotonic()
         self.asked = False
         self.pending = 0
         self.last = _NEVER
@@ -153,7 +149,7 @@ class LeasedTurns:
     @property
     def due(self) -> float:
         """When the next batch may start. It is later than now if that is not known yet."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         self._drop_missed(now)
         left = len(self._turns) - self._started
         if left <= self._block // 2 and left < self._demand:
@@ -163,7 +159,7 @@ class LeasedTurns:
     @property
     def next_turn(self) -> float:
         """Return the next available send time."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         self._drop_missed(now)
         if len(self._turns) < max(1, self.pending):
             self._ask()
@@ -188,7 +184,7 @@ class LeasedTurns:
 
     def arrived(self, seconds: float) -> None:
         """Note that the connection of a batch was established `seconds` after its start."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         half = max(LEAD_MEMORY, _FEW * self.interval)
         self._lead = max(seconds, self._lead * 0.5 ** ((now - self._arrived_at) / half))
         self._arrived_at = now
@@ -243,7 +239,7 @@ class LeasedTurns:
 
     def idle_for(self, now: float) -> float:
         """Return the seconds since the last used send time."""
-        return float("inf") if self.last == _NEVER else now - self._bounds.window(self.last, 0.0)[0]
+        return float("inf") if self.last == _NEVER else now - self.bounds.window(self.last, 0.0)[0]
 
     def unused(self) -> tuple[tuple[str, float], ...]:
         """Return the send times that this worker will not use, each with its site, and forget them."""
@@ -262,7 +258,7 @@ class LeasedTurns:
         return sum(self._waiting.values())
 
     def _window(self, number: int) -> tuple[float, float]:
-        return self._bounds.window(self._turns[number], self._grace)
+        return self.bounds.window(self._turns[number], self._grace)
 
     def _start_of(self, number: int) -> float:
         return self._window(number)[0] - self._ahead
@@ -274,14 +270,14 @@ class LeasedTurns:
 
     def _ask(self) -> None:
         if not self.asked:
-            self._wanted(self)
+            self.wanted(self)
 
     def _give_back_surplus(self) -> None:
         """Return surplus send times if other workers can still use them."""
         surplus = len(self._turns) - self._started - self._demand
         if surplus <= 0:
             return
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         while surplus and self._window(-1)[0] > now + TOO_LATE:
             self._unused.append(self._turns.pop())
             self._useless = True

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MAX_ROW, MessageId, row_id
@@ -111,33 +112,28 @@ class Window:
         self._total = 0
 
 
+@dataclass(eq=False, repr=False)
 class OutboxClaims:
     """Claims rows and holds the claims. `put(write)` stores the final state of a row. `superseded` is called
     with a row that was queued again while this relay had it; `in_hand` returns whether a claim outside `rows`
     belongs to this relay.
     """
 
-    def __init__(
-        self,
-        keeper: OutboxKeeper,
-        mailboxes: Mailboxes,
-        around: OutboxSurroundings,
-        *,
-        put: Callable[[Write], None],
-        superseded: Callable[[Row], None],
-        in_hand: Callable[[int, str], bool],
-    ) -> None:
+    keeper: OutboxKeeper
+    mailboxes: Mailboxes
+    around: InitVar[OutboxSurroundings]
+    _: KW_ONLY
+    put: Callable[[Write], None]
+    superseded: Callable[[Row], None]
+    in_hand: Callable[[int, str], bool]
+
+    def __post_init__(self, around: OutboxSurroundings) -> None:
         self.rows: dict[MessageId, Row] = {}
         self.claimed = 0
-        self._superseded = superseded
-        self._in_hand = in_hand
-        self._keeper = keeper
-        self._statements = keeper.statements
-        self._mailboxes = mailboxes
+        self._statements = self.keeper.statements
         self._default = around.settings.zone
         self._poll = around.settings.poll_interval
         self._known_zones = around.known_zones
-        self._put = put
         self._on_news = around.on_news
         self._events = around.events
         self._redact = around.redact
@@ -182,7 +178,7 @@ class OutboxClaims:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wanted.wait(), self._poll)
             self._wanted.clear()
-            if not self._keeper.usable:
+            if not self.keeper.usable:
                 continue
             try:
                 is_time = self._clock.monotonic() - looked >= self._poll
@@ -193,26 +189,26 @@ class OutboxClaims:
                     looked = self._clock.monotonic()
                     await self._look_at_mailboxes()
             except StoreError as error:
-                self._keeper.failed(error)
+                self.keeper.failed(error)
             except Exception as error:  # noqa: BLE001 - a bug must not end the claims
                 self._events.error("outbox.claim", error)
                 await asyncio.sleep(FAILURE_PAUSE)
 
     async def _give_back_strays(self) -> None:
         # Nothing is claimed during this query. A row that is released during it gets another token, or none.
-        found = await self._keeper.fetch(self._statements.mine, self._keeper.session)
+        found = await self.keeper.fetch(self._statements.mine, self.keeper.session)
         strays = [(row, token) for row, token in found if not self._is_known(row, token)]
         if strays:
-            await self._keeper.fetch(
+            await self.keeper.fetch(
                 self._statements.give_back, [row for row, _ in strays], [token for _, token in strays]
             )
         self._in_doubt = False
 
     def _is_known(self, row: int, token: str) -> bool:
         if not 0 <= row <= MAX_ROW:
-            return self._in_hand(row, token)
+            return self.in_hand(row, token)
         known = self.rows.get(row_id(row))
-        return (known is not None and known.token == token) or self._in_hand(row, token)
+        return (known is not None and known.token == token) or self.in_hand(row, token)
 
     async def _claim_all(self) -> None:
         while limit := self._window.room():
@@ -223,7 +219,7 @@ class OutboxClaims:
                 break
         else:
             return
-        ahead = await self._keeper.fetch(self._statements.next_due)
+        ahead = await self.keeper.fetch(self._statements.next_due)
         if ahead:
             self._look_in(max(ahead[0][0], 0.0))
 
@@ -240,10 +236,10 @@ class OutboxClaims:
         self.look()
 
     async def _claim(self, limit: int, *, due_only: bool) -> Sequence[Columns]:
-        values = (limit, self._keeper.session, list(map(str, self._window.full())), self._default, due_only)
-        rows = await self._keeper.fetch(self._statements.claim, *values)
+        values = (limit, self.keeper.session, list(map(str, self._window.full())), self._default, due_only)
+        rows = await self.keeper.fetch(self._statements.claim, *values)
         self.claimed += len(rows)
-        unknown = {row[3] for row in rows if row[3] is not None} - set(self._mailboxes.ids)
+        unknown = {row[3] for row in rows if row[3] is not None} - set(self.mailboxes.ids)
         if unknown:
             await self._read_mailboxes(list(unknown))
         queues = {queue for row in rows if (queue := self._admitted(row))}
@@ -252,14 +248,14 @@ class OutboxClaims:
         return rows
 
     async def _read_mailboxes(self, ids: Sequence[int]) -> None:
-        found = await self._keeper.fetch(self._statements.mailboxes, ids)
-        self._mailboxes.found(Mailbox.read(row) for row in found)
-        self._mailboxes.gone(set(ids) - {row[0] for row in found})
+        found = await self.keeper.fetch(self._statements.mailboxes, ids)
+        self.mailboxes.found(Mailbox.read(row) for row in found)
+        self.mailboxes.gone(set(ids) - {row[0] for row in found})
 
     async def _look_at_mailboxes(self) -> None:
-        if ids := self._mailboxes.ids:
+        if ids := self.mailboxes.ids:
             await self._read_mailboxes(ids)
-            self._mailboxes.forget_idle({queue.zone for queue in self._window.queues})
+            self.mailboxes.forget_idle({queue.zone for queue in self._window.queues})
 
     # --- rows added and removed
 
@@ -268,7 +264,7 @@ class OutboxClaims:
             return self._admit(columns)
         except Exception as error:  # noqa: BLE001 - one row's trouble is temporary, and no other's
             self._events.error("outbox.claim", error)
-            self._put(put_off(columns, "waits: temporary trouble in this relay"))
+            self.put(put_off(columns, "waits: temporary trouble in this relay"))
             return None
 
     def _admit(self, columns: Columns) -> QueueName | None:
@@ -282,19 +278,19 @@ class OutboxClaims:
                 raise BadRowError("the relay has no zone of this name")
         except BadRowError as error:
             self._events.row_refused(columns[0], str(error))
-            self._put(refused(columns[0], columns[1], columns[4], str(error)))
+            self.put(refused(columns[0], columns[1], columns[4], str(error)))
             return None
         if mailbox is not None and (problem := mailbox.problem()):
-            self._put(put_off(columns, f"waits: {problem}"))
+            self.put(put_off(columns, f"waits: {problem}"))
             return None
         if (before := self.rows.get(row.message_id)) is not None:
-            self._superseded(before)
+            self.superseded(before)
         self.rows[row.message_id] = row
         self._window.add(row.queue)
         deliveries = row.take_due(self._clock.now())
         if not deliveries:
             self.finished(row)
-            self._put(row.write(self._clock.now(), self._redact))
+            self.put(row.write(self._clock.now(), self._redact))
             return None
         for delivery in deliveries:
             self._ready[row.queue].add(delivery.key, delivery)
@@ -303,7 +299,7 @@ class OutboxClaims:
     def _mailbox_of(self, columns: Columns) -> Mailbox | None:
         if columns[3] is None:
             return None
-        mailbox = self._mailboxes.use(mailbox_zone(columns[3]))
+        mailbox = self.mailboxes.use(mailbox_zone(columns[3]))
         if mailbox is None:
             raise BadRowError("there is no mailbox with this mailbox_id")
         return mailbox
@@ -343,7 +339,7 @@ class OutboxClaims:
     ) -> list[Delivery]:
         """Take deliveries as `QueueStore.claim` does. No row is new mail."""
         ready = self._ready.get(queue)
-        if ready is None or since is not None or not self._keeper.may_begin:
+        if ready is None or since is not None or not self.keeper.may_begin:
             return []
         if domain is None:
             found = ready.take(limit, skip_domains, self._clock.now())

@@ -10,6 +10,7 @@ Everything is prepared when the settings are loaded. Evaluation never raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 
 from zonerelay.config.settings import RouteSettings
@@ -24,29 +25,21 @@ Headers = Sequence[tuple[str, str]]
 _ANY = "*"
 
 
+@dataclass(eq=False, repr=False)
 class RoutedMail:
     """The properties of a message that routes match. `size` is None while it is unknown."""
 
-    def __init__(
-        self,
-        *,
-        sender: str,
-        user: str = "",
-        listener: str = "",
-        client: str = "",
-        certificate: str = "",
-        priority: str = Priority.NORMAL,
-        headers: Headers = (),
-        size: int | None = None,
-    ) -> None:
-        self.sender = sender
-        self.user = user
-        self.listener = listener
-        self.client = client
-        self.certificate = certificate
-        self.priority = priority
-        self.headers = headers
-        self.size = size
+    _: KW_ONLY
+    sender: str
+    user: str = ""
+    listener: str = ""
+    client: str = ""
+    certificate: str = ""
+    priority: str = Priority.NORMAL
+    headers: Headers = ()
+    size: int | None = None
+
+    def __post_init__(self) -> None:
         self._fields: dict[str, list[str]] | None = None
 
     def values(self, name: str) -> Sequence[str]:

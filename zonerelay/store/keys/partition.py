@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -118,29 +118,22 @@ class _Group(NamedTuple):
     size: int
 
 
+@dataclass(eq=False, repr=False)
 class Partition:
     """Writes a partition, as its only writer. `open_partition` opens it. It belongs to one event loop."""
 
-    def __init__(
-        self,
-        keeper: Keeper,
-        *,
-        lease: float,
-        seen: Seen,
-        seen_file: SeenFile | None,
-        clock: Clock,
-        hooks: Hooks,
-        patience: float = PATIENCE,
-    ) -> None:
-        self._keeper = keeper
-        self._lease = lease
-        self._seen = seen
-        self._seen_file = seen_file
-        self._clock = clock
-        self._hooks = hooks
-        self._patience = patience
+    keeper: Keeper
+    _: KW_ONLY
+    lease: float
+    seen: Seen
+    seen_file: SeenFile | None
+    clock: Clock
+    hooks: Hooks
+    patience: float = PATIENCE
+
+    def __post_init__(self) -> None:
         self._has_entered = False
-        self._valid_until = float("inf") if not lease else float("-inf")
+        self._valid_until = float("inf") if not self.lease else float("-inf")
         self._in_doubt: Batch | None = None
         self._refused: list[Write] = []
         self._turn = asyncio.Lock()
@@ -150,48 +143,48 @@ class Partition:
         self._is_fenced = False
         self._committer: GroupCommitter[_Job, _Group, float] = GroupCommitter(
             lambda jobs, size: _Group([job for (job,) in jobs], size),
-            lambda tell: _Writer(self._commit, tell, clock),
-            clock=clock,
-            observe=hooks.observe,
+            lambda tell: _Writer(self._commit, tell, self.clock),
+            clock=self.clock,
+            observe=self.hooks.observe,
             failed=self._fail,
         )
-        self.room = keeper.room
+        self.room = self.keeper.room
 
     @property
     def writer(self) -> str:
         """The token that identifies this process, and the next one on this machine, to the engine."""
-        return self._seen.writer
+        return self.seen.writer
 
     @property
     def position(self) -> Position:
         """The last batch that is known to be durable."""
-        return self._seen.last
+        return self.seen.last
 
     @property
     def epoch(self) -> int:
-        return self._seen.epoch
+        return self.seen.epoch
 
     # --- reading
 
     async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
-        ask = self._keeper.page
+        ask = self.keeper.page
         return await self._asked(lambda: ask(start, end, rows=rows, values=values))
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return await self._asked(lambda: self._keeper.get(keys))
+        return await self._asked(lambda: self.keeper.get(keys))
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
-        return await self._asked(lambda: self._keeper.last_key(start, end))
+        return await self._asked(lambda: self.keeper.last_key(start, end))
 
     async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Call `ask`, and repeat it for some time if the connection is lost."""
-        until = self._clock.monotonic() + self._patience
+        until = self.clock.monotonic() + self.patience
         pause = FIRST_PAUSE
         while True:
             try:
                 return await ask()
             except StoreLostError:
-                if self._clock.monotonic() + pause > until or self._is_closing:
+                if self.clock.monotonic() + pause > until or self._is_closing:
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -222,11 +215,11 @@ class Partition:
 
     def stage(self, write: Write) -> asyncio.Future[None]:
         """Store values of new keys in advance. They exist after the next durable write."""
-        if not isinstance(self._keeper, StagingKeeper):
+        if not isinstance(self.keeper, StagingKeeper):
             return self.submit(write)
         write.check()
         rows = {key: value for key, value in write.changes.items() if value is not None}
-        return self._tasks.start(self._keeper.stage(rows))
+        return self._tasks.start(self.keeper.stage(rows))
 
     async def clear(self, emptied: KeyRange) -> None:
         """Remove a large range in many batches. After a crash the rest remains."""
@@ -245,7 +238,7 @@ class Partition:
             for job in group.jobs:
                 if is_last or not job.write.makes_room:
                     job.refuse(error)
-            self._hooks.on_refused()
+            self.hooks.on_refused()
             if frees and not is_last:
                 await self._commit(_Group(frees, group.size))
 
@@ -260,9 +253,9 @@ class Partition:
     async def _write_until_durable(self, write: Write, size: int) -> None:
         first: StoreError | None = None
         while True:
-            batch = Batch(Position(self._seen.epoch, self._seen.last.number + 1), write, size)
+            batch = Batch(Position(self.seen.epoch, self.seen.last.number + 1), write, size)
             try:
-                await self._keeper.apply(batch)
+                await self.keeper.apply(batch)
             except FencedError:
                 raise
             except StoreError as error:
@@ -273,7 +266,7 @@ class Partition:
                     raise
                 first = error
             else:
-                self._note(self._seen._replace(last=batch.position))
+                self._note(self.seen._replace(last=batch.position))
                 return
 
     async def _ask(self, error: StoreError) -> bool:
@@ -281,7 +274,7 @@ class Partition:
         now.
         """
         _log.warning("a batch was not confirmed (%s): finding out what became of it", error)
-        until = self._clock.monotonic() + self._patience
+        until = self.clock.monotonic() + self.patience
         pause = FIRST_PAUSE
         while True:
             try:
@@ -289,7 +282,7 @@ class Partition:
             except (FencedError, OlderStateError, StrangeStoreError):
                 raise
             except StoreError as refusal:
-                if self._clock.monotonic() + pause > until or self._is_closing:
+                if self.clock.monotonic() + pause > until or self._is_closing:
                     kind = StoreFullError if isinstance(error, StoreFullError) else StoreError
                     raise kind(f"it is not known whether the batch was stored: {refusal}") from error
             await asyncio.sleep(pause)
@@ -301,25 +294,25 @@ class Partition:
         """Become the writer. Raises StoreError."""
         async with self._turn:
             await self._enter()
-        if self._lease:
+        if self.lease:
             self._tasks.start(self._beat())
 
     async def _enter(self) -> State:
-        asked_at = self._clock.boottime()
-        judge(self._seen, await self._keeper.look())
+        asked_at = self.clock.boottime()
+        judge(self.seen, await self.keeper.look())
         try:
-            state = await self._keeper.enter(self._seen.writer, mark=self._new_mark())
+            state = await self.keeper.enter(self.seen.writer, mark=self._new_mark())
         except NodeTakenError as error:
             if self._has_entered:
                 raise FencedError(f"another writer has the partition: {error}") from error
             raise
-        judge(self._seen, state)
-        if self._lease:
-            self._valid_until = asked_at + self._lease
+        judge(self.seen, state)
+        if self.lease:
+            self._valid_until = asked_at + self.lease
         if self._in_doubt is None:
-            if self._has_entered and state.last != self._seen.last:
-                raise FencedError(f"another writer was here: {state.last} follows {self._seen.last}")
-            self._note(self._seen.after(state))
+            if self._has_entered and state.last != self.seen.last:
+                raise FencedError(f"another writer was here: {state.last} follows {self.seen.last}")
+            self._note(self.seen.after(state))
         self._has_entered = True
         return state
 
@@ -330,27 +323,27 @@ class Partition:
             batch = self._in_doubt
             if batch is None:
                 return False
-            if state.last not in (batch.position, self._seen.last):
+            if state.last not in (batch.position, self.seen.last):
                 raise FencedError(f"another writer was here: {state.last} is not {batch.position}")
             self._in_doubt = None
-            self._note(self._seen.after(state))
+            self._note(self.seen.after(state))
             return state.last == batch.position
 
     def _new_mark(self) -> str:
         """Return a new mark with the time, because an operator may have to distinguish two of them."""
-        when = datetime.fromtimestamp(self._clock.now(), UTC).isoformat(timespec="microseconds")
-        return f"{when} {self._seen.writer}"
+        when = datetime.fromtimestamp(self.clock.now(), UTC).isoformat(timespec="microseconds")
+        return f"{when} {self.seen.writer}"
 
     def _note(self, seen: Seen) -> None:
-        self._seen = seen
-        if self._seen_file is not None:
-            self._seen_file.note(seen)
+        self.seen = seen
+        if self.seen_file is not None:
+            self.seen_file.note(seen)
 
     # --- the lease
 
     def is_held(self) -> bool:
         """Return whether no other writer can have taken over the partition."""
-        return self._clock.boottime() < self._valid_until
+        return self.clock.boottime() < self._valid_until
 
     def check(self) -> None:
         """Raise ClaimLostError if another writer may have taken over the partition."""
@@ -359,11 +352,11 @@ class Partition:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._lease / BEATS)
+            await asyncio.sleep(self.lease / BEATS)
             async with self._turn:
-                asked_at = self._clock.boottime()
+                asked_at = self.clock.boottime()
                 try:
-                    await self._keeper.renew()
+                    await self.keeper.renew()
                 except FencedError as error:
                     self._valid_until = float("-inf")
                     self._fail(error)
@@ -373,7 +366,7 @@ class Partition:
                     # Without mail there is no other write that would detect that the store cannot be written.
                     self.submit(Write(makes_room=True))
                 else:
-                    self._valid_until = asked_at + self._lease
+                    self._valid_until = asked_at + self.lease
 
     # --- failures
 
@@ -387,7 +380,7 @@ class Partition:
             self._valid_until = float("-inf")
         elif not self._is_closing:
             self._tasks.start(self._come_back())
-        self._hooks.on_failure(error)
+        self.hooks.on_failure(error)
 
     async def _come_back(self) -> None:
         pause, said = FIRST_PAUSE, ""
@@ -407,11 +400,11 @@ class Partition:
             else:
                 break
         self._committer.resume()
-        self._hooks.on_back()
+        self.hooks.on_back()
 
     async def _take_back(self) -> None:
         """Revert writes that were reported as failed but may be stored."""
-        undo = [each for write in self._refused if (each := self._hooks.undo(write))]
+        undo = [each for write in self._refused if (each := self.hooks.undo(write))]
         if undo:
             await self._make_durable(merged(undo), 0)
         self._refused.clear()
@@ -427,12 +420,12 @@ class Partition:
         await self._tasks.cancel()
         if self._refused and not self._is_fenced:
             with contextlib.suppress(StoreError, TimeoutError):
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(self.patience):
                     await self._enter_again()
                     await self._take_back()
         if not self._is_fenced and self._in_doubt is None:
             with contextlib.suppress(StoreError):
-                await self._keeper.leave()
+                await self.keeper.leave()
         await self._release()
 
     async def abandon(self) -> None:
@@ -449,9 +442,9 @@ class Partition:
         await self._release()
 
     async def _release(self) -> None:
-        await self._keeper.close()
-        if self._seen_file is not None:
-            self._seen_file.close()
+        await self.keeper.close()
+        if self.seen_file is not None:
+            self.seen_file.close()
 
 
 class _Writer:

@@ -12,6 +12,7 @@ that node can become durable then.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 
 import msgspec
 
@@ -30,6 +31,7 @@ class _Reserved(msgspec.Struct, array_like=True):
     until: float
 
 
+@dataclass(eq=False, repr=False)
 class NodeRegister:
     """Reserves idempotency keys in the engine for one node (implements `KeyRegister`). `node` returns its
     current number, and `reads_of` the reads of a node's partition. `is_over` returns whether no process of a
@@ -38,23 +40,18 @@ class NodeRegister:
 
     problem = ""
 
-    def __init__(
-        self,
-        engine: SharedEngine,
-        node: Callable[[], int],
-        reads_of: Callable[[int], Awaitable[QueueReads]],
-        is_over: Callable[[int], bool],
-    ) -> None:
-        self._engine = engine
-        self._node = node
-        self._reads_of = reads_of
-        self._is_over = is_over
+    engine: SharedEngine
+    node: Callable[[], int]
+    reads_of: Callable[[int], Awaitable[QueueReads]]
+    is_over: Callable[[int], bool]
+
+    def __post_init__(self) -> None:
         self._values: dict[str, bytes] = {}
         """The reservations of this node, including those of its earlier process that it has found."""
 
     @property
     def worker(self) -> int:
-        return self._node()
+        return self.node()
 
     def start(self, page: object, settle: object) -> None:
         """Do nothing. The partition holds its keys, and reservations of an earlier process are found when
@@ -63,34 +60,34 @@ class NodeRegister:
 
     async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
         key = once.identity.encode("ascii")
-        node = self._node()
+        node = self.node()
         value = msgspec.msgpack.encode(_Reserved(node, message_id, once.digest, once.until))
         while True:
-            found = await self._engine.reserve(key, value, once.until)
+            found = await self.engine.reserve(key, value, once.until)
             if found is None:
                 self._values[once.identity] = value
                 return None
             other = msgspec.msgpack.decode(found, type=_Reserved)
-            kept = await (await self._reads_of(other.node)).kept(once.identity)
+            kept = await (await self.reads_of(other.node)).kept(once.identity)
             if kept is not None and kept.message_id == other.message_id:
                 return Reserved(kept, other.node, is_pending=False)
             if other.node == node:
                 self._values[once.identity] = found
-            elif other.until <= now or self._is_over(other.node):
-                await self._engine.unreserve(key, found)
+            elif other.until <= now or self.is_over(other.node):
+                await self.engine.unreserve(key, found)
                 continue
             return Reserved(Kept(other.message_id, other.digest, other.until), other.node, is_pending=True)
 
     async def take_over(self, keys: Collection[tuple[str, Kept]]) -> None:
         """Reserve keys that were imported with a queue, so that all nodes know them."""
         for identity, kept in keys:
-            value = _Reserved(self._node(), kept.message_id, kept.digest, kept.until)
-            await self._engine.reserve(identity.encode("ascii"), msgspec.msgpack.encode(value), kept.until)
+            value = _Reserved(self.node(), kept.message_id, kept.digest, kept.until)
+            await self.engine.reserve(identity.encode("ascii"), msgspec.msgpack.encode(value), kept.until)
 
     async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
         value = self._values.pop(identity, None)
         if value is not None and not is_kept:
-            await self._engine.unreserve(identity.encode("ascii"), value)
+            await self.engine.unreserve(identity.encode("ascii"), value)
 
     async def forget(self, now: float, most: int) -> None:
         """Do nothing, because the engine removes expired reservations."""

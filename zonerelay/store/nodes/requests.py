@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from uuid import uuid4
 
 import msgspec
@@ -45,24 +46,17 @@ class _Wanted(msgspec.Struct, array_like=True):
     new: bytes
 
 
+@dataclass(frozen=True, slots=True)
 class Requests:
     """Sends and answers the requests between nodes. `update` changes the deliveries of this node, `held`
     returns its own and then its adopted partitions, and `others` are the reads of the other nodes.
     """
 
-    def __init__(
-        self,
-        update: Update,
-        around: Surroundings,
-        held: Callable[[], Sequence[tuple[int, Partition]]],
-        unclaimed: Callable[[Collection[DeliveryKey]], set[DeliveryKey]],
-        others: Mapping[int, QueueReads],
-    ) -> None:
-        self._update = update
-        self._around = around
-        self._held = held
-        self._unclaimed = unclaimed
-        self._others = others
+    update: Update
+    around: Surroundings
+    held: Callable[[], Sequence[tuple[int, Partition]]]
+    unclaimed: Callable[[Collection[DeliveryKey]], set[DeliveryKey]]
+    others: Mapping[int, QueueReads]
 
     # --- requests
 
@@ -70,7 +64,7 @@ class Requests:
         """Request changes of other nodes' deliveries. Return the changed ones in their former state, and
         those that need no change. Raises StoreError.
         """
-        asked = [self._ask_one(node, reads, keys, change) for node, reads in list(self._others.items())]
+        asked = [self._ask_one(node, reads, keys, change) for node, reads in list(self.others.items())]
         return {key: old for found in await asyncio.gather(*asked) for key, old in found.items()}
 
     async def _ask_one(
@@ -86,14 +80,14 @@ class Requests:
 
     async def _send(self, node: int, reads: QueueReads, wanted: list[_Wanted]) -> list[int]:
         """Send a request, and return which of the deliveries its owner has changed."""
-        own, partition = self._held()[0]
+        own, partition = self.held()[0]
         name = uuid4().hex.encode()
         request = b"%b%02x %b" % (REQUESTS, node, name)
         answer = b"%b%02x %b" % (ANSWERS, own, name)
         await partition.write(Write({request: msgspec.msgpack.encode(wanted)}, makes_room=True))
         try:
-            until = self._around.clock.monotonic() + PATIENCE
-            while self._around.clock.monotonic() < until:
+            until = self.around.clock.monotonic() + PATIENCE
+            while self.around.clock.monotonic() < until:
                 await asyncio.sleep(LOOK_AGAIN)
                 (found,) = await reads.keys.get([answer])
                 if found is not None:
@@ -106,8 +100,8 @@ class Requests:
 
     async def answer(self) -> None:
         """Carry out the requests that other nodes have sent to this one. Raises StoreError."""
-        for own, partition in self._held():
-            for node, reads in list(self._others.items()):
+        for own, partition in self.held():
+            for node, reads in list(self.others.items()):
                 await self._answer(own, partition, node, reads)
 
     async def _answer(self, own: int, partition: Partition, node: int, reads: QueueReads) -> None:
@@ -129,8 +123,8 @@ class Requests:
         were changed.
         """
         by_key = {records.decode_delivery(each.key, each.present).key: each for each in wanted}
-        withdraw = self._around.withdraw
-        free = self._unclaimed(by_key.keys()) if withdraw is None else withdraw(by_key.keys())
+        withdraw = self.around.withdraw
+        free = self.unclaimed(by_key.keys()) if withdraw is None else withdraw(by_key.keys())
 
         def is_meant(delivery: Delivery) -> bool:
             return records.encode_delivery(delivery) == by_key[delivery.key].present
@@ -142,9 +136,9 @@ class Requests:
             return records.decode_delivery(asked.new_key, asked.new) if asked.new_key else None
 
         try:
-            found = await self._update(free, change)
+            found = await self.update(free, change)
         finally:
-            self._around.give_back(free)
+            self.around.give_back(free)
         return [at for at, key in enumerate(by_key) if key in found and is_meant(found[key])]
 
 

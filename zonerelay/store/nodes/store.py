@@ -31,7 +31,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Self, TypeVar, Unpack
 from uuid import uuid4
@@ -92,29 +92,24 @@ class HeldPartition:
     queue: LevelDbStore
 
 
+@dataclass(eq=False, repr=False)
 class NodeStore:
-    """The store of one node of a shared queue. It belongs to the event loop that opened it."""
+    """The store of one node of a shared queue. It belongs to the event loop that opened it. `directory` is
+    where this machine records the engine's partitions that it has seen. `preferred` is the configured number
+    of the node, if any. The other nodes are checked every `every` seconds. `wait` returns after that time,
+    or earlier if another node has left.
+    """
 
-    def __init__(
-        self,
-        engine: SharedEngine,
-        around: Surroundings,
-        *,
-        directory: Path,
-        preferred: int | None = None,
-        every: float = 2.0,
-        wait: Wait = asyncio.sleep,
-        min_free_space: int = 0,
-    ) -> None:
-        """Create the store. `directory` is where this machine records the engine's partitions that it has
-        seen. `preferred` is the configured number of the node, if any. The other nodes are checked every
-        `every` seconds. `wait` returns after that time, or earlier if another node has left.
-        """
-        self._engine = engine
-        self._min_free_space = min_free_space
-        self._around = around
-        self._directory = directory
-        self._preferred = preferred
+    engine: SharedEngine
+    around: Surroundings
+    _: KW_ONLY
+    directory: Path
+    preferred: int | None = None
+    every: float = 2.0
+    wait: Wait = asyncio.sleep
+    min_free_space: int = 0
+
+    def __post_init__(self) -> None:
         self._own: HeldPartition
         self._is_open = False
         self._heirs: dict[int, HeldPartition] = {}
@@ -132,14 +127,12 @@ class NodeStore:
         self._replaced = asyncio.Event()
         self._requests = Requests(
             self._update_held,
-            around,
+            self.around,
             lambda: [(held.node, held.partition) for held in self._held()],
             lambda keys: {key for key in keys if not any(held.queue.has_claim(key) for held in self._held())},
             self._others,
         )
-        self._every = every
-        self._wait = wait
-        self._register = NodeRegister(engine, lambda: self.node, self._reads_of, self._is_over)
+        self._register = NodeRegister(self.engine, lambda: self.node, self._reads_of, self._is_over)
         self._over: set[int] = set()
 
     # --- opening
@@ -161,12 +154,12 @@ class NodeStore:
         """Become the writer of the preferred partition, of one that this machine has used, of one whose lease
         has ended, or of a new one. Raises StoreError.
         """
-        peers = {peer.node: peer for peer in await self._engine.peers()}
+        peers = {peer.node: peer for peer in await self.engine.peers()}
         known = await STORE.run(self._known_nodes)
         over = [node for node, peer in peers.items() if peer.is_over]
         new = [node for node in range(MAX_WORKERS) if node not in peers]
-        first = [] if self._preferred is None else [self._preferred]
-        if self._preferred is not None:
+        first = [] if self.preferred is None else [self.preferred]
+        if self.preferred is not None:
             new.reverse()  # operators assign the small numbers to other nodes
         refusal: NodeTakenError | None = None
         for node in dict.fromkeys([*first, *known, *over, *new]):
@@ -180,7 +173,7 @@ class NodeStore:
 
     def _known_nodes(self) -> list[int]:
         """Return the numbers of earlier nodes of this machine, most recently used first."""
-        found = self._directory.glob("*.seen") if self._directory.is_dir() else ()
+        found = self.directory.glob("*.seen") if self.directory.is_dir() else ()
         files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
         return [int(path.stem) for path in files if path.stem.isdigit()]
 
@@ -188,8 +181,8 @@ class NodeStore:
         """Become the writer of a partition and open its queue. Raises NodeTakenError and StoreError."""
         # With the token the next process of this machine recognizes the partitions that this one has adopted.
         token = uuid4().hex if is_own else self._own.partition.writer
-        seen = await STORE.open(SeenFile, self._directory / f"{node}.seen", token) if is_own else None
-        around = replace(self._around, register=self._register)
+        seen = await STORE.open(SeenFile, self.directory / f"{node}.seen", token) if is_own else None
+        around = replace(self.around, register=self._register)
         if not is_own:
             around = replace(around, on_health=lambda _: None)
         partition: Partition | None = None
@@ -203,10 +196,10 @@ class NodeStore:
         async def opened(hooks: Hooks) -> Partition:
             nonlocal partition
             partition = await open_partition(
-                self._engine,
+                self.engine,
                 node,
                 token=token,
-                clock=self._around.clock,
+                clock=self.around.clock,
                 seen_file=seen,
                 hooks=replace(hooks, on_failure=lambda error: on_error(hooks, error)),
             )
@@ -218,7 +211,7 @@ class NodeStore:
                 raise
             return partition
 
-        queue = await open_queue(opened, around, min_free_space=self._min_free_space)
+        queue = await open_queue(opened, around, min_free_space=self.min_free_space)
         assert partition is not None
         return HeldPartition(node, partition, queue)
 
@@ -228,7 +221,7 @@ class NodeStore:
             await held.queue.close()
         for node in list(self._others):
             await self._forget_reader(node)
-        await self._engine.close()
+        await self.engine.close()
 
     # --- the other nodes
 
@@ -242,10 +235,10 @@ class NodeStore:
                 _log.warning("the other nodes of the queue cannot be looked at: %s", error)
             except Exception:  # noqa: BLE001 - without this task mail of nodes that are gone is never sent
                 _log.exception("the other nodes of the queue cannot be looked at")
-            await self._wait(self._every)
+            await self.wait(self.every)
 
     async def _look_at_peers(self) -> None:
-        peers = await self._engine.peers()
+        peers = await self.engine.peers()
         self._over = {peer.node for peer in peers if peer.is_over}
         held = {self._own.node, *self._heirs}
         # The writer of these is an earlier process of this machine that has died.
@@ -274,7 +267,7 @@ class NodeStore:
         self._heirs[node] = heir
         await self._forget_reader(node)
         for queue in await heir.queue.queues():
-            self._around.on_news(queue)
+            self.around.on_news(queue)
 
     async def _reads_of(self, node: int) -> QueueReads:
         """Return the reads of any node's partition."""
@@ -282,7 +275,7 @@ class NodeStore:
             if held.node == node:
                 return QueueReads(held.partition)
         if node not in self._others:
-            self._keepers[node] = keeper = self._engine.keeper(node)
+            self._keepers[node] = keeper = self.engine.keeper(node)
             self._others[node] = QueueReads(keeper)
         return self._others[node]
 
@@ -331,12 +324,12 @@ class NodeStore:
                 except StoreError as error:
                     _log.warning("no partition of the queue can be taken yet: %s", error)
                     await asyncio.sleep(PAUSE)
-            self._around.on_health(self._own.queue.unhealthy())
+            self.around.on_health(self._own.queue.unhealthy())
             replaced, self._replaced = self._replaced, asyncio.Event()
             replaced.set()
-        self._around.on_lost(keys)
+        self.around.on_lost(keys)
         for queue in await self._own.queue.queues():
-            self._around.on_news(queue)
+            self.around.on_news(queue)
 
     # --- choosing the partition
 

@@ -38,6 +38,7 @@ import logging
 import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, TypeVarTuple
 
@@ -190,30 +191,22 @@ def is_large(key: bytes, value: bytes) -> bool:
     return len(value) > LARGE_VALUE
 
 
+@dataclass(eq=False, repr=False)
 class ObjectEngine:
     """The engine that stores partitions as objects. `index` is the local directory for the indexes of this
-    process. `is_apart` returns whether a value is stored in a separate object.
+    process. `is_apart` returns whether a value is stored in a separate object. `forgive` is for repairs: it
+    is called with each damaged or missing entry of a log, which then counts as empty.
     """
 
-    def __init__(
-        self,
-        place: ObjectPlace,
-        index: Path,
-        *,
-        clock: Clock,
-        lease: float,
-        is_apart: Callable[[bytes, bytes], bool] = is_large,
-        forgive: Callable[[str, str], None] | None = None,
-    ) -> None:
-        """Create the engine. `forgive` is for repairs: it is called with each damaged or missing entry of a
-        log, which then counts as empty.
-        """
-        self.is_apart = is_apart
-        self.forgive = forgive
-        self.place = place
-        self.index = index
-        self.clock = clock
-        self.lease = lease
+    place: ObjectPlace
+    index: Path
+    _: KW_ONLY
+    clock: Clock
+    lease: float
+    is_apart: Callable[[bytes, bytes], bool] = is_large
+    forgive: Callable[[str, str], None] | None = None
+
+    def __post_init__(self) -> None:
         self.indexes: set[Path] = set()
         """The directories that are in use."""
         self.fresh_for = 0.0

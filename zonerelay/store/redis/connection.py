@@ -18,7 +18,7 @@ import contextlib
 import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias
 
 from redis.asyncio import connection as driver
@@ -124,21 +124,18 @@ class _Batch:
     confirm: Sequence[Confirmation]
 
 
+@dataclass(eq=False, repr=False)
 class Wire:
     """A Redis connection that any number of callers share. `open_wire` opens it."""
 
-    def __init__(
-        self,
-        connection: driver.AbstractConnection,
-        *,
-        timeout: float,
-        on_broken: Callable[[str], None],
-    ) -> None:
+    connection: driver.AbstractConnection
+    _: KW_ONLY
+    timeout: float
+    on_broken: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self.confirm: Sequence[Confirmation] = ()
-        self._connection = connection
-        self._writer = connection._writer
-        self._timeout = timeout
-        self._on_broken = on_broken
+        self._writer = self.connection._writer
         self._broken: StoreError | None = None
         self._queue: list[_Call] = []
         self._sent: deque[_Batch] = deque()
@@ -146,7 +143,7 @@ class Wire:
         self._to_receive = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._progress = self._loop.time()
-        self._watch = self._loop.call_later(timeout / 4, self._look)
+        self._watch = self._loop.call_later(self.timeout / 4, self._look)
         self._tasks = (self._loop.create_task(self._send()), self._loop.create_task(self._receive()))
 
     def call(self, *command: Argument) -> asyncio.Future[Reply]:
@@ -162,7 +159,7 @@ class Wire:
     async def close(self) -> None:
         self._break(_lost("closed"), tell=False)
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await _hang_up(self._connection, self._writer)
+        await _hang_up(self.connection, self._writer)
 
     # --- inside
 
@@ -182,8 +179,8 @@ class Wire:
             self._to_receive.set()
             commands = [command for command, _ in queue] + [asked.command for asked in batch.confirm]
             try:
-                packed = self._connection.pack_commands(commands)
-                await self._connection.send_packed_command(packed, check_health=False)
+                packed = self.connection.pack_commands(commands)
+                await self.connection.send_packed_command(packed, check_health=False)
             except (RedisError, OSError) as error:
                 self._break(_lost(error))
                 return
@@ -217,24 +214,24 @@ class Wire:
     async def _read(self) -> Reply | StoreError:
         try:
             # Decoding is disabled for the connection: replies are bytes, numbers and lists of them.
-            reply: Reply = await self._connection.read_response()
+            reply: Reply = await self.connection.read_response()
         except ResponseError as error:
             return _judged(error)
         self._progress = self._loop.time()
         return reply
 
     def _look(self) -> None:
-        if self._sent and self._loop.time() - self._progress > self._timeout:
-            self._break(_lost(f"no answer within {self._timeout:g} s"))
+        if self._sent and self._loop.time() - self._progress > self.timeout:
+            self._break(_lost(f"no answer within {self.timeout:g} s"))
         elif self._broken is None:
-            self._watch = self._loop.call_later(self._timeout / 4, self._look)
+            self._watch = self._loop.call_later(self.timeout / 4, self._look)
 
     @property
     def is_over(self) -> bool:
         """Whether the wire is unusable. It is not reported when the server closes an idle connection
         (`timeout`), because no caller waits for a reply.
         """
-        reader = self._connection._reader
+        reader = self.connection._reader
         return self._broken is not None or reader is None or reader.at_eof()
 
     def _break(self, error: StoreError, *, tell: bool = True) -> None:
@@ -253,7 +250,7 @@ class Wire:
         self._sent.clear()
         self._queue.clear()
         if tell:
-            self._on_broken(str(error))
+            self.on_broken(str(error))
 
 
 def _judged(error: ResponseError) -> StoreError:

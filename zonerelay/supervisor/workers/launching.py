@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 
 from zonerelay import durable
@@ -34,26 +35,23 @@ _NOT_FOR_WORKERS = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class Launcher:
     """Starts worker processes (implements `workers.Launch`). Call `begin` first. `held` is the descriptor of
     the lock, which all processes of the relay inherit.
     """
 
-    def __init__(
-        self,
-        home: Path,
-        held: int,
-        sockets: Sockets,
-        environment: Mapping[str, str],
-        settings: Settings,
-    ) -> None:
-        self._held = held
-        self._sockets = sockets
+    home: InitVar[Path]
+    held: int
+    sockets: Sockets
+    environment: InitVar[Mapping[str, str]]
+    settings: Settings
+
+    def __post_init__(self, home: Path, environment: Mapping[str, str]) -> None:
         self._environment = {k: v for k, v in environment.items() if k not in _NOT_FOR_WORKERS}
         self._texts: dict[Path, bytes] = {}
         self._config = (home / IN_FORCE).absolute()
         self._at_start = (home / AT_START).absolute()
-        self._settings = settings
         self.limits: Path | None = None
         """The socket of the shared limits."""
 
@@ -70,14 +68,14 @@ class Launcher:
         environment = {
             **self._environment,
             STARTED_WITH: str(self._at_start),
-            SOCKETS: "{}" if drains_spool else self._sockets.as_text(index, count_of(self._settings)),
+            SOCKETS: "{}" if drains_spool else self.sockets.as_text(index, count_of(self.settings)),
             # sd_watchdog_enabled(3): a sign of life is due in half of the time.
-            "WATCHDOG_USEC": str(int(min(self._settings.worker_timeout / BEATS, LONGEST_BEAT) * 2_000_000)),
+            "WATCHDOG_USEC": str(int(min(self.settings.worker_timeout / BEATS, LONGEST_BEAT) * 2_000_000)),
         }
         if self.limits is not None:
             environment[LIMITS] = str(self.limits)
-        descriptors = () if drains_spool else self._sockets.descriptors()
-        return command, environment, (self._held, *descriptors)
+        descriptors = () if drains_spool else self.sockets.descriptors()
+        return command, environment, (self.held, *descriptors)
 
     def begin(self, text: bytes) -> None:
         """Write the configuration that is used for the start. Raise OSError."""
@@ -88,7 +86,7 @@ class Launcher:
         """Write the configuration that new workers read, completely or not at all. Raise OSError."""
         if text != self._texts[self._config]:
             self._put(self._config, text)
-        self._settings = settings
+        self.settings = settings
 
     def in_force(self) -> bytes:
         return self._texts[self._config]

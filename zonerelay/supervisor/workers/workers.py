@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -98,27 +98,22 @@ class Launch(Protocol):
     ) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]: ...
 
 
+@dataclass(eq=False, repr=False)
 class Workers:
     """Starts, watches, restarts and stops all workers."""
 
-    def __init__(
-        self,
-        *,
-        launch: Launch,
-        timeouts: WorkerTimeouts,
-        log: LogSink,
-        totals: MetricTotals,
-        now: Callable[[], float],
-    ) -> None:
+    _: KW_ONLY
+    launch: Launch
+    timeouts: WorkerTimeouts
+    log: LogSink
+    totals: MetricTotals
+    now: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self.members: dict[int, SupervisedWorker] = {}
-        self.totals = totals
-        self.timeouts = timeouts
         self.roll: RollingRestart | None = None
         self.edition = 0
         """The edition of the active configuration, which increases with every change."""
-        self._launch = launch
-        self._log = log
-        self._now = now
         self._awake = asyncio.Event()
         self._stopping = False
         self.ready = asyncio.get_running_loop().create_future()
@@ -138,13 +133,13 @@ class Workers:
             drains_spool = index >= workers
             if member is None or member.policy.phase is Phase.OVER:
                 self.members[index] = SupervisedWorker(
-                    index, RestartPolicy(self.timeouts, self._now()), drains_spool
+                    index, RestartPolicy(self.timeouts, self.now()), drains_spool
                 )
                 continue
             member.policy.want()
             if member.drains_spool != drains_spool:
                 member.drains_spool = drains_spool
-                self._do(member, member.policy.replace(self._now()))
+                self._do(member, member.policy.replace(self.now()))
         self.wake()
 
     def dismiss(self, workers: int, *, drain: bool) -> None:
@@ -154,9 +149,9 @@ class Workers:
                 continue
             if drain:
                 member.drains_spool = True
-                self._do(member, member.policy.replace(self._now()))
+                self._do(member, member.policy.replace(self.now()))
             else:
-                self._do(member, member.policy.stop(self._now()))
+                self._do(member, member.policy.stop(self.now()))
         self.wake()
 
     def replace_draining(self) -> None:
@@ -165,7 +160,7 @@ class Workers:
         """
         for member in self.members.values():
             if member.drains_spool and member.edition != self.edition:
-                self._do(member, member.policy.replace(self._now()))
+                self._do(member, member.policy.replace(self.now()))
         self.wake()
 
     def tell_to_reload(self, member: SupervisedWorker) -> None:
@@ -188,7 +183,7 @@ class Workers:
         self._stopping = True
         self.roll = None
         for member in self.members.values():
-            self._do(member, member.policy.stop(self._now()))
+            self._do(member, member.policy.stop(self.now()))
         self.wake()
 
     def kill(self) -> None:
@@ -198,9 +193,9 @@ class Workers:
                 member.child.signal(signal.SIGKILL)
 
     async def run(self) -> None:
-        last = self._now()
+        last = self.now()
         while not (self._stopping and all(each.policy.phase is Phase.OVER for each in self.members.values())):
-            now = self._now()
+            now = self.now()
             late, last = now - last > HELD_UP, now
             for member in list(self.members.values()):
                 await self._step(member, now, late=late)
@@ -226,11 +221,11 @@ class Workers:
     def _step_roll(self) -> None:
         if self.roll is None:
             return
-        worker = self.roll.step(self.policies, self._now())
+        worker = self.roll.step(self.policies, self.now())
         if worker is not None:
             member = self.members[worker]
-            self._log.emit("info", "worker-replaced", {"worker": worker, "pid": _pid(member)})
-            self._do(member, member.policy.replace(self._now()))
+            self.log.emit("info", "worker-replaced", {"worker": worker, "pid": _pid(member)})
+            self._do(member, member.policy.replace(self.now()))
 
     def _tell_ready(self) -> None:
         if self.ready.done():
@@ -245,15 +240,15 @@ class Workers:
         )
         member.child, member.because, member.last_words, member.metrics = child, "", "", ""
         member.emptied, member.edition = False, self.edition
-        member.policy.started(self._now())
+        member.policy.started(self.now())
         try:
-            command, environment, descriptors = self._launch(member.index, drains_spool=member.drains_spool)
+            command, environment, descriptors = self.launch(member.index, drains_spool=member.drains_spool)
             await child.start(command, environment, descriptors)
         except OSError as error:
             member.last_words = str(error)
             self._ended(member, child, 127)
             return
-        self._log.emit("info", "worker-started", {"worker": member.index, "pid": child.pid})
+        self.log.emit("info", "worker-started", {"worker": member.index, "pid": child.pid})
         if member.policy.phase is Phase.STOPPING:  # `stop` came before there was a process to signal
             child.signal(signal.SIGTERM)
 
@@ -262,7 +257,7 @@ class Workers:
             return
         if act is Action.TERMINATE and member.policy.phase is Phase.HUNG:
             member.because = f"no sign of life for {self.timeouts.silence:g} s"
-            self._log.emit("error", "worker-hung", {"worker": member.index, "pid": _pid(member)})
+            self.log.emit("error", "worker-hung", {"worker": member.index, "pid": _pid(member)})
         elif act is Action.KILL and not member.because:
             member.because = (
                 "it did not stop in time" if member.policy.phase is Phase.STOPPING else "not ready in time"
@@ -274,7 +269,7 @@ class Workers:
     def _heard(self, member: SupervisedWorker, child: Child, packet: str) -> None:
         if child is not member.child:
             return
-        now = self._now()
+        now = self.now()
         key, _, value = packet.partition("=")
         match key:
             case "READY":
@@ -319,13 +314,13 @@ class Workers:
         member.child = None
         # An empty spool ends a worker only if it drains the spool. Its number may be in use again by now.
         member.emptied = member.emptied and member.drains_spool
-        member.policy.ended(self._now(), finished=member.emptied)
+        member.policy.ended(self.now(), finished=member.emptied)
         self.totals.bury(member.index, member.policy.starts)
         fields: dict[str, Field] = {"worker": member.index, "pid": child.pid, "why": why}
         if member.policy.phase is Phase.DOWN and not asked:
-            fields["restart_in"] = round(max(member.policy.next_start - self._now(), 0.0), 3)
+            fields["restart_in"] = round(max(member.policy.next_start - self.now(), 0.0), 3)
         member.problem = "" if asked or member.emptied else why
-        self._log.emit("info" if asked or member.emptied else "error", "worker-ended", fields)
+        self.log.emit("info" if asked or member.emptied else "error", "worker-ended", fields)
         if first_time and not member.drains_spool and not self.ready.done():
             self.ready.set_exception(StartError(f"{member.name} {why}"))
         self.wake()

@@ -16,6 +16,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
@@ -41,6 +42,7 @@ FORGET = 500
 _log = logging.getLogger("zonerelay.store")
 
 
+@dataclass(eq=False, repr=False)
 class Reservations:
     """Reserves idempotency keys in one spool. An instance belongs to the event loop that opened it.
 
@@ -49,30 +51,26 @@ class Reservations:
     used again. `usable` is the method of the store.
     """
 
-    def __init__(
-        self,
-        find: Callable[[str], Awaitable[Kept | None]],
-        page: Callable[[str], Awaitable[KeptKeys]],
-        forget: Callable[[float, int, Callable[[str], bool]], Awaitable[None]],
-        usable: Callable[[], Awaitable[bool]],
-        *,
-        clock: Clock,
-        register: KeyRegister | None,
-    ) -> None:
-        self._find, self._page, self._forget_keys, self._usable = find, page, forget, usable
-        self._clock = clock
-        self._register = register
+    find: Callable[[str], Awaitable[Kept | None]]
+    page: Callable[[str], Awaitable[KeptKeys]]
+    forget: Callable[[float, int, Callable[[str], bool]], Awaitable[None]]
+    usable: Callable[[], Awaitable[bool]]
+    _: KW_ONLY
+    clock: Clock
+    register: KeyRegister | None
+
+    def __post_init__(self) -> None:
         self._busy: dict[str, asyncio.Future[None]] = {}
         self._tasks = Tasks()
-        self._forget_at = clock.monotonic() + FORGET_EVERY
+        self._forget_at = self.clock.monotonic() + FORGET_EVERY
         self._used: set[str] = set()
         """The keys that were stored since the last removal of expired keys began."""
         self._forgetting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Publish the keys of this spool to the other workers. Until then they refuse keys temporarily."""
-        if (register := self._register) is not None:
-            register.start(self._page, functools.partial(self._settle, register))
+        if (register := self.register) is not None:
+            register.start(self.page, functools.partial(self._settle, register))
 
     async def store(
         self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
@@ -89,7 +87,7 @@ class Reservations:
         self._busy[once.identity] = loop.create_future()
         try:
             kept = await self._reserve(once, message_id, deadline)
-            if kept is not None and kept.until > self._clock.now():
+            if kept is not None and kept.until > self.clock.now():
                 check_kept(once, kept)
             if once.asks_only:
                 raise NotStoredBeforeError(once.identity)
@@ -103,11 +101,11 @@ class Reservations:
 
     async def _reserve(self, once: Once, message_id: MessageId, deadline: float) -> Kept | None:
         """Return the message that was stored with the key, if any."""
-        if (register := self._register) is None:
-            return await self._find(once.identity)
+        if (register := self.register) is None:
+            return await self.find(once.identity)
         while True:
             try:
-                found = await register.reserve(once, message_id, self._clock.now())
+                found = await register.reserve(once, message_id, self.clock.now())
             except InProgressError:
                 # Another worker is starting.
                 if asyncio.get_running_loop().time() >= deadline:
@@ -126,7 +124,7 @@ class Reservations:
 
     async def _settle(self, register: KeyRegister, identity: str, message_id: MessageId) -> None:
         """Settle a reservation of this worker, depending on whether the spool has its message."""
-        kept = await self._find(identity)
+        kept = await self.find(identity)
         is_kept = kept is not None and kept.message_id == message_id
         await register.settle(identity, message_id, is_kept)
 
@@ -136,8 +134,8 @@ class Reservations:
             return
         self._settled(identity, message_id, is_kept=True)
         self._used.add(identity)
-        if len(self._used) >= FORGET or self._clock.monotonic() >= self._forget_at:
-            self._forget_at = self._clock.monotonic() + FORGET_EVERY
+        if len(self._used) >= FORGET or self.clock.monotonic() >= self._forget_at:
+            self._forget_at = self.clock.monotonic() + FORGET_EVERY
             if self._forgetting is None or self._forgetting.done():
                 self._forgetting = self._tasks.start(self._forget())
 
@@ -146,9 +144,9 @@ class Reservations:
         message.
         """
         while True:
-            await self._usable()
+            await self.usable()
             try:
-                kept = await self._find(identity)
+                kept = await self.find(identity)
             except StoreError:
                 await asyncio.sleep(LOOK_AGAIN)
                 continue
@@ -160,7 +158,7 @@ class Reservations:
         """Release the key after its write. No caller waits for the register, which keeps the order of
         operations.
         """
-        if (register := self._register) is not None:
+        if (register := self.register) is not None:
             self._tasks.start(self._note(register, identity, message_id, is_kept=is_kept))
         self._busy.pop(identity).set_result(None)
 
@@ -174,22 +172,22 @@ class Reservations:
 
     async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
         """Implement `QueueView.kept_keys`."""
-        page = list(await self._page(cursor))
+        page = list(await self.page(cursor))
         return page, max((identity for identity, _ in page), default="")
 
     # --- the register
 
     def problems(self) -> tuple[str, ...]:
         """Return the problems of the register."""
-        problem = "" if self._register is None else self._register.problem
+        problem = "" if self.register is None else self.register.problem
         return (f"{problem}: messages with a key are refused temporarily",) if problem else ()
 
     async def _forget(self) -> None:
         try:
             self._used.clear()
-            await self._forget_keys(self._clock.now(), 2 * FORGET, self._is_used)
-            if (register := self._register) is not None:
-                await register.forget(self._clock.now(), 2 * FORGET)
+            await self.forget(self.clock.now(), 2 * FORGET, self._is_used)
+            if (register := self.register) is not None:
+                await register.forget(self.clock.now(), 2 * FORGET)
         except StoreError as error:
             _log.warning("expired idempotency keys could not be removed: %s", error)
 
@@ -200,8 +198,8 @@ class Reservations:
     async def close(self) -> None:
         """Close the register, before the spool is closed. Reservations stay until the next start."""
         await self._tasks.cancel()
-        if self._register is not None:
-            await self._register.close()
+        if self.register is not None:
+            await self.register.close()
 
 
 def register_for(siblings: Siblings | None) -> KeyRegister | None:
