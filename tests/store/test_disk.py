@@ -291,7 +291,7 @@ class TestFailedWrites:
         working = asyncio.gather(*acts, return_exceptions=True)
         await asyncio.sleep(0.5)
         if code == errno.EIO:  # what is not stored in PATIENCE is refused
-            monkeypatch.setattr(store._keeper.partition, "_patience", 0.0)  # type: ignore[attr-defined]
+            monkeypatch.setattr(store._keeper.partition, "patience", 0.0)  # type: ignore[attr-defined]
         broken.clear()
         refused = [isinstance(result, StoreError) for result in await working]
         await until(lambda: store.unhealthy() is None)

@@ -43,7 +43,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from itertools import groupby
 from typing import Protocol
 
@@ -331,42 +331,29 @@ class VerbProgress(Protocol):
 LEFT_OUT = "what cannot be read, for the spool is damaged (zonerelay status says more)"
 
 
+@dataclass(eq=False, repr=False)
 class Operations:
     """Implements the operators' commands on the queue of one worker. Methods raise StoreError when the store
-    fails.
+    fails. `orders_in_force` returns the ids of active suspensions and hold rules. `waited_for` is
+    `Orders.waited_for`, and `binned` is called when mail was moved into the bin.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        scheduler: Scheduler,
-        settler: Settler,
-        events: Events,
-        clock: Clock,
-        journal: Journal,
-        orders_in_force: Callable[[], Collection[str]] = tuple,
-        waited_for: WaitedFor = lambda delivery, message, hosts: None,
-        binned: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Create the commands. `orders_in_force` returns the ids of active suspensions and hold rules.
-        `waited_for` is `Orders.waited_for`, and `binned` is called when mail was moved into the bin.
-        """
-        self._binned = binned
-        self._waited_for = waited_for
-        self._journal = journal
-        self._store = store
-        self._scheduler = scheduler
-        self._settler = settler
-        self._events = events
-        self._clock = clock
-        self._orders_in_force = orders_in_force
+    _: KW_ONLY
+    store: Store
+    scheduler: Scheduler
+    settler: Settler
+    events: Events
+    clock: Clock
+    journal: Journal
+    orders_in_force: Callable[[], Collection[str]] = tuple
+    waited_for: WaitedFor = lambda delivery, message, hosts: None
+    binned: Callable[[], None] = lambda: None
 
     # Reading commands
 
     def left_out(self) -> tuple[str, ...]:
         """Return a message about what the replies of a damaged store omit."""
-        return (LEFT_OUT,) if self._store.unhealthy() is Unhealthy.DAMAGED else ()
+        return (LEFT_OUT,) if self.store.unhealthy() is Unhealthy.DAMAGED else ()
 
     async def select(
         self,
@@ -404,16 +391,16 @@ class Operations:
         """Return a message with its open deliveries. Raise MessageNotFoundError."""
         # Read the deliveries first: reading a message from a shared store may wait for its server.
         deliveries = await self.open_deliveries(message_id)
-        message = await self._store.read_message(message_id)
-        now = self._clock.now()
-        active = self._scheduler.active_keys()
+        message = await self.store.read_message(message_id)
+        now = self.clock.now()
+        active = self.scheduler.active_keys()
         return Shown(
             message, tuple((delivery, self._state(delivery, message, active, now)) for delivery in deliveries)
         )
 
     async def open_deliveries(self, message_id: MessageId) -> list[Delivery]:
         """Return the deliveries of a message. Raise MessageNotFoundError if all are in the bin."""
-        found = await self._store.deliveries_of(message_id)
+        found = await self.store.deliveries_of(message_id)
         deliveries = [each for each in found if each.queue.kind is not Kind.BIN]
         if found and not deliveries:
             raise MessageNotFoundError(f"message {message_id} was dropped; `zonerelay undo` restores it")
@@ -432,7 +419,7 @@ class Operations:
         a sample, so that the reply comes within about a second.
         """
         every = 1 if exact or wanted.reaches_bin else max(1, self._total(wanted.zone) // SAMPLE)
-        summary = Summary(every, self._clock.now())
+        summary = Summary(every, self.clock.now())
         key_of = KEYS.get(by) or self._site
         async with aclosing(self._matching(wanted, progress, most=SUMMED, every=every)) as batches:
             async for batch in batches:
@@ -445,7 +432,7 @@ class Operations:
 
     def _site(self, delivery: Delivery, _message: Message | None) -> str:
         """Return the hosts that the zone has found for the domain."""
-        found = self._scheduler.destination_of(delivery.zone, delivery.domain)
+        found = self.scheduler.destination_of(delivery.zone, delivery.domain)
         return UNKNOWN if found is None else found.partition(" ")[2]
 
     # Changing commands
@@ -467,7 +454,7 @@ class Operations:
     async def hold(
         self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
     ) -> Result:
-        orders = self._orders_in_force()
+        orders = self.orders_in_force()
 
         def held(delivery: Delivery) -> Delivery:
             # What an order holds now belongs to the operator; otherwise the end of the order would release
@@ -480,7 +467,7 @@ class Operations:
     async def release(
         self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
     ) -> Result:
-        now = self._clock.now()
+        now = self.clock.now()
         return await self._change("release", wanted, lambda each: _released(each, now), progress, act)
 
     async def reroute(
@@ -493,7 +480,7 @@ class Operations:
     ) -> Result:
         async def reroute(deliveries: Sequence[Delivery]) -> int:
             messages = await self._messages_of(deliveries if rerouting.needs_messages else ())
-            now = self._clock.now()
+            now = self.clock.now()
             queues = {each.key: rerouting.target(each, messages.get(each.message_id)) for each in deliveries}
             changed = await self._update(deliveries, lambda each: _moved(each, queues[each.key], now), act)
             self._wake(queues.values())
@@ -512,7 +499,7 @@ class Operations:
         """Move deliveries to the bin, from which an undo can restore them. Mail is deleted at once without an
         act, with `purge`, which also deletes what is in the bin, and for rows of the outbox.
         """
-        until = self._clock.now() + KEPT
+        until = self.clock.now() + KEPT
 
         def binned(each: Delivery) -> Delivery:
             return replace(each, queue=bin_of(each.queue), held=True, next_attempt=until)
@@ -521,11 +508,11 @@ class Operations:
             final = purge or act is None
             kept = [each for each in deliveries if not final and not is_row(each.message_id)]
             changed = await self._update(kept, binned, act)
-            self._binned()
+            self.binned()
             gone = [each for each in deliveries if final or is_row(each.message_id)]
             await self._note_final(gone, act)
-            removed = await self._store.update(_keys(gone), lambda _: None)
-            self._events.dropped([*changed, *(key for key in removed if key.queue.is_mail)])
+            removed = await self.store.update(_keys(gone), lambda _: None)
+            self.events.dropped([*changed, *(key for key in removed if key.queue.is_mail)])
             return len(changed) + len(removed)
 
         return await self._over("drop", replace(wanted, in_bin=purge), drop, progress, act)
@@ -554,7 +541,7 @@ class Operations:
         """
         result = Result()
         try:
-            async with aclosing(self._journal.entries(undone.id)) as pieces:
+            async with aclosing(self.journal.entries(undone.id)) as pieces:
                 async for entries in pieces:
                     result += await self._restore(entries, act)
                     if progress is not None:
@@ -566,10 +553,10 @@ class Operations:
     async def release_orders(self, over: Sequence[Order]) -> int:
         """Release exactly the deliveries that these orders have held. Return the number of deliveries."""
         ids = {order.id for order in over}
-        counts = self._store.counts().values()
-        if self._store.is_counted() and not any(each.held for each in counts):
+        counts = self.store.counts().values()
+        if self.store.is_counted() and not any(each.held for each in counts):
             return 0
-        now = self._clock.now()
+        now = self.clock.now()
 
         def released(delivery: Delivery) -> Delivery:
             is_theirs = delivery.held and delivery.act in ids
@@ -589,7 +576,7 @@ class Operations:
 
     async def ask_names_again(self, after: float) -> None:
         """Make mail that was deferred because of a DNS outage due in `after` seconds."""
-        due = self._clock.now() + after
+        due = self.clock.now() + after
 
         def sooner(delivery: Delivery) -> Delivery:
             last = delivery.last
@@ -598,11 +585,11 @@ class Operations:
             return replace(delivery, next_attempt=due) if is_meant else delivery
 
         await self.correct(sooner)
-        self._wake(self._store.counts())
+        self._wake(self.store.counts())
 
     def suspension_of(self, delivery: Delivery) -> tuple[float, Reply] | None:
         """Return until when the destination of a delivery is suspended, and the reason."""
-        return self._scheduler.suspension_of(delivery.zone, delivery.domain)
+        return self.scheduler.suspension_of(delivery.zone, delivery.domain)
 
     def _until_probe(self, delivery: Delivery) -> Delivery:
         found = self.suspension_of(delivery)
@@ -616,7 +603,7 @@ class Operations:
         corrected = Result()
 
         async def update(deliveries: Sequence[Delivery]) -> int:
-            return len(await self._store.update(_keys(deliveries), change))
+            return len(await self.store.update(_keys(deliveries), change))
 
         async with aclosing(self._matching(wanted, None, most=SUMMED)) as batches:
             async for batch in batches:
@@ -661,8 +648,8 @@ class Operations:
                 break
             if act is not None:
                 noted = [Entry(key, State.of(old), State.of(new)) for key, (old, new) in steps.items()]
-                await self._journal.note(act.id, noted)
-            met = await self._store.update(list(steps), functools.partial(_stepped, steps))
+                await self.journal.note(act.id, noted)
+            met = await self.store.update(list(steps), functools.partial(_stepped, steps))
             left = {key: each for key, each in met.items() if each != steps[key][0]}
             changed |= met.keys() - left.keys()
         return changed
@@ -671,14 +658,14 @@ class Operations:
         """Record what is about to leave the queue, so that a change that is killed shows how much it was."""
         if act is not None:
             states = ((each.key, State.of(each)) for each in deliveries)
-            await self._journal.note(act.id, [Entry(key, state, state) for key, state in states])
+            await self.journal.note(act.id, [Entry(key, state, state) for key, state in states])
 
     async def _restore(self, entries: Sequence[Entry], act: Act) -> Result:
         wanted = {entry.key._replace(queue=entry.after.queue): entry for entry in entries}
-        free = await self._scheduler.withdraw_settled(wanted)
+        free = await self.scheduler.withdraw_settled(wanted)
         states: dict[DeliveryKey, State] = {}
         restored: dict[DeliveryKey, State] = {}
-        now = self._clock.now()
+        now = self.clock.now()
 
         def step(current: Delivery) -> Delivery:
             entry = wanted[current.key]
@@ -686,9 +673,9 @@ class Operations:
             return entry.before.restored(current).corrected_at(now) if is_after else current
 
         try:
-            found = await self._store.update([key for key in wanted if key in free], step)
+            found = await self.store.update([key for key in wanted if key in free], step)
         finally:
-            self._scheduler.give_back(free)
+            self.scheduler.give_back(free)
         for key, current in found.items():
             entry = wanted[key]
             states[entry.key] = State.of(current)
@@ -699,7 +686,7 @@ class Operations:
         undone = [entry for entry in entries if entry.key in restored]
         self._wake(entry.before.queue for entry in undone if entry.before.queue != entry.after.queue)
         # Noted after the change: a crash in between leaves less of this undo to be undone, never more.
-        await self._journal.note(
+        await self.journal.note(
             act.id,
             [Entry(e.key._replace(queue=e.before.queue), e.after, restored[e.key]) for e in undone],
         )
@@ -719,15 +706,15 @@ class Operations:
         crash interrupted. They have not left the queue.
         """
         origins = {entry.key[1:]: entry.key for entry in missing}
-        queues = [queue for queue, counts in self._store.counts().items() if counts.total] if missing else []
+        queues = [queue for queue, counts in self.store.counts().items() if counts.total] if missing else []
         for queue in queues:
             keys = [entry.key._replace(queue=queue) for entry in missing]
-            found = await self._store.update(keys, lambda current: current)
+            found = await self.store.update(keys, lambda current: current)
             states.update((origins[key[1:]], State.of(current)) for key, current in found.items())
 
     def _wake(self, queues: Iterable[QueueName]) -> None:
         for queue in set(queues):
-            self._scheduler.wake(queue)
+            self.scheduler.wake(queue)
 
     async def _over(
         self,
@@ -750,16 +737,16 @@ class Operations:
     def _tell(self, verb: str, result: Result, detail: str, act: Act | None) -> None:
         if act is not None:
             details = {"detail": act.what, "act": act.id, "who": act.who, "reason": act.reason}
-            self._events.operated(verb, result.changed, **details)
+            self.events.operated(verb, result.changed, **details)
         elif result.matched:
-            self._events.operated(verb, result.changed, detail=detail)
+            self.events.operated(verb, result.changed, detail=detail)
 
     async def _one_batch(self, deliveries: Sequence[Delivery], work: _Work) -> Result:
-        free = await self._scheduler.withdraw_settled(_keys(deliveries))
+        free = await self.scheduler.withdraw_settled(_keys(deliveries))
         try:
             changed = await work([each for each in deliveries if each.key in free]) if free else 0
         finally:
-            self._scheduler.give_back(free)
+            self.scheduler.give_back(free)
         return Result(len(deliveries), changed, len(deliveries) - len(free))
 
     async def _bounce(self, keys: Sequence[DeliveryKey], outcome: Outcome) -> int:
@@ -768,7 +755,7 @@ class Operations:
         for start in range(0, len(groups), TOGETHER):
             some = groups[start : start + TOGETHER]
             # The settler keeps an outcome until it can be stored. An operator gets an error now instead.
-            await self._store.probe()
+            await self.store.probe()
             bounced += sum(await asyncio.gather(*(self._bounce_message(group, outcome) for group in some)))
         return bounced
 
@@ -780,14 +767,14 @@ class Operations:
         chosen = set(keys)
         # Read the current state, because the list may be older than the last attempt. Mail of other nodes is
         # excluded: the report would be stored here, and the outcome nowhere.
-        deliveries = [d for d in await self._store.own_deliveries_of(message_id) if d.key in chosen]
+        deliveries = [d for d in await self.store.own_deliveries_of(message_id) if d.key in chosen]
         if deliveries:
-            await self._settler.settle(message, deliveries, [outcome] * len(deliveries))
+            await self.settler.settle(message, deliveries, [outcome] * len(deliveries))
         return len(deliveries)
 
     def _resume(self, keys: Sequence[DeliveryKey]) -> None:
         for zone, domain in {(key.queue.zone, domain_of(key.recipient)) for key in keys}:
-            self._scheduler.resume_domain(zone, domain)
+            self.scheduler.resume_domain(zone, domain)
 
     # Reading the store
 
@@ -802,9 +789,9 @@ class Operations:
         """Return the state, taking suspensions, hold rules and unreachable hosts into account."""
         if state not in _WAITING:
             return state
-        if self._orders_in_force():
-            hosts = (self._scheduler.destination_of(delivery.zone, delivery.domain) or "").partition(" ")[2]
-            if self._waited_for(delivery, message, hosts) is not None:
+        if self.orders_in_force():
+            hosts = (self.scheduler.destination_of(delivery.zone, delivery.domain) or "").partition(" ")[2]
+            if self.waited_for(delivery, message, hosts) is not None:
                 return DeliveryState.SUSPENDED
         is_unreachable = state is DeliveryState.READY and self.suspension_of(delivery) is not None
         return DeliveryState.DEFERRED if is_unreachable else state
@@ -822,21 +809,21 @@ class Operations:
         """Yield matches in batches of at most `most`, each within `within` seconds. A batch is complete
         before anything is done to it. One delivery in `every` is checked.
         """
-        matcher = Matcher(wanted, self._clock.now())
+        matcher = Matcher(wanted, self.clock.now())
         batch: list[tuple[Delivery, DeliveryState]] = []
-        began = self._clock.monotonic()
+        began = self.clock.monotonic()
         seen = 0
-        active = self._scheduler.active_keys()
+        active = self.scheduler.active_keys()
         async with aclosing(self._candidates(wanted, matcher, progress, every, after)) as candidates:
             async for delivery in candidates:
                 seen += 1
                 if seen % BATCH == 0:
                     await asyncio.sleep(0)
-                    active = self._scheduler.active_keys()
+                    active = self.scheduler.active_keys()
                 if not matcher.matches(delivery):
                     continue
-                state = self._state(delivery, None, active, self._clock.now())
-                by_order = wanted.state is not None and state in _WAITING and bool(self._orders_in_force())
+                state = self._state(delivery, None, active, self.clock.now())
+                by_order = wanted.state is not None and state in _WAITING and bool(self.orders_in_force())
                 if matcher.needs_message or by_order:
                     message = await self._message(delivery.message_id)
                     if not matcher.matches_sender(message):
@@ -845,10 +832,10 @@ class Operations:
                 if not matcher.matches_state(state):
                     continue
                 batch.append((delivery, state))
-                if len(batch) >= most or self._clock.monotonic() - began >= within:
+                if len(batch) >= most or self.clock.monotonic() - began >= within:
                     yield batch
                     batch = []
-                    began = self._clock.monotonic()
+                    began = self.clock.monotonic()
         if batch:
             yield batch
 
@@ -861,7 +848,7 @@ class Operations:
         after: DeliveryKey | None,
     ) -> AsyncGenerator[Delivery, None]:
         if wanted.message_id is not None:
-            found = await self._store.deliveries_of(wanted.message_id)
+            found = await self.store.deliveries_of(wanted.message_id)
             for delivery in sorted(found, key=lambda each: each.key):
                 is_dropped = delivery.queue.kind is Kind.BIN
                 is_meant = delivery.queue.is_mail or (is_dropped and wanted.reaches_bin)
@@ -878,30 +865,30 @@ class Operations:
         if wanted.state is DeliveryState.DROPPED:
             queues = []
         if wanted.reaches_bin:
-            bins = (each for each in await self._store.queues() if each.kind is Kind.BIN)
+            bins = (each for each in await self.store.queues() if each.kind is Kind.BIN)
             meant = [each for each in bins if wanted.zone in (None, each.zone)]
             queues += sorted(each for each in meant if after is None or each >= after.queue)
         if after is not None and after.queue in queues:
             queues = queues[queues.index(after.queue) :]
         for queue in queues:
             start = after if after is not None and queue in (None, after.queue) else None
-            async with closing(self._store.scan(queue, wanted=may_match, after=start)) as deliveries:
+            async with closing(self.store.scan(queue, wanted=may_match, after=start)) as deliveries:
                 async for delivery in deliveries:
                     yield delivery
 
     def _total(self, zone: str | None) -> int:
         return sum(
-            counts.total for queue, counts in self._store.counts().items() if zone in (None, queue.zone)
+            counts.total for queue, counts in self.store.counts().items() if zone in (None, queue.zone)
         )
 
     async def _messages_of(self, deliveries: Iterable[Delivery]) -> dict[MessageId, Message]:
         """Read each message only once, because it may have many deliveries."""
         ids = list(dict.fromkeys(each.message_id for each in deliveries))
-        return await self._store.read_messages(ids) if ids else {}
+        return await self.store.read_messages(ids) if ids else {}
 
     async def _message(self, message_id: MessageId) -> Message | None:
         try:
-            return await self._store.read_message(message_id)
+            return await self.store.read_message(message_id)
         except (MessageNotFoundError, StoreCorruptError):
             return None
 

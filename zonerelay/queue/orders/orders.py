@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -137,32 +138,27 @@ def _subject(delivery: Delivery, message: Message | None, destination: str, labe
     return Subject(delivery.zone, delivery.recipient, *client, destination, label)
 
 
+@dataclass(eq=False, repr=False)
 class Orders:
     """Manages the suspensions and hold rules of a worker. `changed` is called when the set of active orders
     changes. `release` releases what ended orders have held and returns the number of deliveries; it raises
     StoreError. The settler calls `paused` and `keep_unattempted`.
     """
 
-    def __init__(
-        self,
-        home: Path,
-        *,
-        settler: Settler,
-        zone_of: ZoneOf,
-        changed: Callable[[], None],
-        release: Callable[[Sequence[Order]], Awaitable[int]],
-        events: Events,
-        clock: Clock,
-    ) -> None:
-        self._changed, self._release = changed, release
-        self._settler = settler
-        self._zone_of = zone_of
+    home: InitVar[Path]
+    _: KW_ONLY
+    settler: Settler
+    zone_of: ZoneOf
+    changed: Callable[[], None]
+    release: Callable[[Sequence[Order]], Awaitable[int]]
+    events: Events
+    clock: Clock
+
+    def __post_init__(self, home: Path) -> None:
         self._file = OrdersFile(home)
-        self._events = events
-        self._clock = clock
         self._lock = asyncio.Lock()
-        self._tasks = Tasks("queue.orders", events)
-        self._alarm = Alarm(clock.now, lambda: self._tasks.start(self._expire()))
+        self._tasks = Tasks("queue.orders", self.events)
+        self._alarm = Alarm(self.clock.now, lambda: self._tasks.start(self._expire()))
         self._stamp: tuple[int, ...] = ()
         self._all: list[Order] = []
         self._unreadable = self._unwritten = ""
@@ -229,7 +225,7 @@ class Orders:
         apply at MAIL. `names_zone` says that the message may name its zone.
         """
         table = self.table
-        zone = None if recipient is None or names_zone else self._zone_of(origin, sender, recipient)
+        zone = None if recipient is None or names_zone else self.zone_of(origin, sender, recipient)
         order = table.refuses(sender, origin.user, recipient, zone)
         if order is None:
             return ""
@@ -242,7 +238,7 @@ class Orders:
         """Add an order, or update the active one with the same selectors and effect. Return the order as
         stored, and whether it is new. Raise OrdersError.
         """
-        now = self._clock.now()
+        now = self.clock.now()
         before: Order | None = None
         after = order
 
@@ -272,7 +268,7 @@ class Orders:
         """End orders. Return those that this call, or another worker at the same time, has ended, and the
         number of released deliveries. Raise OrdersError and StoreError.
         """
-        now = self._clock.now()
+        now = self.clock.now()
         mine = {order.id: order for order in self.table.orders if is_meant(order)}
         ended: list[Order] = []
 
@@ -285,7 +281,7 @@ class Orders:
             self._tell("order-ended", order, who, reason)
         over = list((mine | {order.id: order for order in ended}).values())
         try:
-            return over, await self._release(over) if over else 0
+            return over, await self.release(over) if over else 0
         except StoreError:
             self._tasks.start(self._release_later(over))
             raise
@@ -294,7 +290,7 @@ class Orders:
         if message is None or not self.table.pauses:
             return 0.0
         mail = _subject(delivery, message, delivery.domain, destination)
-        return self.table.paused(mail, delivery.created, self._clock.now())
+        return self.table.paused(mail, delivery.created, self.clock.now())
 
     def keep_unattempted(
         self, message: Message, deliveries: Sequence[Delivery], destination: str
@@ -332,7 +328,7 @@ class Orders:
     def hold(self, deliveries: Sequence[Delivery], order: Order, *, reserved: bool = False) -> None:
         """Hold deliveries that were about to be attempted, or to get an outcome without an attempt."""
         then = partial(self._was_held, order, len(deliveries))
-        self._settler.hold(deliveries, order.id, then, reserved=reserved)
+        self.settler.hold(deliveries, order.id, then, reserved=reserved)
 
     def _was_held(self, order: Order, count: int) -> None:
         """Count deliveries that are now durably held. If the order has ended since, release them."""
@@ -357,7 +353,7 @@ class Orders:
         if before == self.table.orders:
             return
         self._set_alarm()
-        self._changed()
+        self.changed()
         in_force = {order.id for order in self.table.orders}
         over = [order for order in before if order.id not in in_force]
         if over and release:
@@ -365,7 +361,7 @@ class Orders:
 
     def _put_in_force(self, orders: list[Order]) -> None:
         self._all = orders
-        self.table = OrderTable(orders, self._clock.now())
+        self.table = OrderTable(orders, self.clock.now())
         self.are_refusing = bool(self.table.refusing)
 
     def _set_alarm(self) -> None:
@@ -378,17 +374,17 @@ class Orders:
         over: list[Order] = []
 
         def change(orders: list[Order]) -> list[Order]:
-            now = self._clock.now()
+            now = self.clock.now()
             over[:] = [each for each in orders if each.ended is None and not each.is_in_force(now)]
             return [
                 msgspec.structs.replace(each, ended=each.until) if each in over else each for each in orders
             ]
 
-        while any(each.ended is None and not each.is_in_force(self._clock.now()) for each in self._all):
+        while any(each.ended is None and not each.is_in_force(self.clock.now()) for each in self._all):
             try:
                 await self._edit(change)
             except OrdersError as error:  # they are not active anyway; the next check tries again
-                self._events.error("queue.orders", error)
+                self.events.error("queue.orders", error)
                 self._take(self._all)
                 return
             for order in over:
@@ -397,10 +393,10 @@ class Orders:
     async def _release_later(self, over: Sequence[Order]) -> None:
         while True:
             try:
-                await self._release(over)
+                await self.release(over)
                 return
             except StoreError as error:
-                self._events.error("queue.orders", error)
+                self.events.error("queue.orders", error)
                 await asyncio.sleep(AGAIN)
 
     async def _watch(self) -> None:
@@ -411,7 +407,7 @@ class Orders:
             try:
                 await self.look()
             except OrdersError as error:
-                self._events.error("queue.orders", error)
+                self.events.error("queue.orders", error)
                 continue
             await self._expire()
 
@@ -431,7 +427,7 @@ class Orders:
                         raise
 
     def _tell(self, event: str, order: Order, who: str, reason: str = "") -> None:
-        self._events.order(
+        self.events.order(
             event,
             order.id,
             effect=order.effect,
@@ -448,6 +444,6 @@ class Orders:
         return self._file.read(self._all)
 
     def _change(self, change: _Change) -> list[Order]:
-        orders = self._file.change(change, self._clock.now(), self._all)
+        orders = self._file.change(change, self.clock.now(), self._all)
         self._stamp = self._file.stamp()
         return orders

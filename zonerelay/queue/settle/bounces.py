@@ -10,7 +10,7 @@ made without it. `ReportError` means that no report can be made at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from zonerelay.config.settings import BounceSettings
 from zonerelay.message.dsn import DsnKind, RecipientReport, can_return_whole, compose
@@ -36,28 +36,21 @@ class ReportError(Exception):
     """The DSN could not be created. The outcomes that it reports must not be forgotten."""
 
 
+@dataclass(eq=False, repr=False)
 class DsnMaker:
     """Creates delivery status notifications."""
 
-    def __init__(
-        self,
-        *,
-        store: QueueStore,
-        ids: MessageIdSource,
-        choose_zone: ChooseZone,
-        bounce: BounceSettings,
-        hostname: str,
-        events: Events,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._ids = ids
-        self._choose_zone = choose_zone
-        self.bounce = bounce
+    _: KW_ONLY
+    store: QueueStore
+    ids: MessageIdSource
+    choose_zone: ChooseZone
+    bounce: BounceSettings
+    hostname: str
+    events: Events
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self.zone_sizes: Mapping[str, int] = {}  # the maximum message size of each zone that has one
-        self._hostname = hostname
-        self._events = events
-        self._clock = clock
 
     async def report(
         self,
@@ -75,16 +68,16 @@ class DsnMaker:
             # If no host accepted 8-bit content, none may accept the report that contains it.
             wants_whole = not any(report.outcome.reply.detail == "6.3" for report in reports)
         header, whole = await self._original(message, whole=wants_whole)
-        now = self._clock.now()
+        now = self.clock.now()
 
         def made(whole: bytes) -> Submit:
-            dsn_id = self._ids.next()
+            dsn_id = self.ids.next()
             text = compose(
                 kind,
                 message=message,
                 original_header=header,
                 reports=reports,
-                hostname=self._hostname,
+                hostname=self.hostname,
                 dsn_id=dsn_id,
                 now=now,
                 retry_until=retry_until,
@@ -118,14 +111,14 @@ class DsnMaker:
             origin=Origin(protocol=PROTOCOL),
             require_tls=require_tls,
         )
-        return own_mail(envelope, text, self._choose_zone)
+        return own_mail(envelope, text, self.choose_zone)
 
     async def _original(self, message: Message, *, whole: bool) -> tuple[bytes, bytes]:
         """Return the header, and the message if `whole` is set and it can be returned."""
         whole = whole and message.size <= self.bounce.return_size
         head = bytearray()
         try:
-            async with closing(self._store.read_body(message.id)) as body:
+            async with closing(self.store.read_body(message.id)) as body:
                 async for chunk in body:
                     searched = max(0, len(head) - len(_END_OF_HEADER) + 1)
                     head += chunk
@@ -134,7 +127,7 @@ class DsnMaker:
                     if head.find(_END_OF_HEADER, searched) >= 0 or len(head) >= self.bounce.return_size:
                         break
         except StoreError as error:
-            self._events.error("queue.report_header", error, message_id=message.id)
+            self.events.error("queue.report_header", error, message_id=message.id)
             return b"", b""
         text = bytes(head)
         return self._header_of(text), text if whole and can_return_whole(text) else b""

@@ -39,7 +39,7 @@ import random as _random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from zonerelay.config.settings import (
@@ -163,22 +163,16 @@ class ZoneRetryPolicy:
         return delay * (1 + random.uniform(-spread, spread))
 
 
+@dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """The retry policies of [retry] and of zones with their own settings. Rows of the outbox are retried n²
     minutes after the n-th failure, without jitter, and the failure of attempt `row_attempts` is final.
     """
 
-    def __init__(
-        self,
-        otherwise: ZoneRetryPolicy,
-        zones: dict[str, ZoneRetryPolicy],
-        random: _random.Random,
-        row_attempts: int,
-    ) -> None:
-        self._otherwise = otherwise
-        self._zones = zones
-        self._random = random
-        self._row_attempts = row_attempts
+    otherwise: ZoneRetryPolicy
+    zones: dict[str, ZoneRetryPolicy]
+    random: _random.Random
+    row_attempts: int
 
     def lifetime(self, envelope: Envelope, zone: str) -> float:
         """Return the age in seconds at which a message expires in a zone."""
@@ -194,17 +188,17 @@ class RetryPolicy:
         `delivery.attempts` includes the attempt that was just deferred. Only CancelledError is raised.
         """
         if is_row(delivery.message_id):
-            is_over = delivery.attempts >= self._row_attempts
+            is_over = delivery.attempts >= self.row_attempts
             return None if is_over else now + quadratic(envelope, max(1, delivery.attempts))
         horizon = self._of(delivery.zone)
         last = delivery.created + horizon.lifetime(envelope)
         if last - now < _TOO_CLOSE or horizon.is_used_up(delivery.attempts):
             return None
-        delay = await horizon.delay(envelope, max(1, delivery.attempts), self._random)
+        delay = await horizon.delay(envelope, max(1, delivery.attempts), self.random)
         return None if delay is None else min(now + delay, last)
 
     def _of(self, zone: str) -> ZoneRetryPolicy:
-        return self._zones.get(zone, self._otherwise)
+        return self.zones.get(zone, self.otherwise)
 
 
 def build(
