@@ -282,7 +282,7 @@ def places_not_declared(real: Any, self: Any) -> Any:
     return self._note_back()
 
 
-@_mutant("limits over workers: who has more gives way", "limits.authority:Reclaimer.ask")
+@_mutant("limits over workers: who has more gives way", "limits.authority:Reclaimer.ask", 86)
 def passed_over(real: Any, self: Any, waiting: Any, wanted: Any, now: Any) -> Any:
     return None
 

@@ -82,6 +82,9 @@ KINDS = (
 )
 
 SENDERS = Kind(name="senders", share=0, domains=1, seconds=(0.01, 0.05))
+CROWDED = Kind(name="crowded", share=0, domains=1, seconds=(8.0, 10.0))
+TURN_WITHIN = 35.0
+"""Seconds: the end of another worker's transaction there, and a transaction."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,7 @@ class Run:
         self.failures: list[str] = []
         self._directory = directory
         self._kinds = [kind for kind in KINDS if kind.name in plan.kinds]
-        self.world = World((*self._kinds, SENDERS), self.random)
+        self.world = World((*self._kinds, SENDERS, CROWDED), self.random)
         self._cuts: list[Fault] = []
         self._client_cuts: list[Fault] = []
         self._no_names_until = 0.0
@@ -354,6 +357,8 @@ class Run:
                 if each.held and each.act in self.operators.over
             ]
         await self.operators.release_everything()
+        if self._limits is not None and self.plan.narrow and self.plan.rate is None:
+            await self._contend()
         await self._drain()
         for node in self.nodes:
             self.failures += [
@@ -362,6 +367,17 @@ class Run:
         if self._limits is not None:
             await self._limits.close()
         self._judge()
+
+    async def _contend(self) -> None:
+        """One worker uses the only connection to a destination. The other one gets its turn all the same."""
+        for number in range(900, 908):
+            await self.clients.submit(self.nodes[0], self._submission(number, ("u0@d0.crowded.test",)))
+        await asyncio.sleep(20.0)  # the host has answered
+        last = self._submission(990, ("u1@d0.crowded.test",))
+        await self.clients.submit(self.nodes[1], last)
+        await asyncio.sleep(TURN_WITHIN)
+        if last.answered and not any(mail.sender == last.sender for mail in self.receivers.mails):
+            self.failures.append(f"w1 got no connection to d0.crowded.test from {last.answered:.3f} on")
 
     async def _start_supervisor(self, *, quiet: float = 0.0) -> None:
         self._table = LimitTable(VirtualClock(self.loop), quiet=quiet)
@@ -494,11 +510,8 @@ class Run:
             for line in range(min(size // 25, 100))
         )
         text += b"%b\r\n" % (b"x" * 900) * ((size - len(text)) // 902)
-        tag = f"t{number}"
-        body = b"X-Begin: 1\r\nX-Tag: %b\r\nSubject: message %d\r\n\r\n%b" % (tag.encode(), number, text)
         keyed = self.plan.store == "leveldb" and random.random() < 0.4
-        submission = Submission(tag, f"s{number}@senders.test", recipients, body, keyed=keyed)
-        self.clients.submissions.append(submission)
+        submission = self._submission(number, recipients, text, keyed=keyed)
         for _ in range(REPEATED if keyed else 1):
             node = self.nodes[random.randrange(len(self.nodes))]
             fault = self._client_cuts.pop() if self._client_cuts else None
@@ -506,6 +519,15 @@ class Run:
             if submission.answered is not None or submission.refused:
                 break
             await asyncio.sleep(5.0)
+
+    def _submission(
+        self, number: int, recipients: tuple[str, ...], text: bytes = b"", *, keyed: bool = False
+    ) -> Submission:
+        tag = f"t{number}"
+        body = b"X-Begin: 1\r\nX-Tag: %b\r\nSubject: message %d\r\n\r\n%b" % (tag.encode(), number, text)
+        made = Submission(tag, f"s{number}@senders.test", recipients, body, keyed=keyed)
+        self.clients.submissions.append(made)
+        return made
 
     def _domain(self, random: Random) -> str:
         kind = random.choices(self._kinds, [kind.share for kind in self._kinds])[0]
