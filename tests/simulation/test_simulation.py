@@ -24,7 +24,7 @@ def test_no_seed_of_three_hundred_fails(first: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("seed", [368, 429, 772, 943, 2554])
+@pytest.mark.parametrize("seed", [368, 429, 772, 943, 2089, 2554])
 def test_seeds_that_found_a_fault_of_the_relay_pass(seed: int) -> None:
     done = simulation("--seeds", f"{seed}-{seed}")
     assert done.returncode == 0, done.stdout + done.stderr

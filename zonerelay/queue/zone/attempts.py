@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.config.units import format_size
@@ -155,8 +156,14 @@ class Attempts:
 
     async def _deliver(self, work: Work, message: Message) -> Sequence[Outcome]:
         started = self._clock.monotonic()
-        turn = None if work.ticket is None else BatchTurns(work.ticket, self._clock).take
-        batch = Batch(self._zone, work.route, message, work.deliveries, turn, more=work.more)
+        batch = Batch(
+            self._zone,
+            work.route,
+            message,
+            work.deliveries,
+            partial(self._take_turn, work, message),
+            more=work.more,
+        )
         try:
             outcomes = await self._courier.deliver(batch)
         except ClaimLostError:
@@ -175,6 +182,16 @@ class Attempts:
         label = work.destination.label
         self._settler.post(message, work.deliveries, outcomes, destination=label, seconds=seconds)
         return outcomes
+
+    async def _take_turn(self, work: Work, message: Message) -> bool:
+        """Wait like `BatchTurns.take`. Raise ClaimLostError if an operator has suspended the mail since the
+        batch started, for example while a connection was opened.
+        """
+        if self._orders is not None:
+            label = work.destination.label
+            if any(self._orders.waited_for(each, message, label) for each in work.deliveries):
+                raise ClaimLostError("an operator has suspended it")
+        return work.ticket is None or await BatchTurns(work.ticket, self._clock).take()
 
     def _return(self, work: Work, message: Message) -> Sequence[Outcome]:
         most = format_size(self._zone.max_message_size)
