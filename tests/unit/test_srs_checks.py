@@ -14,38 +14,6 @@ from zonerelay.config.tables.rewrite import srs_secrets
 
 SECRET = "sixteen letters."
 
-REFUSED = [
-    ("a zone without [srs]", "[[zone]]\nsrs = true", "zone[0].srs: needs [srs]", 2),
-    ("no secret", '[srs]\ndomain = "srs.example.com"', "srs.secret: is missing", 1),
-    ("no domain", '[srs]\nsecret = "env:S"', "srs.domain: is required", 1),
-    (
-        "a pattern",
-        '[srs]\ndomain = "*.example.com"\nsecret = "env:S"',
-        'srs.domain: "*.example.com" is no',
-        2,
-    ),
-    (
-        "an address literal",
-        '[srs]\ndomain = "[192.0.2.1]"\nsecret = "env:S"',
-        'srs.domain: "[192.0.2.1]" is not a domain name',
-        2,
-    ),
-    (
-        "everybody is local",
-        '[srs]\ndomain = "srs.example.com"\nsecret = "env:S"\nlocal_domains = ["a.example", "*"]',
-        'srs.local_domains[1]: "*" matches every sender; remove srs',
-        4,
-    ),
-]
-
-
-@pytest.mark.parametrize(("reason", "text", "problem", "line"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_refused(reason: str, text: str, problem: str, line: int) -> None:
-    with pytest.raises(ConfigError) as refused:
-        load_text(text)
-    assert f"{refused.value}".startswith(problem), reason
-    assert f"{refused.value}".endswith(f"(line {line})")
-
 
 def test_a_zone_with_srs_and_all_it_needs_is_taken() -> None:
     text = (
