@@ -115,7 +115,7 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
     user's sandbox, if one runs; a message says so.
     """
     from zonerelay.control.client import ControlClient
-    from zonerelay.control.socket import answers
+    from zonerelay.process.sockets import answers
 
     if arguments.socket is not None:
         return ControlClient(arguments.socket), None
@@ -213,7 +213,7 @@ def _usual_sandbox(option: Path | None) -> Path | None:
         return None
     from zonerelay.cli.running import control_socket_of
     from zonerelay.config.load import load_partial
-    from zonerelay.control.socket import answers
+    from zonerelay.process.sockets import answers
 
     for path in (SYSTEM_CONFIG, LOCAL_CONFIG):
         if path.exists():
@@ -227,7 +227,7 @@ def _usual_sandbox(option: Path | None) -> Path | None:
 
 def _sandbox() -> Path | None:
     """Return the control socket of this user's sandbox, if exactly one runs."""
-    from zonerelay.control.socket import answers
+    from zonerelay.process.sockets import answers
     from zonerelay.sandbox import DIRECTORY
 
     # Other users may also write to the directory of temporary files.

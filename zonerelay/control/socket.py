@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
-import stat
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,28 +23,22 @@ from zonerelay.operations.answers import Progress, encode, problem_of
 from zonerelay.operations.catalogue import MAX_CALL, Call, decode_call
 from zonerelay.operations.errors import AnotherRelayError, ControlError, InvalidError
 from zonerelay.process.files import identity
+from zonerelay.process.sockets import answers, bound_path
 
 if TYPE_CHECKING:
     from zonerelay.config.settings import Settings  # commands that query a relay do not need it
 SOCKET_MODE = 0o600
 """Only root and the relay's own user operate the queue."""
 
-_ANSWER_TIMEOUT = 2.0
-
 
 def bind(path: Path) -> socket.socket:
     """Return a bound socket that does not listen yet. Raise ControlError if it cannot be created."""
-    _remove_stale(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.setblocking(False)
-        listener.bind(str(path))
-        # No client can connect before listen(), so the file is never accessible with wider permissions.
-        path.chmod(SOCKET_MODE)
+        return bound_path(path, SOCKET_MODE)
     except OSError as error:
-        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            refuse_live(path)
         raise ControlError(_explained(path, error)) from error
-    return listener
 
 
 def refuse_live(path: Path) -> None:
@@ -55,37 +49,10 @@ def refuse_live(path: Path) -> None:
         )
 
 
-def _remove_stale(path: Path) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except OSError:
-        return  # if something is wrong, bind() reports it
-    if not stat.S_ISSOCK(mode):
-        raise ControlError(f"{path} is in the way of the control socket and is not a socket: move it")
-    refuse_live(path)
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise ControlError(f"cannot remove the stale socket {path}: {error.strerror}") from error
-
-
-def answers(path: Path) -> bool:
-    """Return whether a relay may answer. Anything but a refused connection counts, because the socket of a
-    busy relay must not be removed.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_ANSWER_TIMEOUT)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:
-            return True
-        return True
-
-
 def _explained(path: Path, error: OSError) -> str:
     match error:
+        case FileExistsError():
+            return f"{path} is in the way of the control socket and is not a socket: move it"
         case FileNotFoundError():
             return f"no directory {path.parent} for the control socket: create it, or set [admin] socket"
         case PermissionError():

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import msgspec
 
 from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.values import Answer, AuthorityError, Request
+from zonerelay.process.sockets import bound_path
 from zonerelay.process.tasks import cancel_all
 
 MAX_FRAME = 16 * 1024 * 1024
@@ -100,16 +100,8 @@ class LimitServer:
         """Start the server. Raise OSError if another server answers at the path, or the socket cannot be
         created.
         """
-        remove_stale(self._path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.setblocking(False)
-            listener.bind(str(self._path))
-            self._path.chmod(_SOCKET_MODE)
-            self._server = await asyncio.start_unix_server(self._serve, sock=listener)
-        except OSError:
-            listener.close()
-            raise
+        listener = bound_path(self._path, _SOCKET_MODE)
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener)
 
     async def close(self) -> None:
         """Close all connections. The workers continue with the slots they hold."""
@@ -154,20 +146,6 @@ class LimitServer:
             writer.transport.abort()
         elif not writer.is_closing():
             writer.write(_encode(frame))
-
-
-def remove_stale(path: Path) -> None:
-    """Remove the socket that a crash has left. Raise OSError if another server answers there."""
-    if not path.is_socket():
-        return  # bind() reports the error, if there is one
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)
-            return
-    raise FileExistsError(f"another server of limits answers at {path}")
 
 
 RETRY_AFTER = 0.25

@@ -1,4 +1,4 @@
-"""Inherits listening sockets from the supervisor or from systemd (LISTEN_FDS).
+"""Inherits listening sockets from the supervisor or from systemd (LISTEN_FDS), and binds Unix sockets.
 
 That process keeps the sockets open, so clients that connect while a worker or the relay restarts wait in the
 kernel's queue instead of being refused. A socket is found by its address in the configuration.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -205,3 +208,53 @@ def _address_of(descriptor: int, name: str) -> str:
     if isinstance(bound, str):
         return str(ListenAddress(path=bound))
     return str(ListenAddress(host=bound[0], port=bound[1]))
+
+
+ANSWER_TIMEOUT = 2.0
+"""Seconds in which a server accepts a connection to its Unix socket, unless it is too busy."""
+
+
+def bound_path(path: Path, mode: int | None = None) -> socket.socket:
+    """Return a bound Unix socket that does not listen yet. A socket file without a server is replaced. Raise
+    OSError on failure.
+    """
+    refuse_live_socket(path)
+    path.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.setblocking(False)
+        made.bind(str(path))
+        if mode is not None:  # no client can connect before listen()
+            path.chmod(mode)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def refuse_live_socket(path: Path) -> None:
+    """Raise OSError with EADDRINUSE if a process listens on the socket, because the event loop would replace
+    it, and with EEXIST if the file is not a socket.
+    """
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise OSError(errno.EEXIST, "a file that is not a socket is in the way")
+    except FileNotFoundError:
+        return
+    if answers(path):
+        raise OSError(errno.EADDRINUSE, "in use")
+
+
+def answers(path: Path) -> bool:
+    """Return whether a server may answer. Anything but a refused connection counts, because the socket of a
+    busy server must not be removed.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(ANSWER_TIMEOUT)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+        return True

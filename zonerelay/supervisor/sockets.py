@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from zonerelay.config.endpoints import join_port, parse_listen
-from zonerelay.inbound.listen.listening_socket import BACKLOG, bound_group, bound_path, explained
-from zonerelay.process.sockets import Inherited
+from zonerelay.inbound.listen.listening_socket import BACKLOG, bound_group, explained
+from zonerelay.process.sockets import Inherited, bound_path
 
 
 class BindError(Exception):

@@ -44,11 +44,12 @@ from zonerelay.cli.spool.stopped import RunningError, alongside, opened, spools,
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
-from zonerelay.control.socket import answers, control_socket_path
+from zonerelay.control.socket import control_socket_path
 from zonerelay.model.message_id import LENGTH, MessageId
 from zonerelay.operations.answers import OrderRow, RelayStatus
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Orders, Status
+from zonerelay.process.sockets import answers
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.store.contract import QueueCounts, Store, StoreError

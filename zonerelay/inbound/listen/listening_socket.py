@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from zonerelay.config.endpoints import ListenAddress, join_port, parse_listen
-from zonerelay.process.sockets import Inherited
+from zonerelay.process.sockets import Inherited, bound_path
 
 BACKLOG = 1024  # connections that the kernel queues while the event loop is busy
 
@@ -25,7 +24,6 @@ _WORDS = {
     errno.EADDRNOTAVAIL: "this machine does not have that address",
     errno.ENOENT: "the socket's directory does not exist",
 }
-_LOOK_TIMEOUT = 1.0
 
 
 class ListenError(Exception):
@@ -73,37 +71,6 @@ def bound(address: ListenAddress, *, shared: bool = False) -> socket.socket:
         made.close()
         raise
     return made
-
-
-def bound_path(path: Path) -> socket.socket:
-    """Return a bound Unix socket. An unused socket file at the path is replaced. Raise OSError on failure."""
-    refuse_live_socket(path)
-    path.unlink(missing_ok=True)
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        made.bind(str(path))
-    except OSError:
-        made.close()
-        raise
-    return made
-
-
-def refuse_live_socket(path: Path) -> None:
-    """Raise OSError if a process listens on the socket, because the event loop would replace it."""
-    try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            raise OSError(errno.EEXIST, "a file that is not a socket is in the way")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_LOOK_TIMEOUT)
-        try:
-            probe.connect(str(path))
-        except TimeoutError:
-            pass  # it is too busy to answer, so it exists
-        except OSError:
-            return
-    raise OSError(errno.EADDRINUSE, "in use")
 
 
 # Accepts clients that wait at the socket of another worker, when that worker does not accept them.
@@ -229,11 +196,9 @@ class ListeningSocket:
                 return await loop.create_unix_server(self._protocol, sock=handed, backlog=BACKLOG)
             return await loop.create_server(self._protocol, sock=handed, backlog=BACKLOG)
         if address.is_unix:
-            path = Path(address.path)
-            refuse_live_socket(path)
-            server = await loop.create_unix_server(self._protocol, address.path, backlog=BACKLOG)
-            self._path = path
-            return server
+            self._path = Path(address.path)
+            made = bound_path(self._path)
+            return await loop.create_unix_server(self._protocol, sock=made, backlog=BACKLOG)
         return await loop.create_server(self._protocol, sock=bound(address), backlog=BACKLOG)
 
     def close(self) -> None:
