@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.admin.submission.refusals import problem_of
+from zonerelay.admin.submission.verbs import problem_of
 from zonerelay.inbound.cleanup.submit import Refused
 from zonerelay.inbound.limits.quotas import Full
 from zonerelay.inbound.refusal import Reason, Refusal

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from zonerelay.admin.health import ReadinessCheck, SharedProbe, readiness
+from zonerelay.admin.health import ReadinessCheck
 from zonerelay.model.clock import ManualClock
 from zonerelay.store.contract import StoreError, StoreFullError
 
@@ -23,17 +23,17 @@ from zonerelay.store.contract import StoreError, StoreFullError
         (True, True, "a", "b", ("the relay is shutting down", "a", "b")),
     ],
 )
-def test_every_reason_is_given_once(
+async def test_every_reason_is_given_once(
     draining: bool,
     accepting: bool,
     unhealthy: str | None,
     probe_failure: str | None,
     reasons: tuple[str, ...],
 ) -> None:
-    found = readiness(
-        draining=draining, accepting=accepting, unhealthy=unhealthy, probe_failure=probe_failure
-    )
-    assert found == reasons
+    disk = Disk()
+    disk.error = StoreError(probe_failure) if probe_failure else None
+    check = check_of(disk, ManualClock(), unhealthy=unhealthy, accepting=accepting, draining=draining)
+    assert await check() == reasons
 
 
 class Disk:
@@ -50,19 +50,34 @@ class Disk:
             raise self.error
 
 
-def shared(disk: Disk, clock: ManualClock, timeout: float = 5.0) -> SharedProbe:
-    return SharedProbe(disk.probe, clock, timeout=timeout, fresh_for=1.0)
+def check_of(
+    disk: Disk,
+    clock: ManualClock,
+    timeout: float = 5.0,
+    *,
+    unhealthy: str | None = None,
+    accepting: bool = True,
+    draining: bool = False,
+) -> ReadinessCheck:
+    return ReadinessCheck(
+        probe=disk.probe,
+        unhealthy=lambda: unhealthy,
+        accepting=lambda: accepting,
+        draining=lambda: draining,
+        clock=clock,
+        timeout=timeout,
+    )
 
 
 async def test_a_result_serves_a_second_and_no_longer() -> None:
     disk, clock = Disk(), ManualClock()
-    probe = shared(disk, clock)
-    assert await probe.failure() is None
+    probe = check_of(disk, clock)
+    assert await probe() == ()
     disk.error = StoreFullError("no space left")
     clock.advance(0.9)
-    assert await probe.failure() is None
+    assert await probe() == ()
     clock.advance(0.2)
-    assert await probe.failure() == "no space left"
+    assert await probe() == ("no space left",)
     assert disk.trials == 2
 
 
@@ -70,58 +85,45 @@ async def test_everybody_who_asks_meanwhile_shares_one_trial() -> None:
     disk, clock = Disk(), ManualClock()
     disk.turns.clear()
     disk.error = StoreError("input/output error")
-    probe = shared(disk, clock)
-    asking = [asyncio.create_task(probe.failure()) for _ in range(10)]
+    probe = check_of(disk, clock)
+    asking = [asyncio.create_task(probe()) for _ in range(10)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     disk.turns.set()
-    assert set(await asyncio.gather(*asking)) == {"input/output error"}
+    assert set(await asyncio.gather(*asking)) == {("input/output error",)}
     assert disk.trials == 1
 
 
 async def test_a_disk_that_hangs_is_a_reason_and_is_not_asked_twice() -> None:
     disk, clock = Disk(), ManualClock()
     disk.turns.clear()
-    probe = shared(disk, clock, timeout=0.0)
+    probe = check_of(disk, clock, timeout=0.0)
     for _ in range(3):
-        assert await probe.failure() == "the spool did not complete a synced write within 0 seconds"
+        assert await probe() == ("the spool did not complete a synced write within 0 seconds",)
         clock.advance(10)
     assert disk.trials == 1
     disk.turns.set()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert await probe.failure() is None
+    assert await probe() == ()
     await probe.close()
 
 
 async def test_a_caller_that_leaves_does_not_take_the_trial_along() -> None:
     disk, clock = Disk(), ManualClock()
     disk.turns.clear()
-    probe = shared(disk, clock)
-    leaving = asyncio.create_task(probe.failure())
-    staying = asyncio.create_task(probe.failure())
+    probe = check_of(disk, clock)
+    leaving = asyncio.create_task(probe())
+    staying = asyncio.create_task(probe())
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.sleep(0)
     disk.turns.set()
-    assert await staying is None
+    assert await staying == ()
     assert disk.trials == 1
 
 
 async def test_an_unexpected_error_is_a_reason_without_its_text() -> None:
     disk, clock = Disk(), ManualClock()
     disk.error = ValueError("a secret")
-    assert await shared(disk, clock).failure() == "the spool probe failed with an unexpected ValueError"
-
-
-async def test_the_check_asks_every_part() -> None:
-    disk = Disk()
-    check = ReadinessCheck(
-        probe=disk.probe,
-        unhealthy=lambda: "less than 100 MB left",
-        accepting=lambda: False,
-        draining=lambda: False,
-        clock=ManualClock(),
-    )
-    assert await check() == ("no listener accepts connections", "less than 100 MB left")
-    await check.close()
+    assert await check_of(disk, clock)() == ("the spool probe failed with an unexpected ValueError",)

@@ -43,11 +43,7 @@ def submission_of(document: Mapping[str, Any], body: JsonBody) -> dict[str, Any]
     if isinstance(headers, list):
         headers = {each["key"]: each.get("value") for each in headers if _has_key(each)}
     found["headers"] = headers
-    for field, name in (
-        ("messageId", "Message-ID"),
-        ("inReplyTo", "In-Reply-To"),
-        ("references", "References"),
-    ):
+    for field, name in _HEADERS.items():
         if document.get(field):
             found["headers"] = {**found["headers"], name: document[field]}
     given = document.get("attachments") or []
