@@ -289,7 +289,7 @@ async def test_a_truncated_answer_without_tcp_never_bounces_mail() -> None:
         outcome = await it.no("example.com")
         assert outcome.verdict is Verdict.DEFERRED
         assert "too long for UDP" in outcome.reply.text
-        assert it.resolver.problem() is None
+        assert it.resolver.watch.problem() is None
 
 
 async def test_the_number_of_records_is_bounded_and_the_best_are_kept() -> None:

@@ -101,7 +101,7 @@ async def test_a_changed_resolv_conf_counts_for_the_next_question(
             assert (await asked.mx("one.example")).status is DnsStatus.TIMEOUT
             change(resolv_conf, f"nameserver {own_address(82)}\n")
             assert (await asked.mx("two.example")).status is DnsStatus.OK
-            assert own_address(82) in asked.state()
+            assert own_address(82) in asked.watch.state()
             assert new.count("two.example", "MX") == 1
             assert old.count("two.example", "MX") == 0
             # What dnspython asks goes by the new file, too: here for a name of the search list.
@@ -136,7 +136,7 @@ async def test_configured_servers_stay_whatever_resolv_conf_says(resolv_conf: Pa
         asked = Resolver(DnsSettings(servers=(server.address,)), ManualClock(), hosts=Hosts({}))
         resolv_conf.write_text("nameserver 192.0.2.2\n")
         assert (await asked.mx("one.example")).status is DnsStatus.OK
-        assert asked.state().startswith(server.address)
+        assert asked.watch.state().startswith(server.address)
         await asked.close()
 
 

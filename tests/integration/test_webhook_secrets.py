@@ -28,4 +28,4 @@ async def test_a_secret_that_was_replaced_signs_the_next_event(tmp_path: Path) -
         answer = await endpoint.post("msg_2", b"{}")
         assert not answer.ok
         assert "cannot be read" in answer.text
-        await endpoint.close()
+        await endpoint.poster.close()

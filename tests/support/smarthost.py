@@ -233,10 +233,10 @@ class LoginBed:
         }
 
     async def close(self) -> None:
-        await self.courier.close()
+        await self.courier.pool.close()
         await self.logins.close()
         for _ in range(100):
-            if not self.courier.open_connections(self.zone.name):
+            if not self.courier.pool.open_connections(self.zone.name):
                 return
             await asyncio.sleep(0.01)
         raise AssertionError("a connection is left")

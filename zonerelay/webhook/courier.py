@@ -192,7 +192,7 @@ class WebhookCourier:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.store.release([item.delivery.key for item in self._items if item.delivery is not None])
-        await self.endpoint.close()
+        await self.endpoint.poster.close()
 
     def notify(self) -> None:
         """Look for new events in the store."""

@@ -76,8 +76,7 @@ class Endpoint:
         self._read_keys = read_keys
         self._private = settings.private
         self._clock = clock
-        self._poster = Poster(settings.url, timeout=settings.timeout, resolve=self._resolve)
-        self.close = self._poster.close
+        self.poster = Poster(settings.url, timeout=settings.timeout, resolve=self._resolve)
 
     async def post(self, event_id: str, body: bytes) -> Answer:
         try:
@@ -92,7 +91,7 @@ class Endpoint:
             "webhook-signature": signatures(keys, event_id, timestamp, body),
         }
         try:
-            response = await self._poster.post(body, headers)
+            response = await self.poster.post(body, headers)
         except WebError as error:
             return Answer(ok=False, text=str(error), down=True)
         status = response.status

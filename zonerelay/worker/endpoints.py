@@ -49,10 +49,9 @@ class Endpoints:
     def __post_init__(self, context: WorkerContext) -> None:
         self._identity, self._events, self._clock = context.identity, context.events, context.clock
         self._admin: AdminServer | None = None
-        self._parts = RetriedParts(
+        self.parts = RetriedParts(
             context.events.error, lambda part: context.events.lifecycle("restored", part=part)
         )
-        self.problems = self._parts.problems
         self._operators: list[Operators] = []
 
     @property
@@ -76,7 +75,7 @@ class Endpoints:
             build = partial(self._build_operators, self.handler, self.submit)
             control = ControlSocket(control_socket_path(settings), build, on_error=on_error)
         what = "commands are not answered", "control-socket"
-        await self._parts.open(*what, control, ControlError, final=(final,))
+        await self.parts.open(*what, control, ControlError, final=(final,))
         if settings.admin.address and not identity.supervised:
             await self._serve_http(settings)
 
@@ -90,7 +89,7 @@ class Endpoints:
             on_error=self._events.error,
             before_metrics=self.board.refresh,
         )
-        await self._parts.open("HTTP is not served", "admin-http", admin, AdminError)
+        await self.parts.open("HTTP is not served", "admin-http", admin, AdminError)
 
     async def open_http(self, rules: Callable[[], ListenerSettings], submit: Submit) -> ServesHttp:
         """Return the HTTP server of a listener. It queries the supervisor, if there is one, about mail that
@@ -135,7 +134,7 @@ class Endpoints:
 
     async def close(self) -> None:
         """Close the endpoints. Call it before the store is closed."""
-        await self._parts.close()
+        await self.parts.close()
         for each in self._operators:
             await each.asking.close()
         await self.board.close()

@@ -236,10 +236,10 @@ class Sending:
 
     def granted(self, zone: str) -> None:
         self._granted(zone)
-        self.courier.granted()
+        self.courier.pool.granted()
 
     def relieve(self, zone: str) -> None:
-        self.courier.relieve(zone)
+        self.courier.pool.relieve(zone)
 
     def waited(self, zone: str, seconds: float) -> None:
         del zone  # a histogram for each zone would be many time series of little use
@@ -256,7 +256,7 @@ class Sending:
     def problems(self) -> tuple[str, ...]:
         """Return the problems that prevent mail from being sent, as sentences for operators."""
         limits = None if self.limits is None else self.limits.problem
-        found = (self.resolver.problem(), *self.sources.problems(), *self.logins.problems(), limits)
+        found = (self.resolver.watch.problem(), *self.sources.problems(), *self.logins.problems(), limits)
         return tuple(filter(None, found))
 
     async def start(self) -> None:
@@ -268,7 +268,7 @@ class Sending:
 
     async def close(self) -> None:
         """Close the connections to peers with QUIT, and end the background tasks."""
-        await self.courier.close()
+        await self.courier.pool.close()
         await self._capturing.close()
         if self.limits is not None:
             await self.limits.close()

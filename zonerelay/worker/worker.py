@@ -204,7 +204,7 @@ class Worker:
         parts = self.parts
         asked = (
             self.drop,
-            self.endpoints,
+            self.endpoints.parts,
             parts.sending,
             parts.queue,
             parts.scheduler,

@@ -88,8 +88,8 @@ async def start_courier() -> AsyncIterator[StartCourier]:
 
     yield start
     for courier in couriers:
-        await courier.close()
-        assert courier.open_connections("default") == 0
+        await courier.pool.close()
+        assert courier.pool.open_connections("default") == 0
 
 
 @pytest.fixture

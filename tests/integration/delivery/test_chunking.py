@@ -173,10 +173,10 @@ async def test_a_server_that_offers_chunking_and_does_not_know_bdat_gets_data_an
     assert [line for line in lines if line.startswith(b"EHLO")] == [b"EHLO relay.example.org\r\n"]
     assert messages == [SMUGGLED.replace(b"\r\n.", b"\r\n..") + b".\r\n"] * 2
     # Another connection to the same host goes to DATA at once, until the host is forgotten.
-    courier.close_idle()
+    courier.pool.close_idle()
     await send(courier, port, body=SMUGGLED)
     assert sum(line.startswith(b"BDAT") for line in lines) == 1
-    courier.close_idle()
+    courier.pool.close_idle()
     clock.advance(25 * 3600)
     await send(courier, port, body=SMUGGLED)
     assert sum(line.startswith(b"BDAT") for line in lines) == 2
@@ -339,7 +339,7 @@ async def test_a_host_that_does_not_answer_bdat_gets_data_for_a_day(
     address = f"127.0.0.1:{port}"
     assert courier.learned(address) == (f"it gets DATA instead of BDAT for a day: {BdatFailure.UNANSWERED}",)
     clock.advance(24 * 3600 - 1)
-    courier.close_idle()
+    courier.pool.close_idle()
     await send(courier, port)
     assert bdats_seen == number + 1
     clock.advance(2)
@@ -516,4 +516,4 @@ async def test_a_message_may_be_cancelled_at_any_time(
         await task
     assert bodies.open_now == 0
     await asyncio.sleep(0.01)
-    assert courier.open_connections("default") == 0
+    assert courier.pool.open_connections("default") == 0

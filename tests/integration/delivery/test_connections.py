@@ -35,8 +35,8 @@ async def test_one_connection_carries_many_messages(
     batch = make_batch(make_message(), route_to(sink.port))
     for _ in range(5):
         assert (await courier.deliver(batch))[0].verdict is D
-    assert (sink.connections, courier.open_connections("default")) == (1, 1)
-    assert courier.open_connections("another") == 0
+    assert (sink.connections, courier.pool.open_connections("default")) == (1, 1)
+    assert courier.pool.open_connections("another") == 0
 
 
 async def test_a_connection_leaves_nothing_for_the_garbage_collector(
@@ -74,8 +74,8 @@ async def test_idle_connection_is_closed_on_time_with_quit(
     courier = start_courier()
     batch = make_batch(make_message(), route_to(sink.port), replace(ZONE, connection_idle_timeout=0.1))
     await courier.deliver(batch)
-    assert courier.open_connections("default") == 1
-    await until(lambda: courier.open_connections("default") == 0)
+    assert courier.pool.open_connections("default") == 1
+    await until(lambda: courier.pool.open_connections("default") == 0)
     await until(lambda: sink.commands[-1] == "QUIT")
 
 
@@ -102,7 +102,7 @@ async def test_a_timer_that_is_all_but_due_harms_nothing(
     batch = make_batch(make_message(), route_to(await start_peer(serve)), zone)
     outcomes = await asyncio.gather(courier.deliver(batch), courier.deliver(batch))
     assert {outcome.verdict for (outcome,) in outcomes} == {D}
-    await until(lambda: courier.open_connections("default") == 0)
+    await until(lambda: courier.pool.open_connections("default") == 0)
     assert not faults
 
 
@@ -124,7 +124,7 @@ async def test_connection_closed_while_idle_is_noticed(
     batch = make_batch(make_message(), route_to(sink.port))
     await courier.deliver(batch)
     await sink.drop_connections()
-    await until(lambda: courier.open_connections("default") == 0)
+    await until(lambda: courier.pool.open_connections("default") == 0)
     [outcome] = await courier.deliver(batch)
     assert outcome.verdict is D
     assert sink.connections == 2
@@ -178,7 +178,7 @@ async def test_connection_with_unasked_words_is_not_used_again(
     batch = make_batch(make_message(), route_to(sink.port))
     for _ in range(3):
         assert (await courier.deliver(batch))[0].verdict is D
-        await until(lambda: courier.open_connections("default") == 0)
+        await until(lambda: courier.pool.open_connections("default") == 0)
     assert sink.connections == 3
 
 
@@ -205,7 +205,7 @@ async def busy(courier: SmtpCourier, sink: Sink, zone_limit: int, destination_li
     async def watch() -> None:
         nonlocal peak
         while True:
-            peak = max(peak, courier.open_connections("default"))
+            peak = max(peak, courier.pool.open_connections("default"))
             await asyncio.sleep(0)
 
     watcher = asyncio.create_task(watch())
@@ -233,7 +233,7 @@ async def test_idle_connection_makes_room_for_another_destination(
     for sink in (first, second, first):
         [outcome] = await courier.deliver(make_batch(make_message(), route_to(sink.port), zone))
         assert outcome.verdict is D
-        assert courier.open_connections("default") == 1
+        assert courier.pool.open_connections("default") == 1
     assert (first.connections, second.connections) == (2, 1)
     await until(lambda: first.commands.count("QUIT") == 1)
 
@@ -250,8 +250,8 @@ async def test_close_says_goodbye_to_idle_peers(start_sink: StartSink, start_cou
     sink = await start_sink()
     courier = start_courier()
     await courier.deliver(make_batch(make_message(), route_to(sink.port)))
-    await courier.close()
-    assert courier.open_connections("default") == 0
+    await courier.pool.close()
+    assert courier.pool.open_connections("default") == 0
     await until(lambda: sink.commands[-1] == "QUIT")
 
 
@@ -263,9 +263,9 @@ async def test_closing_lets_active_deliveries_finish_and_keeps_nothing(
     batch = make_batch(make_message(recipients=["slow-1s@example.com"]), route_to(sink.port))
     task = asyncio.create_task(courier.deliver(batch))
     await until(lambda: sink.connections == 1)
-    await courier.close()
+    await courier.pool.close()
     assert (await task)[0].verdict is D
-    await until(lambda: courier.open_connections("default") == 0)
+    await until(lambda: courier.pool.open_connections("default") == 0)
 
 
 async def test_close_idle_leaves_the_courier_usable(
@@ -275,8 +275,8 @@ async def test_close_idle_leaves_the_courier_usable(
     courier = start_courier()
     batch = make_batch(make_message(), route_to(sink.port))
     await courier.deliver(batch)
-    courier.close_idle()
-    await until(lambda: courier.open_connections("default") == 0)
+    courier.pool.close_idle()
+    await until(lambda: courier.pool.open_connections("default") == 0)
     assert (await courier.deliver(batch))[0].verdict is D
 
 
@@ -325,11 +325,11 @@ async def test_cancelled_delivery_leaves_no_connection(
     courier = start_courier(bodies)
     task = asyncio.create_task(courier.deliver(make_batch(make_message(bodies.body), route_to(port))))
     await asyncio.sleep(0.1)
-    assert courier.open_connections("default") == 1
+    assert courier.pool.open_connections("default") == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: courier.open_connections("default") == 0)
+    await until(lambda: courier.pool.open_connections("default") == 0)
     assert bodies.open_now == 0
 
 
@@ -352,7 +352,7 @@ async def test_silent_peer_leaves_no_connection(
     [outcome] = await courier.deliver(make_batch(make_message(bodies.body), route_to(port), zone))
     assert (outcome.verdict, outcome.in_doubt) == (F, False)
     assert outcome.scope is (Scope.MESSAGE if peer is hang_in_body else Scope.HOST)
-    await until(lambda: courier.open_connections("default") == 0)
+    await until(lambda: courier.pool.open_connections("default") == 0)
 
 
 async def test_cancelled_while_waiting_for_room_takes_no_place(
@@ -370,7 +370,7 @@ async def test_cancelled_while_waiting_for_room_takes_no_place(
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert (await active)[0].verdict is D
-    assert courier.open_connections("default") == 1
+    assert courier.pool.open_connections("default") == 1
 
 
 async def test_dns_answers_are_asked_for_only_when_connecting(
@@ -401,4 +401,4 @@ async def test_host_that_does_not_answer_is_given_up_in_time(start_courier: Star
         [outcome] = await courier.deliver(make_batch(make_message(), route_to(full.getsockname()[1])))
     assert (outcome.verdict, outcome.scope, outcome.reply.status) == (F, Scope.HOST, "4.4.1")
     assert "timed out" in outcome.reply.text
-    assert courier.open_connections("default") == 0
+    assert courier.pool.open_connections("default") == 0

@@ -116,7 +116,7 @@ async def test_failure_asked_for_by_address(
     assert outcome.counts
     assert sink.messages == []
     await asyncio.sleep(0.01)
-    assert courier.open_connections("default") == (1 if kept else 0)
+    assert courier.pool.open_connections("default") == (1 if kept else 0)
 
 
 async def test_body_cut_by_a_lost_connection_is_not_in_doubt(
@@ -150,7 +150,7 @@ async def test_refusal_in_the_middle_of_a_long_body_is_heard(
     assert outcome.reply == Reply(552, "3.4", "too big")
     assert outcome.verdict is B
     await asyncio.sleep(0.05)
-    assert courier.open_connections("default") == 0
+    assert courier.pool.open_connections("default") == 0
     assert sink.connections == 0
 
 
@@ -311,7 +311,7 @@ async def test_unknown_trouble_is_a_deferral_and_is_reported(
     assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.LOCAL, False)
     assert isinstance(faults[0], ValueError)
     await asyncio.sleep(0.02)
-    assert courier.open_connections("default") == 0
+    assert courier.pool.open_connections("default") == 0
 
 
 async def test_ehlo_name_is_the_zones_or_the_relays(

@@ -169,7 +169,7 @@ async def test_mx_that_points_into_the_private_network_is_not_connected_to(
     assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.HOST, False)
     assert "allow" in outcome.reply.text
     assert sink.connections == 0
-    assert courier.open_connections("default") == 0
+    assert courier.pool.open_connections("default") == 0
 
 
 async def test_next_hop_named_by_the_operator_may_be_private(

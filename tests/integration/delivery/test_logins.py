@@ -202,7 +202,7 @@ async def test_a_password_that_was_right_and_is_wrong_now_is_tried_once(
     bed = make_bed()
     assert (await bed.send(to(host))).verdict is D
     host.users = {"relay": "changed at the smarthost"}
-    bed.courier.close_idle()
+    bed.courier.pool.close_idle()
     outcomes = await asyncio.gather(*(bed.send(to(host)) for _ in range(8)))
     assert {outcome.verdict for outcome in outcomes} == {F}
     assert [code for _, _, code in host.logins] == [235, 535]
@@ -217,7 +217,7 @@ async def test_a_host_that_hangs_at_auth_does_not_hold_up_others(
     hanging = await start_smarthost(Smarthost(users={"relay": PASSWORD}, hangs_at_auth=True))
     bed = make_bed()
     assert (await bed.send(to(host))).verdict is D
-    bed.courier.close_idle()
+    bed.courier.pool.close_idle()
     held = asyncio.create_task(bed.send(to(hanging)))
     while not hanging.logins:
         await asyncio.sleep(0.01)

@@ -190,7 +190,7 @@ async def test_many_with_a_kept_token_that_is_refused_show_it_once(
     bed = make_bed()
     await bed.send(to(smarthost))
     smarthost.tokens = {"access-token-2"}
-    bed.courier.close_idle()
+    bed.courier.pool.close_idle()
     outcomes = await asyncio.gather(*(bed.send(to(smarthost)) for _ in range(8)))
     assert {outcome.verdict for outcome in outcomes} == {D}
     assert [code for _, _, code in smarthost.logins].count(535) == 1

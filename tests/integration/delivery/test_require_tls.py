@@ -166,7 +166,7 @@ async def test_it_holds_with_sources_and_with_shared_next_hops(
         assert (outcome.reply.status == "4.7.30") is wish
         assert (await deliver(courier, verified.port, wish=wish, zone=zone)).verdict is Verdict.DELIVERED
     assert (len(clear.messages), verified.connections) == (1, 2)
-    await courier.close()
+    await courier.pool.close()
 
 
 async def test_records_of_dane_are_proof_enough(start_sink: StartSink, start_courier: StartCourier) -> None:

@@ -29,7 +29,7 @@ async def deliver(courier: SmtpCourier, port: int, mode: TlsMode, count: int = 1
         route = route_to(port, host="mx.example.com", literal=False)
         [outcome] = await courier.deliver(make_batch(make_message(), route, zone))
         assert outcome.verdict is Verdict.DELIVERED, outcome
-        while courier.open_connections("default"):
+        while courier.pool.open_connections("default"):
             await asyncio.sleep(0)
 
 

@@ -463,6 +463,6 @@ async def test_a_connection_too_many_that_is_not_greeted_costs_no_attempt(
     assert host.slow is not None
     host.slow.set()
     assert [each.verdict for each in await first] == [D]
-    await courier.close()
+    await courier.pool.close()
     [outcome] = await send(courier, port, "b")
     assert (outcome.verdict, outcome.counts) == (F, True)

@@ -99,8 +99,8 @@ async def office() -> AsyncIterator[StartOffice]:
 
     yield start
     for courier in couriers:
-        await courier.close()
-        assert courier.open_connections("default") == 0
+        await courier.pool.close()
+        assert courier.pool.open_connections("default") == 0
 
 
 def clients(sink: Sink) -> list[str]:
@@ -517,7 +517,7 @@ async def test_an_idle_connection_of_one_source_makes_room_where_a_host_takes_on
     assert [each.client for each in receiver.journal.arrivals] == ["127.0.0.2", "127.0.0.3", "127.0.0.2"]
     # Where nothing of ours is open the refusal is believed.
     async with asyncio.timeout(5):
-        one.courier.close_idle()
+        one.courier.pool.close_idle()
         while receiver.here.tally.open:
             await asyncio.sleep(0.01)
         _reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())

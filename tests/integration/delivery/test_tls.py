@@ -100,7 +100,7 @@ async def test_certificate_that_does_not_verify_is_refused(
     [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.VERIFY)))
     assert (outcome.verdict, outcome.scope, outcome.reply.status) == (F, Scope.HOST, "4.7.5")
     assert sink.messages == []
-    assert courier.open_connections("default") == 0
+    assert courier.pool.open_connections("default") == 0
 
 
 @pytest.mark.parametrize("mode", [TlsMode.REQUIRED, TlsMode.VERIFY])

@@ -88,7 +88,7 @@ async def refusal(courier: SmtpCourier, sink: Sink, demand: TlsDemand, zone: Zon
     assert (outcome.verdict, outcome.scope) == (Verdict.DEFERRED, Scope.HOST)
     assert not sink.messages
     assert not any(command.startswith("MAIL") for command in sink.commands)
-    assert courier.open_connections("default") == 0
+    assert courier.pool.open_connections("default") == 0
     return str(outcome.reply)
 
 
@@ -221,7 +221,7 @@ async def test_authorities_are_read_again_when_their_file_has_changed(
         draft.replace(bundle)
         if is_trusted:
             assert (await deliver(courier, sink, VERIFY)).verdict is Verdict.DELIVERED
-            courier.close_idle()
+            courier.pool.close_idle()
             sink.messages.clear()
             sink.commands.clear()
         else:

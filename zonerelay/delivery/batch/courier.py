@@ -135,11 +135,7 @@ class SmtpCourier:
         self._seen_skipped = ExpiringSet(clock, REMEMBER_FOR)
         self._extensions = UsedExtensions(clock)
         self._limits = SessionLimits(clock)
-        self._pool = Pool(quit_timeout=settings.quit_timeout, shared=shared)
-        self.granted, self.relieve = self._pool.granted, self._pool.relieve
-        self.close_idle, self.open_connections = self._pool.close_idle, self._pool.open_connections
-        self.close = self._pool.close
-        """Sends QUIT to idle peers within `quit_timeout`. Active sessions end when their batch is done."""
+        self.pool = Pool(quit_timeout=settings.quit_timeout, shared=shared)
 
     def learned(self, address: str) -> tuple[str, ...]:
         """Return the adjustments for an address (`ip:port`) that result from the host's earlier behavior."""
@@ -243,7 +239,7 @@ class SmtpCourier:
         )
 
     async def _attempt(self, state: BatchState) -> None:
-        session = self._pool.take(state.terms)
+        session = self.pool.take(state.terms)
         if session is not None:
             await self._use(session, state)
         if state.progress.open:
@@ -274,7 +270,7 @@ class SmtpCourier:
         terms = state.terms
         slot: Slot | None = None
         if not reused:
-            got = await self._pool.acquire(terms)
+            got = await self.pool.acquire(terms)
             if isinstance(got, Slot):
                 slot = got
             else:
@@ -286,7 +282,7 @@ class SmtpCourier:
                 async for host, ip, plan in endpoints:
                     same_again = True
                     while same_again:
-                        slot = slot or await self._pool.reserve(terms)
+                        slot = slot or await self.pool.reserve(terms)
                         opened = await self._open(state, slot, host, ip, plan)
                         if isinstance(opened, HostFailure):
                             if state.source_unfit or isinstance(opened, NoLogin):
@@ -316,7 +312,7 @@ class SmtpCourier:
             except HostFailure as failure:
                 # The host may accept fewer connections than we allow, so its idle ones are closed for this
                 # one.
-                if not (_is_not_now(failure) and await self._pool.clear(terms.route)):
+                if not (_is_not_now(failure) and await self.pool.clear(terms.route)):
                     raise
                 session = await self._opener.open(terms, host, ip, slot, plan)
         except HostFailure as failure:
@@ -347,7 +343,7 @@ class SmtpCourier:
         return self._transcripts.outbound(names, state.batch.message.id, peer, before)
 
     def _failed(self, failure: HostFailure, host: MxHost, ip: str, state: BatchState) -> None:
-        is_too_many = failure.said is not None and self._pool.open_at(state.terms) > 1
+        is_too_many = failure.said is not None and self.pool.open_at(state.terms) > 1
         state.progress.host_failed(host.name, failure, counts=not is_too_many)
         if state.terms.key.verify and isinstance(failure, TlsFailure):
             state.unverified = host.name, failure
@@ -441,9 +437,9 @@ class SmtpCourier:
         if state.asked_again > MAX_ASKED_AGAIN:
             state.progress.give_up()
         while state.progress.open and (suspect := state.suspect) is not None and suspect.others:
-            another = await self._pool.next_idle(state.terms, FEWER_PATIENCE)
+            another = await self.pool.next_idle(state.terms, FEWER_PATIENCE)
             if another is None:
-                if self._pool.open_at(state.terms):
+                if self.pool.open_at(state.terms):
                     state.batch.most_connections = suspect.others
                     state.progress.give_up()
                 break
@@ -487,9 +483,9 @@ class SmtpCourier:
         finally:
             state.exchange = None
             if in_step:
-                self._pool.give_back(session, more=state.batch.more)
+                self.pool.give_back(session, more=state.batch.more)
             else:
-                self._pool.abort(session)
+                self.pool.abort(session)
         return in_step and (state.left_out or session.transactions >= session.max_transactions)
 
     def _is_suspect(self, transaction: Transaction, session: Session, state: BatchState) -> bool:
@@ -498,7 +494,7 @@ class SmtpCourier:
 
         Learn from a transaction that was repeated on another connection.
         """
-        others = 0 if transaction.delivered else self._pool.open_at(state.terms) - 1
+        others = 0 if transaction.delivered else self.pool.open_at(state.terms) - 1
         before, state.suspect = state.suspect, None
         if before is not None and before.session.peer.address == session.peer.address:
             state.suspect = self._limits.still_suspect(before, session, transaction, others=others)

@@ -208,9 +208,7 @@ class Resolver:
         self._hosts = HostsFile() if hosts is None else hosts
         self._random = SystemRandom() if random is None else random
         self._observer = observer
-        self._watch = NameServerWatch("", self._probe, observer)
-        self.problem = self._watch.problem
-        self.state = self._watch.state
+        self.watch = NameServerWatch("", self._probe, observer)
         self._thorough: ThoroughDns | None = None
         self._resolv_conf: FileState = file_state(RESOLV_CONF)
         self._servers = self._use(servers_of(settings, RESOLV_CONF))
@@ -224,16 +222,16 @@ class Resolver:
         """Register `call`. It is called when an outage of the name servers is over, with the seconds for
         which failures stay cached.
         """
-        self._watch.on_restored = lambda: call(FAILURE_TTL)
+        self.watch.on_restored = lambda: call(FAILURE_TTL)
 
     def _use(self, servers: list[NameServer]) -> NameServers:
         """Use the present name servers. Raise ValueError if resolv.conf names a server in an unknown form."""
         self._thorough = None if servers else _thorough(self._settings)
-        self._watch.servers = ", ".join(map(str, servers)) or "the system's"
+        self.watch.servers = ", ".join(map(str, servers)) or "the system's"
         self._probe_time = TRY_TIMEOUT * max(1, len(servers))
         self._named = servers
         return NameServers(
-            servers, self._random, wants_dnssec=self._settings.trust_ad, silent=self._watch.silent
+            servers, self._random, wants_dnssec=self._settings.trust_ad, silent=self.watch.silent
         )
 
     def _notice_changes(self) -> None:
@@ -303,7 +301,7 @@ class Resolver:
 
     async def close(self) -> None:
         """Cancel the queries in progress."""
-        await self._watch.close()
+        await self.watch.close()
         await self._mx_cache.close()
         await self._ip_cache.close()
         await self._tlsa_cache.close()
@@ -315,7 +313,7 @@ class Resolver:
     ) -> DnsAnswer[Record]:
         async with self._slots:
             reading = await self._read(name, kind, self._settings.timeout)
-        self._watch.ended(name, reading.status)
+        self.watch.ended(name, reading.status)
         if self._observer is not None:
             self._observer.asked(reading.status.name.lower())
         if reading.status is DnsStatus.OK:
