@@ -1,12 +1,13 @@
 """Run seeds of the simulation: `python -m tests.simulation --seeds 1-300`.
 
-    --seed N            run one seed; --trace prints its time line
-    --seeds A-B         run many, in as many processes as there are cores (or --jobs N)
-    --mutant NAME       run with a fault in the relay (--mutants lists them); --hunt stops at the first find
-    --digests N …       print a digest of the log of each seed, to compare two runs
+    --seeds N A-B …     run these, in as many processes as there are cores (or --jobs N)
+    --trace             print the time line of the first one
+    --digests           print a digest of the log of each, to compare two runs
+    --mutant NAME       run with a fault in the relay; --hunt stops at the first find
+    --mutants [NAME …]  run each mutant with the seed that finds it; the exit status is 1 if one is not found
 
-A seed that fails is shrunk: faults and messages are left out as long as it fails. The exit status is 1 if a
-seed fails, or if an interesting branch was hit by none of 300 seeds or more.
+The first seed that fails is shrunk: faults and messages are left out as long as it fails. The exit status is
+1 if a seed fails, or if an interesting branch was hit by none of 300 seeds or more.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from tests.simulation import mutants
-from tests.simulation.scenario import Event, Plan, Result, draw, run
+from tests.simulation.mutants import MUTANTS, applied
+from tests.simulation.scenario import Plan, Result, draw, run
 
 SOMETIMES = (
     "421 greeting", "bounced", "client left in the body", "client without an answer after the dot",
@@ -42,26 +42,18 @@ ENOUGH = 300
 
 def shrink(plan: Plan, kind: str) -> Plan:
     """Leave out faults and messages as long as the run fails in the same way."""
-    plan = replace(plan, faults=_fewer(plan.faults, lambda faults: replace(plan, faults=faults), kind))
-    return replace(
-        plan, messages=_fewer(plan.messages, lambda messages: replace(plan, messages=messages), kind)
-    )
-
-
-def _fewer(
-    events: tuple[Event, ...], make: Callable[[tuple[Event, ...]], Plan], kind: str
-) -> tuple[Event, ...]:
-    step = max(1, len(events) // 2)
-    while step:
-        start = 0
-        while start < len(events):
-            fewer = events[:start] + events[start + step :]
-            if any(kind_of(each) == kind for each in run(make(fewer)).failures):
-                events = fewer
-            else:
-                start += step
-        step //= 2
-    return events
+    for what in ("faults", "messages"):
+        step = max(1, len(getattr(plan, what)) // 2)
+        while step:
+            start = 0
+            while start < len(events := getattr(plan, what)):
+                fewer = replace(plan, **{what: events[:start] + events[start + step :]})
+                if any(kind_of(each) == kind for each in run(fewer).failures):
+                    plan = fewer
+                else:
+                    start += step
+            step //= 2
+    return plan
 
 
 def kind_of(failure: str) -> str:
@@ -72,7 +64,7 @@ def kind_of(failure: str) -> str:
 def print_plan(result: Result) -> None:
     plan = result.plan
     print(f"seed {plan.seed}: {plan.store}, {plan.workers} worker(s), {len(plan.messages)} messages,"
-          f" {len(plan.faults)} faults, {result.seconds:.0f} virtual seconds")  # fmt: skip
+          f" {len(plan.faults)} faults, {result.ledger.loop.now:.0f} virtual seconds")  # fmt: skip
     for event in plan.faults:
         print(f"    {event.at:9.3f} {event.what} of {event.arguments[0]} for {event.arguments[1]} s")
     for failure in result.failures:
@@ -86,18 +78,21 @@ def trace(result: Result) -> None:
         print(f"{at:12.4f} {process:6} {event:14} {words}")
 
 
-def _one(seed: int, mutant: str) -> tuple[int, list[str], Counter[str]]:
-    with mutants.applied(mutant):
-        result = run(draw(seed))
-    return seed, result.failures, result.sometimes
+def _one(seed: int, mutant: str) -> Result:
+    with applied(mutant):
+        return run(draw(seed))
 
 
-def _many(first: int, last: int, mutant: str, jobs: int, *, hunt: bool) -> int:
+def _outcome(seed: int, mutant: str) -> tuple[int, list[str], Counter[str]]:
+    result = _one(seed, mutant)
+    return seed, result.failures, result.ledger.sometimes
+
+
+def _many(seeds: list[int], mutant: str, jobs: int, *, hunt: bool) -> int:
     began, done, failed = time.monotonic(), 0, []
     hits: Counter[str] = Counter()
     with ProcessPoolExecutor(jobs) as pool:
-        work = partial(_one, mutant=mutant)
-        for seed, failures, sometimes in pool.map(work, range(first, last + 1), chunksize=4):
+        for seed, failures, sometimes in pool.map(partial(_outcome, mutant=mutant), seeds, chunksize=4):
             done += 1
             hits.update(sometimes.keys())
             if failures:
@@ -111,45 +106,58 @@ def _many(first: int, last: int, mutant: str, jobs: int, *, hunt: bool) -> int:
     for each in missing:
         print(f"never happened: {each}")
     if failed and not hunt:
-        _show(failed[0], mutant)
+        with applied(mutant):
+            plan = draw(failed[0])
+            print_plan(run(shrink(plan, kind_of(run(plan).failures[0]))))
     return int(bool(failed or missing))
 
 
-def _show(seed: int, mutant: str, *, is_traced: bool = False) -> bool:
-    """Print the plan of a seed, and return whether it failed."""
-    with mutants.applied(mutant):
-        result = run(draw(seed))
-        if is_traced:
-            trace(result)
-        elif result.failures:
-            result = run(shrink(result.plan, kind_of(result.failures[0])))
-    print_plan(result)
-    return bool(result.failures)
+def _verified(names: list[str]) -> int:
+    """Print what finds each mutant."""
+    missed = 0
+    for name in names or MUTANTS:
+        mutant = MUTANTS[name]
+        failures = _one(mutant.seed, name).failures
+        missed += not failures
+        print(
+            f"{name} ({mutant.wrong.__doc__}), seed {mutant.seed}: {failures[:1] or 'NOT FOUND'}", flush=True
+        )
+    return int(bool(missed))
+
+
+def _numbers(text: str) -> list[int]:
+    """The seeds of `7` or `1-300`."""
+    first, _, last = text.partition("-")
+    return list(range(int(first), int(last or first) + 1))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--seeds", default="1-300")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seeds", type=_numbers, nargs="+", default=[_numbers("1-300")])
     parser.add_argument("--trace", action="store_true")
-    parser.add_argument("--mutant", default="", choices=("", *mutants.MUTANTS))
-    parser.add_argument("--mutants", action="store_true")
+    parser.add_argument("--digests", action="store_true")
+    parser.add_argument("--mutant", default="", choices=("", *MUTANTS))
     parser.add_argument("--hunt", action="store_true")
+    parser.add_argument("--mutants", nargs="*", choices=MUTANTS)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--digests", type=int, nargs="+", default=())
     given = parser.parse_args()
-    if given.mutants:
-        for name, mutant in mutants.MUTANTS.items():
-            print(f"{name:32} {mutant.breaks}")
-        return 0
-    for seed in given.digests:
-        print(seed, run(draw(seed)).ledger.digest())
+    seeds = [seed for each in given.seeds for seed in each]
+    if given.mutants is not None:
+        return _verified(given.mutants)
     if given.digests:
+        for seed in seeds:
+            print(seed, _one(seed, given.mutant).ledger.digest())
         return 0
-    if given.seed is None:
-        first, _, last = given.seeds.partition("-")
-        return _many(int(first), int(last), given.mutant, given.jobs, hunt=given.hunt)
-    return int(_show(given.seed, given.mutant, is_traced=given.trace))
+    if given.trace:
+        result = _one(seeds[0], given.mutant)
+        trace(result)
+        print_plan(result)
+        return int(bool(result.failures))
+    return _many(seeds, given.mutant, given.jobs, hunt=given.hunt)
 
 
 if __name__ == "__main__":

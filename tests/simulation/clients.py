@@ -97,13 +97,10 @@ class Clients:
     loop: SimLoop
     network: Network
     random: Random
+    sometimes: Counter[str]
     submissions: list[Submission] = field(default_factory=list)
     mails_accepted: list[tuple[float, str]] = field(default_factory=list)
     """When MAIL was answered 250, and by which node."""
-    sometimes: Counter[str] = field(default_factory=Counter)
-
-    def note(self, what: str) -> None:
-        self.sometimes[what] += 1
 
     async def submit(self, node: Node, submission: Submission, *, fault: Fault | None = None) -> None:
         """Ends when the client knows what became of it, or cannot know."""
@@ -122,7 +119,7 @@ class Clients:
             await self._converse(talk, node, submission)
         except ConnectionError:
             if submission.dot_sent and submission.answered is None:
-                self.note("client without an answer after the dot")
+                self.sometimes["client without an answer after the dot"] += 1
         finally:
             end.abort()
 
@@ -158,13 +155,13 @@ class Clients:
             submission.dot_sent = True
             talk.end.write(b".\r\n")
         if self.random.random() < 0.05:
-            self.note("client left after the dot")
+            self.sometimes["client left after the dot"] += 1
             raise ConnectionAbortedError("the client leaves")
         reply = await talk.reply()
         if reply.startswith(b"250"):
             submission.note_accepted(self.loop.now, node.name, reply.rsplit(b" ", 1)[1].decode())
         else:
-            self.note(f"refused with {reply[:3].decode()} after the dot")
+            self.sometimes[f"refused with {reply[:3].decode()} after the dot"] += 1
             submission.note_refused(node.name, is_transient=not reply.startswith(b"5"))
 
     async def _send(self, talk: _Conversation, body: bytes) -> None:
@@ -173,7 +170,7 @@ class Clients:
             talk.end.write(body[start : min(stop, start + 20_000)])
             await asyncio.sleep(self.random.uniform(0.0, 0.01))
         if stop < len(body):
-            self.note("client left in the body")
+            self.sometimes["client left in the body"] += 1
             raise ConnectionAbortedError("the client leaves")
 
     async def _send_chunks(self, talk: _Conversation, submission: Submission, body: bytes) -> None:
@@ -214,12 +211,12 @@ class Clients:
         try:
             answer = await node.process.finish(result)
         except (ConnectionError, ProcessDiedError) as error:
-            self.note(f"HTTP: {type(error).__name__}")
+            self.sometimes[f"HTTP: {type(error).__name__}"] += 1
             return
         if isinstance(answer, Accepted):
-            self.note("HTTP: 202")
+            self.sometimes["HTTP: 202"] += 1
             submission.accepted = submission.recipients
             submission.note_accepted(self.loop.now, node.name, answer.id)
         else:
-            self.note(f"HTTP: refused with {answer.reply.code}")
+            self.sometimes[f"HTTP: refused with {answer.reply.code}"] += 1
             submission.note_refused(node.name, is_transient=answer.reply.is_transient)

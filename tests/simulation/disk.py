@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from sortedcontainers import SortedDict
 
+from tests.simulation.loop import PROCESS
 from zonerelay.store.common import records
 from zonerelay.store.common.write.group_commit import Failed
 from zonerelay.store.contract import StoreOpenError
@@ -176,13 +177,14 @@ class Handle(_Reads):
 class SimLevelDb(Database):
     """Stands where `store.leveldb.spool.LevelDb` is: opening a directory of files is not simulated."""
 
-    disks: Callable[[Any], Disk]
     last_used = 0.0
 
     def __init__(self, path: Any, *, write_buffer: int) -> None:
         super().__init__(path)
         self.losses = Losses(path)
-        self.disk = type(self).disks(path)
+        process = PROCESS.get()
+        assert process is not None
+        self.disk = process.disk
 
     def open(self) -> None:
         if self.disk.owner is not None:
@@ -263,7 +265,3 @@ def full() -> Exception:
 
 def broken() -> Exception:
     return engine.plyvel.IOError(b"IO error: 000005.log: Input/output error")
-
-
-def keys(rows: Iterable[bytes], prefix: bytes) -> list[bytes]:
-    return [key for key in rows if key.startswith(prefix)]

@@ -83,7 +83,8 @@ class Ledger:
         default_factory=lambda: defaultdict(list)
     )
     log: list[tuple[float, str, str, Mapping[str, Field]]] = field(default_factory=list)
-    events: Counter[str] = field(default_factory=Counter)
+    sometimes: Counter[str] = field(default_factory=Counter)
+    """How often each interesting thing has happened."""
     _by_tag: dict[str, Submission] = field(default_factory=dict)
     _copies: defaultdict[tuple[str, str], list[Mail]] = field(default_factory=lambda: defaultdict(list))
     _reported: set[tuple[str, str]] = field(default_factory=set)
@@ -91,7 +92,7 @@ class Ledger:
 
     def record(self, process: Process, event: str, fields: Mapping[str, Field]) -> None:
         self.log.append((self.loop.now, process.name, event, fields))
-        self.events[event] += 1
+        self.sometimes[event] += 1
         if event == "dropped":
             self.dropped.add((str(fields["id"]), str(fields["recipient"])))
         if event in FINAL:
@@ -101,13 +102,8 @@ class Ledger:
     def digest(self) -> str:
         """Return a digest of the log and its times, without the ports and paths chosen by the system."""
         lines = [
-            (
-                at,
-                process,
-                event,
-                sorted(item for item in fields.items() if item[0] not in ("listeners", "from")),
-            )
-            for at, process, event, fields in self.log
+            (*entry, sorted(item for item in fields.items() if item[0] not in ("listeners", "from")))
+            for *entry, fields in self.log
         ]
         return hashlib.sha256(repr(lines).encode()).hexdigest()
 
@@ -273,14 +269,8 @@ class Ledger:
 
     def _report_failed(self, submission: Submission, recipient: str) -> bool:
         """A final outcome was stored, and its report could not be delivered either."""
-        ended = self.finals.get((submission.identity, recipient), [])
-        return any(what != "delivered" for _, _, what in ended) and self.report_lost(submission.sender)
-
-    def report_lost(self, sender: str) -> bool:
-        return any(
-            recipient == sender and any(what != "delivered" for _, _, what in ended)
-            for (_, recipient), ended in self.finals.items()
-        )
+        failed = {key for key, ended in self.finals.items() if any(what != "delivered" for *_, what in ended)}
+        return (submission.identity, recipient) in failed and any(to == submission.sender for _, to in failed)
 
     def _judge_doubles(self, key: tuple[str, str], mails: list[Mail]) -> list[str]:
         found = []

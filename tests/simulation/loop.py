@@ -35,6 +35,7 @@ class Process:
         self.alive = True
         self.still = False
         self.wall = 0.0
+        self.disk: Any = None
         self.asleep = 0.0
         """Seconds that its monotonic clock has missed."""
         self.at_death: list[Callable[[], None]] = []
@@ -45,12 +46,10 @@ class Process:
         self.context = contextvars.copy_context()
         self.context.run(PROCESS.set, self)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        return self._loop.create_task(work, context=self.context)
-
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it to its end. Raises ProcessDiedError, and what the work raises."""
-        task, death = self.run(work), asyncio.ensure_future(self._died.wait())
+        task = self._loop.create_task(work, context=self.context)
+        death = asyncio.ensure_future(self._died.wait())
         try:
             await asyncio.wait((task, death), return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -23,13 +23,13 @@ from zonerelay.store.contract import ClaimLostError, Submit
 
 @dataclass(frozen=True)
 class Mutant:
-    """`wrong` is called in place of what is at `place` (`module:attribute`), with that as first argument."""
+    """`wrong` is called in place of what is at `place` (`module:attribute`), with that as first argument. Its
+    docstring is the promise that it breaks. `seed` is one that finds it.
+    """
 
-    breaks: str
     place: str
     wrong: Callable[..., Any]
-    seed: int = 0
-    """One that finds it."""
+    seed: int
 
 
 MUTANTS: dict[str, Mutant] = {}
@@ -57,9 +57,9 @@ def applied(name: str) -> Iterator[None]:
         yield
 
 
-def _mutant(breaks: str, place: str, seed: int = 0) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _mutant(place: str, seed: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def register(wrong: Callable[..., Any]) -> Callable[..., Any]:
-        MUTANTS[wrong.__name__.replace("_", "-")] = Mutant(breaks, place, wrong, seed)
+        MUTANTS[wrong.__name__.replace("_", "-")] = Mutant(place, wrong, seed)
         return wrong
 
     return register
@@ -68,41 +68,46 @@ def _mutant(breaks: str, place: str, seed: int = 0) -> Callable[[Callable[..., A
 # DESIGN 2.1: no 250 before the message is durable.
 
 
-@_mutant("2.1: every batch is synced", "store.leveldb.engine:Database.batch", 1)
+@_mutant("store.leveldb.engine:Database.batch", 1)
 def sync_left_out(real: Any, self: Any, batches: Any) -> Any:
+    """2.1: every batch is synced."""
     made = real(self, batches)
     made.sync = False
     return made
 
 
-@_mutant("2.1: 250 after the write", "store.leveldb.store:LevelDbStore.submit_message", 11)
+@_mutant("store.leveldb.store:LevelDbStore.submit_message", 11)
 def answer_before_the_write(real: Any, self: Any, given: Any) -> Any:
+    """2.1: 250 after the write."""
     real(self, given)
     done = asyncio.get_running_loop().create_future()
     done.set_result(None)
     return done
 
 
-@_mutant("2.1: a failed write is no 250", "store.common.write.group_commit:refuse", 73)
+@_mutant("store.common.write.group_commit:refuse", 73)
 def failed_write_answered_with_250(real: Any, done: Any, reason: Any) -> Any:
+    """2.1: a failed write is no 250."""
     return done.set_result(None)
 
 
-@_mutant("2.1: a chunk that is not the last ends no message", "inbound.session.commands:parse_bdat", 1)
+@_mutant("inbound.session.commands:parse_bdat", 1)
 def chunk_cut_short(real: Any, argument: str) -> Any:
+    """2.1: a chunk that is not the last ends no message."""
     return real(argument)[0], True
 
 
-@_mutant("2.1: message ids are never used again", "store.leveldb.reads:QueueReads.last_message_id", 16)
+@_mutant("store.leveldb.reads:QueueReads.last_message_id", 16)
 async def ids_forgotten(real: Any, *args: Any, **given: Any) -> None:
-    """Do nothing."""
+    """2.1: message ids are never used again."""
 
 
 # DESIGN 2.2: nothing is forgotten before its outcome is stored.
 
 
-@_mutant("2.2: a bounce and its report are one write", "store.leveldb.store:LevelDbStore.settle", 24)
+@_mutant("store.leveldb.store:LevelDbStore.settle", 24)
 async def report_in_a_second_write(real: Any, self: Any, changes: Any, *, lazy: bool = False) -> None:
+    """2.2: a bounce and its report are one write."""
     reports = [each for each in changes if isinstance(each, Submit)]
     if not reports:
         await real(self, changes, lazy=lazy)
@@ -112,13 +117,15 @@ async def report_in_a_second_write(real: Any, self: Any, changes: Any, *, lazy: 
     await real(self, reports)
 
 
-@_mutant("2.2: a bounce is reported", "queue.settle.disposition:DispositionPolicy._silence", 5)
+@_mutant("queue.settle.disposition:DispositionPolicy._silence", 5)
 def no_reports(real: Any, self: Any, envelope: Any, delivery: Any, about: Any) -> Any:
+    """2.2: a bounce is reported."""
     return "mutant"
 
 
-@_mutant("2.2: a lost reply is no delivery", "smtp.client.transaction:Transaction.lost", 5)
+@_mutant("smtp.client.transaction:Transaction.lost", 5)
 def lost_means_delivered(real: Any, self: Any, reply: Any) -> None:
+    """2.2: a lost reply is no delivery."""
     real(self, reply)
     self.outcomes = [
         replace(each, verdict=Verdict.DELIVERED) if isinstance(each, Outcome) and self._accepted else each
@@ -126,31 +133,36 @@ def lost_means_delivered(real: Any, self: Any, reply: Any) -> None:
     ]
 
 
-@_mutant("2.2: each recipient has its own outcome", "smtp.client.transaction:Transaction._not_accepted", 5)
+@_mutant("smtp.client.transaction:Transaction._not_accepted", 5)
 def refusal_of_another(real: Any, self: Any, index: int, reply: Any) -> None:
+    """2.2: each recipient has its own outcome."""
     real(self, 0 if index == 1 and 0 not in self._accepted else index, reply)
     if index and self._accepted:
         self._accepted[-1] = index
 
 
-@_mutant("2.2: an outcome that could not be written is kept", "queue.settle.outcome_log:OutcomeLog._keep", 3)
+@_mutant("queue.settle.outcome_log:OutcomeLog._keep", 3)
 def outcome_not_tried_again(real: Any, self: Any, entries: Any) -> None:
+    """2.2: an outcome that could not be written is kept."""
     for entry in entries:
         self._settled(entry)
 
 
-@_mutant("2.2: the last delivery takes the message, no other", "store.leveldb.write_plan:WritePlan._close", 1)
+@_mutant("store.leveldb.write_plan:WritePlan._close", 1)
 def message_removed_too_early(real: Any, self: Any, message_id: Any, closed: Any) -> Any:
+    """2.2: the last delivery takes the message, no other."""
     return real(self, message_id, closed + 1)
 
 
-@_mutant("2.2: outcomes are stored", "queue.settle.outcome_log:OutcomeLog._flush", 15)
+@_mutant("queue.settle.outcome_log:OutcomeLog._flush", 15)
 def outcomes_late(real: Any, self: Any) -> None:
+    """2.2: outcomes are stored."""
     asyncio.get_running_loop().call_later(10.0, real, self)
 
 
-@_mutant("2.2: claims outlive a failed write", "store.leveldb.in_flight:InFlight.reset", 3)
+@_mutant("store.leveldb.in_flight:InFlight.reset", 3)
 def claims_forgotten(real: Any, self: Any) -> None:
+    """2.2: claims outlive a failed write."""
     real(self)
     self.claims = {}
 
@@ -158,38 +170,40 @@ def claims_forgotten(real: Any, self: Any) -> None:
 # DESIGN 2.3: unknown trouble is temporary.
 
 
-@_mutant(
-    "2.3: a connection that fails is a deferral", "delivery.batch.batch_state:BatchProgress.host_failed", 1
-)
+@_mutant("delivery.batch.batch_state:BatchProgress.host_failed", 1)
 def dead_host_bounces(real: Any, self: Any, host: str, trouble: Any, *, counts: bool = True) -> None:
+    """2.3: a connection that fails is a deferral."""
     real(self, host, trouble, counts=counts)
     self.settle_open(Outcome(Verdict.BOUNCED, trouble.reply, host=host, local=True))
 
 
-@_mutant("2.3: 4yz is temporary", "smtp.client.transaction:Transaction._refuse", 1)
+@_mutant("smtp.client.transaction:Transaction._refuse", 1)
 def deferral_is_final(real: Any, self: Any, indices: Any, reply: Any, scope: Any) -> None:
+    """2.3: 4yz is temporary."""
     self._settle(list(indices), reply, Verdict.DELIVERED, scope)
 
 
-@_mutant("2.3: a retry comes", "queue.settle.settler:Settler.post_unattempted", 4)
+@_mutant("queue.settle.settler:Settler.post_unattempted", 4)
 def put_off_forgotten(real: Any, self: Any, deliveries: Any, outcome: Any, **given: Any) -> Any:
-    return None
+    """2.3: a retry comes."""
 
 
-@_mutant("2.3: deferred mail is found when it is due", "store.leveldb.claims:Claims.next_due", 1)
+@_mutant("store.leveldb.claims:Claims.next_due", 1)
 async def due_mail_not_found(real: Any, *args: Any, **given: Any) -> None:
-    """Find nothing."""
+    """2.3: deferred mail is found when it is due."""
 
 
-@_mutant("2.3: a suspension ends", "queue.destination.suspension:Suspension.duration", 1)
+@_mutant("queue.destination.suspension:Suspension.duration", 1)
 def suspended_for_ever(real: Any, self: Any) -> Any:
+    """2.3: a suspension ends."""
     return 1e9
 
 
-@_mutant("5.1: mail expires", "queue.settle.disposition:DispositionPolicy._next_attempt", 8)
+@_mutant("queue.settle.disposition:DispositionPolicy._next_attempt", 8)
 async def never_expires(
     real: Any, self: Any, envelope: Any, delivery: Any, outcome: Any, until: Any, now: float
 ) -> float:
+    """5.1: mail expires."""
     found = await real(self, envelope, delivery, outcome, until, now)
     return now + 5000.0 if found is None else float(found)
 
@@ -197,108 +211,112 @@ async def never_expires(
 # DESIGN 2.5 and bodies.
 
 
-@_mutant("2.5: lines that begin with a dot are doubled", "smtp.client.stuffing:DotStuffer.feed", 1)
+@_mutant("smtp.client.stuffing:DotStuffer.feed", 1)
 def no_dot_stuffing(real: Any, self: Any, data: Any) -> Any:
+    """2.5: lines that begin with a dot are doubled."""
     return bytes(data)
 
 
-@_mutant("bodies leave as they came", "store.leveldb.reads:QueueReads.chunks", 1)
+@_mutant("store.leveldb.reads:QueueReads.chunks", 1)
 async def chunks_out_of_order(real: Any, self: Any, message_id: Any, first: int, last: int) -> Any:
+    """Bodies leave as they came."""
     return (await real(self, message_id, first, last))[::-1]
 
 
-@_mutant(
-    "a connection with a lost reply is not used again",
-    "delivery.connection.client_protocol:ClientProtocol.abort",
-    16,
-)
+@_mutant("delivery.connection.client_protocol:ClientProtocol.abort", 16)
 def connection_not_closed(real: Any, self: Any) -> Any:
-    return None
+    """A connection with a lost reply is not used again."""
 
 
 # Orders of operators.
 
 
-@_mutant("orders outlive a restart", "queue.orders.orders:OrdersFile.read", 212)
+@_mutant("queue.orders.orders:OrdersFile.read", 212)
 def order_lost(real: Any, self: Any) -> Any:
+    """Orders outlive a restart."""
     return []
 
 
-@_mutant("suspended mail does not leave", "queue.orders.orders:OrderTable", 145)
+@_mutant("queue.orders.orders:OrderTable", 145)
 def order_not_obeyed(real: Any, orders: Any = (), now: Any = 0.0) -> Any:
+    """Suspended mail does not leave."""
     return real((), now)
 
 
-@_mutant("resume releases", "queue.operator.operations:Operations.release_orders", 44)
+@_mutant("queue.operator.operations:Operations.release_orders", 44)
 async def resume_releases_nothing(real: Any, self: Any, orders: Any) -> int:
+    """Resume releases."""
     return 0
 
 
 # Limits.
 
 
-@_mutant("limits: connections to a destination", "routing.destinations.route:DestinationLimits.of_zone", 3)
+@_mutant("routing.destinations.route:DestinationLimits.of_zone", 3)
 def destination_limit_ignored(real: Any, zone: Any) -> Any:
+    """Limits: connections to a destination."""
     return msgspec.structs.replace(real(zone), max_connections=9)
 
 
-@_mutant("limits: a batch waits for its turn", "queue.zone.attempts:BatchTurns.take", 47)
+@_mutant("queue.zone.attempts:BatchTurns.take", 47)
 async def turn_not_waited_for(real: Any, self: Any) -> bool:
+    """Limits: a batch waits for its turn."""
     self._ticket.end()
     return True
 
 
-@_mutant("limits over workers: a place is given once", "limits.authority:SlotAllocator._in_use", 18)
+@_mutant("limits.authority:SlotAllocator._in_use", 18)
 def place_given_twice(real: Any, self: Any) -> Any:
+    """Limits over workers: a place is given once."""
     return 0
 
 
-@_mutant("limits over workers: places of a site", "limits.authority:SlotAllocator._at_site", 7)
+@_mutant("limits.authority:SlotAllocator._at_site", 7)
 def site_given_twice(real: Any, self: Any, entry: Any) -> Any:
+    """Limits over workers: places of a site."""
     return iter(())
 
 
-@_mutant("limits over workers: a turn is given once", "limits.authority:Calendar.add", 7)
+@_mutant("limits.authority:Calendar.add", 7)
 def turn_given_twice(real: Any, self: Any, at: Any, interval: Any, line: Any) -> Any:
-    return None
+    """Limits over workers: a turn is given once."""
 
 
-@_mutant("limits over workers: a new supervisor learns of turns", "limits.authority:ZoneLimits._declare", 199)
+@_mutant("limits.authority:ZoneLimits._declare", 199)
 def turns_not_declared(real: Any, self: Any, ask: Any, moments: Any) -> Any:
-    return None
+    """Limits over workers: a new supervisor learns of turns."""
 
 
-@_mutant(
-    "limits over workers: a dead worker's places come back", "limits.authority:LimitTable.unregister", 16
-)
+@_mutant("limits.authority:LimitTable.unregister", 16)
 def places_of_the_dead_kept(real: Any, self: Any, holder: Any) -> Any:
-    return None
+    """Limits over workers: a dead worker's places come back."""
 
 
-@_mutant(
-    "limits over workers: a new supervisor learns of places", "limits.worker.keeper:LimitKeeper._back", 135
-)
+@_mutant("limits.worker.keeper:LimitKeeper._back", 135)
 def places_not_declared(real: Any, self: Any) -> Any:
+    """Limits over workers: a new supervisor learns of places."""
     return self._note_back()
 
 
-@_mutant("limits over workers: who has more gives way", "limits.authority:Reclaimer.ask", 86)
+@_mutant("limits.authority:Reclaimer.ask", 86)
 def passed_over(real: Any, self: Any, waiting: Any, wanted: Any, now: Any) -> Any:
-    return None
+    """Limits over workers: who has more gives way."""
 
 
-@_mutant("limits over workers: quiet after a start", "limits.authority:LimitTable._may_allocate", 219)
+@_mutant("limits.authority:LimitTable._may_allocate", 219)
 def no_quiet_time(real: Any, self: Any, now: Any) -> Any:
+    """Limits over workers: quiet after a start."""
     return True
 
 
-@_mutant("limits over workers: a grant wakes who waits", "queue.selection:RoundRobin.granted", 4)
+@_mutant("queue.selection:RoundRobin.granted", 4)
 def grant_not_heard(real: Any, self: Any, now: Any) -> Any:
-    return None
+    """Limits over workers: a grant wakes who waits."""
 
 
-@_mutant("a slot is given back with its connection", "delivery.connection.session:Slot.release", 3)
+@_mutant("delivery.connection.session:Slot.release", 3)
 def slot_leaks(real: Any, self: Any) -> None:
+    """A slot is given back with its connection."""
     if next(_RELEASED) % 5:
         real(self)
 
@@ -306,99 +324,90 @@ def slot_leaks(real: Any, self: Any) -> None:
 # Several machines.
 
 
-@_mutant(
-    "several machines: a lease ends while a node stands still", "store.keys.partition:Partition.check", 11
-)
+@_mutant("store.keys.partition:Partition.check", 11)
 def lease_for_ever(real: Any, self: Any) -> Any:
-    return None
+    """Several machines: a lease ends while a node stands still."""
 
 
-@_mutant(
-    "several machines: mail of the living is left alone", "store.objects.objects:ObjectEngine.is_over", 9
-)
+@_mutant("store.objects.objects:ObjectEngine.is_over", 9)
 def living_not_seen(real: Any, self: Any, node: Any, beat: Any) -> Any:
+    """Several machines: mail of the living is left alone."""
     return True
 
 
-@_mutant(
-    "several machines: the claim is checked before the body leaves",
-    "store.nodes.store:NodeStore.check_claim",
-    11,
-)
+@_mutant("store.nodes.store:NodeStore.check_claim", 11)
 def claim_not_checked(real: Any, self: Any, message_id: Any) -> Any:
-    return None
+    """Several machines: the claim is checked before the body leaves."""
 
 
-@_mutant("several machines: a write is fenced", "store.objects.s3:BucketPlace.create", 446)
+@_mutant("store.objects.s3:BucketPlace.create", 446)
 async def write_not_fenced(real: Any, self: Any, name: str, data: bytes, **other: Any) -> bool:
+    """Several machines: a write is fenced."""
     await self.store(other.get("values", ()))
     await self.replace(name, data)
     return True
 
 
-@_mutant("several machines: mail of a dead node is taken over", "store.nodes.store:NodeStore._adopt", 12)
+@_mutant("store.nodes.store:NodeStore._adopt", 12)
 async def no_take_over(real: Any, *args: Any, **given: Any) -> None:
-    """Do nothing."""
+    """Several machines: mail of a dead node is taken over."""
 
 
-@_mutant("several machines: a lease counts suspended time", "store.keys.partition:Partition.check", 103)
+@_mutant("store.keys.partition:Partition.check", 103)
 def lease_by_monotonic(real: Any, self: Any) -> None:
+    """Several machines: a lease counts suspended time."""
     if self._clock.monotonic() >= self._valid_until:
         raise ClaimLostError("the lease of this relay was not renewed in time")
 
 
-@_mutant(
-    "several machines: a relay that stops gives its lease back", "store.objects.objects:ObjectKeys.leave", 42
-)
+@_mutant("store.objects.objects:ObjectKeys.leave", 42)
 async def lease_kept_at_stop(real: Any, *args: Any, **given: Any) -> None:
-    """Do nothing."""
+    """Several machines: a relay that stops gives its lease back."""
 
 
-@_mutant("several machines: it comes back by itself", "store.keys.partition:Partition._come_back", 59)
+@_mutant("store.keys.partition:Partition._come_back", 59)
 async def trouble_for_ever(real: Any, *args: Any, **given: Any) -> None:
-    """Do nothing."""
+    """Several machines: it comes back by itself."""
 
 
 # The clock.
 
 
-@_mutant("a clock that is set back delays no mail", "model.delivery:Delivery.corrected_at", 10)
+@_mutant("model.delivery:Delivery.corrected_at", 10)
 def due_times_of_another_clock(real: Any, self: Any, now: Any) -> Any:
+    """A clock that is set back delays no mail."""
     return self
 
 
-@_mutant(
-    "a clock set back prolongs no suspension", "queue.destination.suspension:Suspension.is_suspended", 825
-)
+@_mutant("queue.destination.suspension:Suspension.is_suspended", 825)
 def suspended_by_another_clock(real: Any, self: Any, now: Any) -> Any:
+    """A clock set back prolongs no suspension."""
     return now < self.until and not self._is_over
 
 
 # DESIGN 2.4: memory is bounded.
 
 
-@_mutant("2.4: the window is bounded", "queue.zone.window:PriorityWindow.room", 17)
+@_mutant("queue.zone.window:PriorityWindow.room", 17)
 def window_without_bound(real: Any, self: Any) -> int:
+    """2.4: the window is bounded."""
     return 1000
 
 
-@_mutant("2.4: bodies in memory are bounded", "store.common.body:BodyCache._evict", 17)
+@_mutant("store.common.body:BodyCache._evict", 17)
 def bodies_without_bound(real: Any, self: Any) -> Any:
-    return None
+    """2.4: bodies in memory are bounded."""
 
 
 # Idempotency keys.
 
 
-@_mutant("a key has one message", "store.common.once.reservations:Reservations._reserve", 19)
+@_mutant("store.common.once.reservations:Reservations._reserve", 19)
 async def key_not_looked_for(real: Any, *args: Any, **given: Any) -> None:
-    """Do nothing."""
+    """A key has one message."""
 
 
-@_mutant("the key is in the write of the message", "store.leveldb.scan:once_ops", 25)
+@_mutant("store.leveldb.scan:once_ops", 25)
 def key_not_stored(real: Any, once: Any, message_id: Any) -> Any:
+    """The key is in the write of the message."""
     return []
-
-
-FOUND_BY = {name: each.seed for name, each in MUTANTS.items() if each.seed}
-"""The seed that is known to find each, for a test that does not look for another."""

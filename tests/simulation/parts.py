@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -73,7 +72,7 @@ class Node:
     async def start(self) -> None:
         """Raises StartError, and ProcessDiedError."""
         process = self.process = Process(f"{self.name}.{self.starts}", self.loop)
-        process.wall = self.wall
+        process.wall, process.disk = self.wall, self.disk
         self.starts += 1
         self.handler = None
         worker = self.worker = await process.finish(self._build(process))
@@ -144,9 +143,7 @@ NARROW = {
 
 
 @contextmanager
-def simulated(
-    loop: SimLoop, disks: Callable[[Path], Disk], answers: Answers, objects: ObjectStore
-) -> Iterator[None]:
+def simulated(loop: SimLoop, answers: Answers, objects: ObjectStore) -> Iterator[None]:
     """Replaces what is outside of a process."""
 
     class _Resolver(Resolver):
@@ -156,7 +153,6 @@ def simulated(
             return reading
 
     SimBucket.store = objects
-    SimLevelDb.disks = staticmethod(disks)
     draw = Random(loop.random.getrandbits(64))
     with (
         patch("zonerelay.store.leveldb.keeper.WriterThread", SimWriter),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
@@ -62,6 +63,7 @@ class Receivers:
 
     loop: SimLoop
     random: Random
+    sometimes: Counter[str]
     mails: list[Mail] = field(default_factory=list)
     quirks: dict[str, Quirks] = field(default_factory=dict)
     seen: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -74,7 +76,6 @@ class Receivers:
     """Called when a recipient is offered on another connection meanwhile."""
     refused: set[str] = field(default_factory=set)
     """Recipients for whom 5yz was the answer."""
-    sometimes: dict[str, int] = field(default_factory=dict)
 
     def of(self, site: Site) -> Quirks:
         return self.quirks.setdefault(site.name, Quirks())
@@ -82,9 +83,6 @@ class Receivers:
     def is_sending(self, process: Process) -> bool:
         """A transaction of the process is under way."""
         return any(process_of(each.end.other) is process for each in self.under_way.values())
-
-    def note(self, what: str) -> None:
-        self.sometimes[what] = self.sometimes.get(what, 0) + 1
 
 
 class Receiver(asyncio.Protocol):
@@ -115,7 +113,7 @@ class Receiver(asyncio.Protocol):
             return
         if refusal is not None:
             self._reply(b"421 4.7.0 too many connections, come back later", close=True)
-            self._all.note("421 greeting")
+            self._all.sometimes["421 greeting"] += 1
             return
         self._reply(b"220 mx.test ESMTP")
 
@@ -235,7 +233,7 @@ class Receiver(asyncio.Protocol):
         """The session has carried what it may."""
         quirks = self._quirks
         if quirks.per_session and self._count >= quirks.per_session and quirks.refuse_at == at:
-            self._all.note("session limit")
+            self._all.sometimes["session limit"] += 1
             self._reply(b"452 4.4.5 too many messages in this session")
             return True
         return False
@@ -273,10 +271,10 @@ class Receiver(asyncio.Protocol):
         self._count += 1
         draw = self._random.random()
         if draw < self._quirks.lose_reply:
-            self._all.note("reply lost after the dot")
+            self._all.sometimes["reply lost after the dot"] += 1
             self.end.link.break_off(silent=self._random.random() < 0.5)
         elif draw < self._quirks.lose_reply + self._quirks.late_reply:
-            self._all.note("late reply")
+            self._all.sometimes["late reply"] += 1
             self._reply(b"250 2.0.0 at last", delay=self._random.choice((40.0, 75.0)), mails=mails)
         else:
             self._reply(b"250 2.0.0 taken", mails=mails)

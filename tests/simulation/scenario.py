@@ -15,7 +15,6 @@ import logging
 import sys
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partialmethod
@@ -48,7 +47,6 @@ from zonerelay.queue.zone.plan import WINDOW
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord
 from zonerelay.routing.dns.packets import Reading
 from zonerelay.store.contract import StoreError
-from zonerelay.store.spool_paths import spool_of
 
 BUSY = 120.0
 """Seconds in which mail, faults and operators come."""
@@ -195,9 +193,7 @@ def _fault(random: Random, store: str, workers: int, often: tuple[str, ...]) -> 
 class Result:
     plan: Plan
     failures: list[str]
-    sometimes: Counter[str]
     ledger: Ledger
-    seconds: float = 0.0
 
 
 class Run:
@@ -208,12 +204,11 @@ class Run:
         random = Random(plan.seed ^ 0x5EED)
         self.loop = SimLoop(Random(random.getrandbits(64)))
         self.network = self.loop.network = Network(self.loop, Random(random.getrandbits(64)))
-        self.receivers = Receivers(self.loop, Random(random.getrandbits(64)))
-        self.clients = Clients(self.loop, self.network, Random(random.getrandbits(64)))
         self.ledger = Ledger(self.loop)
+        self.failures, self.sometimes = self.loop.failures, self.ledger.sometimes
+        self.receivers = Receivers(self.loop, Random(random.getrandbits(64)), self.sometimes)
+        self.clients = Clients(self.loop, self.network, Random(random.getrandbits(64)), self.sometimes)
         self.random = Random(random.getrandbits(64))
-        self.sometimes: Counter[str] = Counter()
-        self.failures: list[str] = []
         self._directory = directory
         self._kinds = [kind for kind in KINDS if kind.name in plan.kinds]
         self.world = World((*self._kinds, SENDERS, CROWDED), self.random)
@@ -229,14 +224,10 @@ class Run:
         self._limits: LimitServer | None = None
         self._replacing = asyncio.Lock()
         self.objects = ObjectStore(Random(random.getrandbits(64)))
-        self.disks = {
-            self._spool(index): Disk(Random(random.getrandbits(64))) for index in range(plan.workers)
-        }
+        disks = [Disk(Random(random.getrandbits(64))) for _ in range(plan.workers)]
         for name, quirks in plan.quirks:
-            for site in {
-                self.world.site_name(f"d{n}.{name}.test") for n in range(self.world.kinds[name].domains)
-            }:
-                self.receivers.quirks[site] = quirks
+            for number in range(self.world.kinds[name].domains):
+                self.receivers.quirks[self.world.site_name(f"d{number}.{name}.test")] = quirks
         self.zone = config.ZoneSettings(
             allow_private_addresses=True,
             tls=config.TlsMode.NONE,
@@ -244,31 +235,22 @@ class Run:
             max_connections_per_destination=1 if plan.narrow else 3,
             max_rate_per_destination=plan.rate,
         )
-        self.watch = Watch(
-            self.loop,
-            self.ledger,
-            self.zone,
-            plan.workers,
-            NARROW_WINDOW + 1 if plan.narrow else WINDOW + WINDOW // 4,
-            self.objects if plan.store == "s3" else None,
-        )
+        window = NARROW_WINDOW + 1 if plan.narrow else WINDOW + WINDOW // 4
+        shared = self.objects if plan.store == "s3" else None
+        self.watch = Watch(self.loop, self.ledger, self.zone, plan.workers, window, shared)
         self.network.on_open, self.network.on_close = self.watch.opened, self.watch.closed
         self.network.on_write = self.watch.written
         self.receivers.at_once = self.watch.sent_at_once
-        self.nodes = [self._node(index) for index in range(plan.workers)]
+        self.nodes = [self._node(index, disk) for index, disk in enumerate(disks)]
         self.operators = Operators(self, self.nodes)
 
-    def _spool(self, index: int) -> Path:
-        return spool_of(config.SpoolSettings(path=self._directory / "home" / "spool"), index).path
-
-    def _node(self, index: int) -> Node:
-        home = self._directory
-        if self.plan.store == "s3":
-            home /= f"machine{index}"
-        backend = config.Backend.S3 if self.plan.store == "s3" else config.Backend.LEVELDB
+    def _node(self, index: int, disk: Disk) -> Node:
+        is_shared = self.plan.store == "s3"
+        home = self._directory / f"machine{index}" if is_shared else self._directory
+        backend = config.Backend.S3 if is_shared else config.Backend.LEVELDB
         settings = config.Settings(
             hostname="relay.test",
-            workers=self.plan.workers if self.plan.store == "leveldb" else 1,
+            workers=1 if is_shared else self.plan.workers,
             shutdown_timeout=5.0,
             spool=config.SpoolSettings(backend=backend, path=home / "home" / "spool", min_free_space=0),
             s3=config.S3Settings(bucket="mail", lease=LEASE, timeout=2.0),
@@ -289,11 +271,8 @@ class Run:
             ),
             sendmail=config.SendmailSettings(drop=home / "drop"),
         )
-        several = self.plan.workers > 1 and self.plan.store == "leveldb"
-        identity = Identity(
-            index if several else 0, supervised=several, limits=home / "limits.sock" if several else None
-        )
-        disk = self.disks[self._spool(index)]
+        several = self.plan.workers > 1 and not is_shared
+        identity = Identity(index, supervised=True, limits=home / "limits.sock") if several else Identity()
         return Node(f"w{index}", settings, self.loop, disk, self.ledger.record, identity)
 
     # --- the world
@@ -340,8 +319,8 @@ class Run:
         self._quiet = True
         keeper.TICK = 1.0
         self.network.slowest = 0.02
-        for disk in self.disks.values():
-            disk.error, disk.delay = (lambda what: None), (lambda: 0.002)
+        for node in self.nodes:
+            node.disk.error, node.disk.delay = (lambda what: None), (lambda: 0.002)
         self.objects.lost = lambda: False
         self.world.kinds = {name: _well(kind) for name, kind in self.world.kinds.items()}
         for name, site in self.world.sites.items():
@@ -461,10 +440,9 @@ class Run:
     def _queued_keys(self) -> list[bytes]:
         if self.plan.store == "s3":
             return [key for key in self.objects.rows() if key.startswith(b"delivery-zone ")]
-        return [key for disk in self.disks.values() for key in disks.keys(disk.live, b"delivery-zone ")]
+        return [key for node in self.nodes for key in node.disk.live if key.startswith(b"delivery-zone ")]
 
     def _judge(self) -> None:
-        self.failures += self.loop.failures + self.watch.failures
         self.failures += self.ledger.faults(
             self.clients.submissions, self.receivers.mails, self.receivers.offers, self.receivers.refused
         )
@@ -472,7 +450,6 @@ class Run:
         if self.plan.store == "s3":
             ends = [key for key in self.objects.objects if key.endswith("/end")]
             self.sometimes.update("a snapshot replaced a log" for _ in ends)
-        self.sometimes.update(self.ledger.events)
         for each in self.clients.submissions:
             ended = self.ledger.finals.get((each.identity, each.recipients[0]), ())
             if any(process.partition(".")[0] != each.node for _, process, _ in ended):
@@ -487,16 +464,11 @@ class Run:
                 self.sometimes[f"operator: {fields['verb']}"] += 1
             if event == "store-unhealthy" and "lease" in str(fields["reason"]):
                 self.sometimes["fence refused"] += 1
-        self.sometimes.update(self.receivers.sometimes)
-        self.sometimes.update(self.watch.sometimes)
-        self.sometimes.update(self.clients.sometimes)
-        for disk in self.disks.values():
-            # Not `delivery-domain`: those are hints, and stray ones are nothing.
-            left = [
-                key for key in disk.live if key.startswith((b"message ", b"delivery-zone ", b"deferred-"))
-            ]
-            if left and not self.failures:
-                self.failures.append(f"left in the spool: {left[:5]}")
+        # Not `delivery-domain`: those are hints, and stray ones are nothing.
+        kinds = (b"message ", b"delivery-zone ", b"deferred-")
+        left = [key for node in self.nodes for key in node.disk.live if key.startswith(kinds)]
+        if left and not self.failures:
+            self.failures.append(f"left in the spool: {left[:5]}")
 
     # --- what happens
 
@@ -652,7 +624,7 @@ class Run:
         seed: int,
     ) -> None:
         """A share of the writes or reads fails, for `most` seconds at most."""
-        random, disk = Random(seed), self.disks[self._spool(index)]
+        random, disk = Random(seed), self.nodes[index].disk
         with self._lasting(what):
             disk.error = lambda asked: error() if asked == fails and random.random() < share else None
             await asyncio.sleep(min(seconds, most))
@@ -681,8 +653,7 @@ class Run:
     do_no_bucket = partialmethod(_bucket, NO_BUCKET, 1.0, BUSY)
 
     async def do_slow_disk(self, index: int, seconds: float, seed: int) -> None:
-        random = Random(seed)
-        disk = self.disks[self._spool(index)]
+        random, disk = Random(seed), self.nodes[index].disk
         disk.delay = lambda: random.uniform(0.01, 0.5)
         await asyncio.sleep(seconds)
         disk.delay = lambda: 0.002
@@ -745,9 +716,7 @@ def run(plan: Plan) -> Result:
     ignored = warnings.catch_warnings(action="ignore")
     with tempfile.TemporaryDirectory(dir=base) as directory, quiet, ignored, small:
         simulation = Run(plan, Path(directory))
-        with simulated(
-            simulation.loop, lambda path: simulation.disks[Path(path)], simulation.answers, simulation.objects
-        ):
+        with simulated(simulation.loop, simulation.answers, simulation.objects):
             gc.disable()  # or the collector's moments would depend on the runs before
             try:
                 simulation.loop.run_until_complete(simulation.run())
@@ -760,4 +729,4 @@ def run(plan: Plan) -> Result:
                 gc.collect()
             if number == 1:
                 gc.freeze()  # what was imported
-    return Result(plan, simulation.failures, simulation.sometimes, simulation.ledger, simulation.loop.now)
+    return Result(plan, simulation.failures, simulation.ledger)

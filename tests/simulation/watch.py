@@ -38,8 +38,6 @@ class Watch:
     """Deliveries of a zone in memory."""
     objects: ObjectStore | None
     """The bucket that the nodes share; then each has the limits for itself."""
-    failures: list[str] = field(default_factory=list)
-    sometimes: Counter[str] = field(default_factory=Counter)
     _open: Counter[str] = field(default_factory=Counter)
     _spoke: defaultdict[str, deque[float]] = field(default_factory=lambda: defaultdict(deque))
     _asked: dict[str, float] = field(default_factory=dict)
@@ -50,7 +48,7 @@ class Watch:
     """When a connection outside began."""
 
     def _fail(self, what: str) -> None:
-        self.failures.append(f"{what} at {self.loop.now:.3f}")
+        self.loop.failures.append(f"{what} at {self.loop.now:.3f}")
 
     # Connections and rates
 
@@ -89,7 +87,7 @@ class Watch:
             (zone, self.zone.max_connections),
         ):
             if self._open[what] == most and times == 1 and who == "all" and self.workers > 1:
-                self.sometimes["workers used a limit up"] += 1
+                self.ledger.sometimes["workers used a limit up"] += 1
             if self._open[what] > most * times:
                 self._fail(f"{self._open[what]} connections of {what}")
 
@@ -117,7 +115,7 @@ class Watch:
         while recent[0] <= self.loop.now - rate.seconds:
             recent.popleft()
         if len(recent) == rate.count:
-            self.sometimes["a rate was used up"] += 1
+            self.ledger.sometimes["a rate was used up"] += 1
         if len(recent) > rate.count and not self.ledger.turns_forgotten(rate.seconds):
             self._fail(f"{len(recent)} transactions in {rate.seconds} s with {who}")
 
@@ -154,7 +152,7 @@ class Watch:
             return
         for status in worker.parts.scheduler.snapshot():
             if status.waiting >= self.window - 1:
-                self.sometimes["the window was full"] += 1
+                self.ledger.sometimes["the window was full"] += 1
             if status.waiting > self.window:
                 self._fail(f"{status.waiting} deliveries wait in the memory of {node.name}")
         bodies = getattr(worker.store, "_bodies", None)
@@ -169,7 +167,7 @@ class Watch:
         self._due_since = {}
         if any(began < now - HANGS for began in self._began.values()):
             self._full_at = now
-            self.sometimes["a connection held up the zone"] += 1
+            self.ledger.sometimes["a connection held up the zone"] += 1
         for each in due:
             since = self._due_since[each.key] = before.get(each.key, now)
             host = hosts_of(each.domain)
