@@ -5,18 +5,15 @@ lets a name choose a codec.
 from __future__ import annotations
 
 import ast
-import gc
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-import zonerelay
+from tests.support.source import PACKAGE, modules, tree_of
 from zonerelay.capture.parts import Parts, take_apart
 from zonerelay.model.charsets import CODECS, codec_of, text_of
 
-PACKAGE = Path(zonerelay.__file__).parent
 HOME = PACKAGE / "model/charsets.py"
 HOSTILE = ("punycode", "idna", "unicode_escape", "raw_unicode_escape", "undefined", "uu", "zlib", "x" * 200)
 
@@ -118,15 +115,6 @@ _LOOK_UPS = {"lookup", "getincrementaldecoder", "getdecoder", "getreader"}
 _DECODERS = {*_LOOK_UPS, "str", "decode", "encode"}
 
 
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    """Python 3.11 miscounts the depth of a tree when objects end while it is made."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_collection")
 def test_no_other_place_lets_a_stranger_choose_a_codec() -> None:
     for known in (
         "x.decode(charset)", "x.decode('punycode')", "x.encode('idna')", "str(x, charset)",
@@ -135,9 +123,9 @@ def test_no_other_place_lets_a_stranger_choose_a_codec() -> None:
         assert list(_choices(ast.parse(known))), known
     found = [
         f"{path.relative_to(PACKAGE)}:{line}: {text}"
-        for path in sorted(PACKAGE.rglob("*.py"))
+        for path in modules()
         if path != HOME
-        for line, text in _choices(ast.parse(path.read_text()))
+        for line, text in _choices(tree_of(path.read_text()))
     ]
     assert not found, "decode by zonerelay.model.charsets, or by a name that is written in the code"
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.source import tree_of
+
 PACKAGE = Path(__file__).parents[2] / "zonerelay"
 DATA = Path(__file__).parents[1] / "data"
 EXCEPTIONS = DATA / "docstring_exceptions.txt"
@@ -40,7 +42,7 @@ def is_verb(word: str) -> bool:
 
 def violations(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the rule that is broken, and what breaks it with its line."""
-    for node in described(ast.parse(path.read_text())):
+    for node in described(tree_of(path.read_text())):
         text = ast.get_docstring(node)
         if not text:
             continue

@@ -10,13 +10,10 @@ import ast
 import re
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 
 import pytest
 
-import zonerelay
-
-PACKAGE = Path(zonerelay.__file__).parent
+from tests.support.source import PACKAGE, modules, tree_of
 
 METHODS = frozenset({"write_text", "write_bytes", "touch", "mkdir", "rename", "symlink_to", "hardlink_to"})
 FUNCTIONS = {
@@ -111,9 +108,9 @@ def _mode(call: ast.Call) -> str:
 def test_files_are_written_in_one_place() -> None:
     found = {
         str(path.relative_to(PACKAGE)): places
-        for path in sorted(PACKAGE.rglob("*.py"))
+        for path in modules()
         if _ANY.search(source := path.read_text())  # quicker than a tree
-        and (places := list(writes(ast.parse(source))))
+        and (places := list(writes(tree_of(source))))
     }
     new = {name: places for name, places in found.items() if name not in ALLOWED}
     assert not new, "use zonerelay/durable.py, or give a reason in ALLOWED"

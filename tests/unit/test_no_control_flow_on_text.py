@@ -10,13 +10,10 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-import zonerelay
-
-PACKAGE = Path(zonerelay.__file__).parent
+from tests.support.source import PACKAGE, modules, tree_of
 
 FOREIGN = {
     "smtp": "commands of clients and replies of peers",
@@ -73,14 +70,13 @@ def decisions(tree: ast.Module) -> Iterator[str]:
 
 
 @cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_bytes())
-
-
-@cache
 def _exported(module: str) -> Mapping[str, ast.expr]:
     path = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
-    return dict(_assigned(_tree(path).body)) if path.is_relative_to(PACKAGE) and path.exists() else {}
+    return (
+        dict(_assigned(tree_of(path.read_bytes()).body))
+        if path.is_relative_to(PACKAGE) and path.exists()
+        else {}
+    )
 
 
 def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
@@ -141,12 +137,12 @@ def _texts(node: ast.expr | None, constants: Mapping[str, ast.expr], depth: int 
 
 
 def test_no_decision_hangs_on_a_sentence() -> None:
-    names = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
+    names = {str(path.relative_to(PACKAGE)): path for path in modules()}
     found = {
         name: places
         for name, path in names.items()
         if not any(f"{name}/".startswith(f"{each}/") for each in FOREIGN)
-        and (places := list(decisions(_tree(path))))
+        and (places := list(decisions(tree_of(path.read_bytes()))))
     }
     assert found == {}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import zonerelay
+from tests.support.source import tree_of
 from zonerelay.process.threads import Pool, PoolBusyError
 
 ROOT = Path(zonerelay.__file__).parent
@@ -41,7 +42,7 @@ _ANY = re.compile(
 def uses_of_the_default_executor(source: str) -> Iterator[tuple[int, str]]:
     if not _ANY.search(source):  # quicker than a tree
         return
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.ImportFrom) and node.module in ("asyncio", "aiohttp", "aiohttp.resolver"):
             yield from ((node.lineno, each.name) for each in node.names if each.name in THREAD_BEHIND)
         if isinstance(node, ast.Attribute) and node.attr in THREAD_BEHIND and not _of_socket(node):
