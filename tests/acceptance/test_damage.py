@@ -49,7 +49,7 @@ async def test_damage_met_while_running_is_told_everywhere_and_the_rest_is_sent(
             assert f"the spool {spool} is damaged (LevelDB: Corruption:" in problem
             listed = await AT_ONCE(run, relay, "queue", "list")
             assert listed.returncode == 1
-            assert "Not in this answer: what cannot be read, for the spool is damaged" in listed.stderr
+            assert "Not in this answer: unreadable records" in listed.stderr
             assert "b'" not in listed.stdout + listed.stderr
             await AT_ONCE(
                 relay.wait_for, lambda: len(tokens(back.messages)) == 39, what="all but the damaged one"

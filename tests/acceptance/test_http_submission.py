@@ -757,7 +757,7 @@ def _confidential(directory: Path, sink: Sink) -> None:
         for _ in range(2):
             relay.wait_for(
                 lambda: all(
-                    each["state"] == "deferred" and "the message demands" in each["reply"]
+                    each["state"] == "deferred" and "the message requires" in each["reply"]
                     for each in app.get(f"/v1/messages/{kept}")["recipients"]
                 ),
                 what="the deferral",

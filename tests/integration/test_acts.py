@@ -328,17 +328,17 @@ async def test_reroute_does_not_weaken_tls_nor_guess(desk: Desk) -> None:
     await deferred(desk, "b", domain="routed.example")
     refused = await desk.change("reroute", to_zone="clear")
     assert refused.changed == 0
-    assert "2 stay where they are: zone default has tls = opportunistic, but clear has only" in refused.note
+    assert "2 are not moved: zone default has tls = opportunistic, but clear has only" in refused.note
     # The routes themselves would send new mail that way.
     asked = await desk.change("reroute", ask_again=True)
     assert (asked.changed, (await desk.of("b")).zone, (await desk.of("a")).zone) == (1, "clear", "default")
     for wrong, words in (
-        ({"to_zone": "nowhere"}, "no zone nowhere; it has default, other"),
+        ({"to_zone": "nowhere"}, "zone nowhere is not configured; configured are default, other"),
         ({"next_hop": "192.0.2.1"}, r"no zone has next_hop.*add a \[\[zone\]\]"),
         ({"next_hop": "twin.example"}, "twin-a, twin-b have the next hop"),
         ({"next_hop": "no host"}, "is not a next hop"),
-        ({}, "reroute to where"),
-        ({"to_zone": "other", "ask_again": True}, "reroute to where"),
+        ({}, "no target selected"),
+        ({"to_zone": "other", "ask_again": True}, "no target selected"),
     ):
         with pytest.raises(ControlError, match=words):
             await desk.change("reroute", **wrong)

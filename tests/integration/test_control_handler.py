@@ -222,9 +222,7 @@ async def test_dropped_mail_is_listed_by_its_state_and_counted_by_the_preview_of
     assert await previewed(Drop(filter=wanted, dry_run=True, purge=True)) == 3
     assert await previewed(Drop(filter=in_bin, dry_run=True, purge=True)) == 2
     for request in (Hold(filter=in_bin), Drop(filter=in_bin, dry_run=True)):
-        with pytest.raises(
-            ControlError, match="cannot be changed: `zonerelay undo` restores it"
-        ):
+        with pytest.raises(ControlError, match="cannot be changed: `zonerelay undo` restores it"):
             await desk.ask(request)
     assert (await desk.change(Drop(filter=in_bin, purge=True))).changed == 2
 

@@ -439,6 +439,6 @@ async def test_a_file_in_trouble_is_a_problem_while_it_is_and_its_orders_stay(
 async def test_a_file_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "orders").mkdir()
     (tmp_path / "orders" / "orders.json").write_text("[{")
-    with pytest.raises(StartError, match="orders of operators cannot be read"):
+    with pytest.raises(StartError, match="suspensions of operators cannot be read"):
         async with staged(tmp_path) as stage, relay_with(stage.chosen):
             pass

@@ -637,7 +637,7 @@ async def test_mail_in_an_unknown_zone_waits_until_the_zone_is_back(make: Make) 
     await relay.scheduler.start()
     assert relay.sink.named("zone-missing") == [{"zone": "gone", "deliveries": 2}]
     (problem,) = relay.scheduler.problems()
-    assert problem.startswith("zone gone is not configured, and 2 deliveries wait in it")
+    assert problem.startswith("zone gone is not configured, but 2 deliveries are queued in it")
     # New mail that somebody else has left for it, and an operator's change, do not make it leave.
     relay.accept("d@example.com", zone="gone")
     relay.accept("e@example.com")
@@ -676,7 +676,7 @@ async def test_a_zone_that_a_reload_takes_away_keeps_its_mail(make: Make) -> Non
     await relay.until(lambda: len(relay.sink.named("delivered")) == 1)
     relay.accept("other@example.com")
     await relay.until(lambda: len(relay.sink.named("delivered")) == 2)
-    await relay.until(lambda: "and 19 deliveries wait" in "".join(relay.scheduler.problems()))
+    await relay.until(lambda: "but 19 deliveries are queued" in "".join(relay.scheduler.problems()))
     relay.scheduler.configure((default,), relay.retry)
     assert len(relay.sink.named("zone-missing")) == 1
     relay.scheduler.configure((default, bulk), relay.retry)
@@ -821,4 +821,4 @@ async def test_rows_of_mailboxes_do_not_count_as_mail_of_a_zone_that_is_not_conf
     relay = make()
     relay.store.counts = lambda: {MAILBOXES: QueueCounts(ready=3), queue_of("gone"): QueueCounts(ready=1)}  # type: ignore[method-assign]  # an outbox
     (problem,) = relay.scheduler.problems()
-    assert problem.startswith("zone gone is not configured, and 1 deliveries wait in it")
+    assert problem.startswith("zone gone is not configured, but 1 deliveries are queued in it")

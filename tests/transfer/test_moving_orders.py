@@ -187,10 +187,10 @@ def test_orders_that_cannot_be_taken_over_refuse_the_migration(
     give(tmp_path / "old", order(zone="a"))
     give(tmp_path / "new", order(zone="b"))
     assert migrate(source, target) == 2
-    assert f"has another order {ORDER}" in capsys.readouterr().err
+    assert "contains another suspension with the id" in capsys.readouterr().err
     give(tmp_path / "new", *(order(f"{number:08x}", zone=f"z{number}") for number in range(1000)))
     assert migrate(source, target) == 2
-    assert "more than 1,000 orders" in capsys.readouterr().err
+    assert "more than 1,000 active suspensions" in capsys.readouterr().err
     assert asyncio.run(contents(source)) == before
     assert not (tmp_path / "old" / "migration").exists()
 

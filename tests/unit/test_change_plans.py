@@ -92,7 +92,7 @@ def test_srs_and_rules_are_shown() -> None:
 def test_a_message_that_is_too_large_for_the_zone_is_named() -> None:
     zone = ZoneSettings(name="small", max_message_size=1024)
     assert too_large_for(zone, 1024) == too_large_for(zone, None) == too_large_for(PLAIN, 10**9) == ""
-    assert too_large_for(zone, 1025).startswith("552 5.3.4 the message has 1025 octets; zone small")
+    assert too_large_for(zone, 1025).startswith("552 5.3.4 the message has 1025 bytes, but zone small")
 
 
 @pytest.mark.parametrize("text", ["first\nsecond\n", "nul\0", "tab\t"])

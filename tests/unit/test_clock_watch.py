@@ -200,7 +200,7 @@ async def test_mail_does_not_age_by_a_leap_until_it_is_confirmed_or_a_day_has_pa
     clock.step(5 * DAY)
     assert leaps.skipped(before) == 5 * DAY
     assert leaps.skipped(clock.now()) == 0.0
-    assert "leapt forward by 5d" in leaps.problems()[0]
+    assert "jumped forward by 5d" in leaps.problems()[0]
     await watch.look()
     again = ClockLeaps(path, clock)
     assert again.skipped(before) == 5 * DAY, "a restart does not forget it"

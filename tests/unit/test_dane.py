@@ -150,7 +150,7 @@ def test_a_bare_rsa_key() -> None:
 @pytest.mark.parametrize("selector", [0, 1])
 def test_an_authority_that_is_not_shown_is_none(selector: int, matching: int) -> None:
     why = refusal((SERVER, MIDDLE), record(ROOT, 2, selector, matching))
-    assert "shown no certificate of the authority" in why
+    assert "did not present the certificate of the authority" in why
 
 
 @every_kind
@@ -158,7 +158,7 @@ def test_the_wrong_authority(selector: int, matching: int) -> None:
     other = make(common_name="Test Root", authority=True)  # the same name, another key
     assert refusal(CHAIN, record(other, 2, selector, matching))
     why = refusal((*CHAIN, other), record(other, 2, selector, matching))  # showing it does not help
-    assert "not signed by the authority" in why or "shown no certificate" in why
+    assert "not issued by the authority" in why or "presented no certificate" in why
     assert refusal((STRANGER, ROOT), record(ROOT, 2, selector, matching))
 
 
@@ -175,7 +175,7 @@ def test_dates_count_below_an_authority() -> None:
     expired = make("mx.example.com", issuer=MIDDLE, ends=NOW - DAY / 2)
     assert refusal((expired, MIDDLE, ROOT), *records) == "its certificate has expired"
     old = make(common_name="Old", authority=True, issuer=ROOT, ends=NOW - DAY / 2)
-    assert "above" in refusal((make("mx.example.com", issuer=old), old, ROOT), *records)
+    assert "issuer" in refusal((make("mx.example.com", issuer=old), old, ROOT), *records)
 
 
 @pytest.mark.parametrize(

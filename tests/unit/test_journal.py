@@ -62,7 +62,7 @@ async def test_what_was_noted_is_there_after_a_restart_and_a_torn_end_is_not(
     with log.open("rb+") as file:
         file.truncate(log.stat().st_size - 1)
     assert await noted(again) == wanted[:2000]
-    with pytest.raises(JournalError, match="exists already"):
+    with pytest.raises(JournalError, match="already exists"):
         await begun(again, clock)
 
 
@@ -78,7 +78,7 @@ async def test_acts_that_begin_at_the_same_moment_are_all_written(
 async def test_counts_of_several_parts_are_one_act(journal: Journal, clock: ManualClock) -> None:
     for changed in (3, 4):
         act = await begun(journal, clock)
-        with pytest.raises(JournalError, match="still runs"):
+        with pytest.raises(JournalError, match="is still running"):
             await begun(journal, clock)
         await journal.finish(msgspec.structs.replace(act, changed=changed))
     (found,) = await journal.acts()
@@ -87,7 +87,7 @@ async def test_counts_of_several_parts_are_one_act(journal: Journal, clock: Manu
 
 @pytest.mark.parametrize("act_id", ["", "0a1b2c3", "../../etc/x", "0A1B2C3D", "0a1b2c3d\n"])
 async def test_an_id_is_never_a_path(journal: Journal, clock: ManualClock, act_id: str) -> None:
-    with pytest.raises(JournalError, match="no id"):
+    with pytest.raises(JournalError, match="is not the id of a change"):
         await begun(journal, clock, act_id)
     with pytest.raises(JournalError, match="no change"):
         await journal.find(act_id)

@@ -186,8 +186,8 @@ async def test_a_name_that_is_not_utf_8_is_no_reason_not_to_sign(encoding: str, 
 
 NO_KEY = [
     (b"From: a@other.example\r\n", "no key for other.example"),
-    (b"Subject: x\r\n", "From names no author"),
-    (b"From: a@example.com\r\nFrom: b@example.com\r\n", "From names no author"),
+    (b"Subject: x\r\n", "From contains no author address"),
+    (b"From: a@example.com\r\nFrom: b@example.com\r\n", "From contains no author address"),
 ]
 
 
@@ -201,7 +201,7 @@ async def test_without_a_key_it_goes_unsigned_or_waits(header: bytes, why: str) 
     for _ in range(2):
         with pytest.raises(RenderError) as refused:
             await setting.render(required, message)
-        assert str(refused.value.reply) == f"451 4.3.5 the zone default requires a DKIM signature: {why}"
+        assert str(refused.value.reply) == f"451 4.3.5 zone default requires a DKIM signature: {why}"
     assert setting.log.events == [("dkim-missing", {"zone": "default", "reason": why})]
     assert setting.bodies.open_now == 0
 

@@ -308,7 +308,7 @@ def test_a_bounce_for_our_address_becomes_a_deferral_of_the_same_kind() -> None:
     assert from_elsewhere(bounced) == replace(
         bounced,
         verdict=Verdict.DEFERRED,
-        reply=Reply(454, "7.1", f"{BLOCKED.text}; will be tried from another source"),
+        reply=Reply(454, "7.1", f"{BLOCKED.text}; will be retried from another source"),
     )
 
 

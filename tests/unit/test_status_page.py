@@ -91,7 +91,7 @@ def test_status_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -
         ("451 4.4.1 cannot connect", True, "no answer"),
         ("451 4.4.3 no address", True, "dns"),
         ("451 4.7.5 TLS with mx.example failed", True, "tls"),
-        ("454 4.7.0 mx.example did not let us log in", True, "log-in"),
+        ("454 4.7.0 mx.example rejected the login", True, "log-in"),
         ("530 5.7.0 Authentication required", False, "log-in"),
         ("451 4.3.0 the message could not be read from the store", True, "own trouble"),
         ("554 5.7.1 Client host [192.0.2.1] blocked using zen.spamhaus.org", False, "reputation"),
@@ -101,7 +101,7 @@ def test_status_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -
         ("421 4.7.0 Too many connections", False, "too much"),
         ("451 4.3.0 try later", False, "temporary"),
         ("550 5.1.1 no such user", False, "permanent"),
-        ("451 4.3.0 192.0.2.9:25 refused us at EHLO: 421 4.7.0 too many connections", True, "too much"),
+        ("451 4.3.0 192.0.2.9:25 rejected the session at EHLO: 421 4.7.0 too many", True, "too much"),
     ],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip

@@ -150,10 +150,10 @@ async def test_an_alias_in_a_secure_zone_to_elsewhere_keeps_its_own_records() ->
     [
         (Names(), SECURE, HOST, True, "has no TLSA records"),
         (published(GOOD, secure=False), SECURE, HOST, True, "has no TLSA records"),
-        (published(USELESS), SECURE, HOST, True, "none can be used"),
-        (published(GOOD), INSECURE, HOST, True, "addresses that DNSSEC does not secure"),
-        (published(GOOD), SECURE, HOST, False, "MX records of example.com that DNSSEC does not secure"),
-        (Names(), INSECURE, MxHost("192.0.2.1", 25, literal=True), True, "needs the name of a host"),
+        (published(USELESS), SECURE, HOST, True, "has no usable TLSA record"),
+        (published(GOOD), INSECURE, HOST, True, "has addresses that are not secured by DNSSEC"),
+        (published(GOOD), SECURE, HOST, False, "was found through MX records of"),
+        (Names(), INSECURE, MxHost("192.0.2.1", 25, literal=True), True, "but DANE requires a host name"),
     ],
 )
 async def test_mandatory_dane_uses_no_host_without_it(
@@ -188,14 +188,14 @@ async def test_names_and_fingerprints_take_the_place_of_the_hosts_name() -> None
 @pytest.mark.parametrize(
     ("demand", "words"),
     [
-        (TlsDemand(TlsMode.REQUIRED), "zone default demands TLS"),
-        (TlsDemand(TlsMode.VERIFY), "zone default demands a valid certificate"),
-        (TlsDemand(TlsMode.VERIFY, because="destination"), "destination[1] demands a valid certificate"),
+        (TlsDemand(TlsMode.REQUIRED), "zone default requires TLS"),
+        (TlsDemand(TlsMode.VERIFY), "zone default requires a valid certificate"),
+        (TlsDemand(TlsMode.VERIFY, because="destination"), "destination[1] requires a valid certificate"),
         (
             TlsDemand(TlsMode.VERIFY, because="mta-sts"),
-            "the MTA-STS policy of example.com demands a valid certificate",
+            "the MTA-STS policy of example.com requires a valid certificate",
         ),
     ],
 )
-async def test_who_demands_it_is_said(demand: TlsDemand, words: str) -> None:
+async def test_the_reason_names_what_requires_tls(demand: TlsDemand, words: str) -> None:
     assert (await plan(demand)).why == words

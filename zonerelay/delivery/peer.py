@@ -181,7 +181,7 @@ class SourceFailure(HostFailure):
     scope = Scope.LOCAL
 
     def __init__(self, source: str, ip: str, reason: str) -> None:
-        text = f"the address {ip} of the source {source} cannot be used: {reason}"
+        text = f"the address {ip} of source {source} cannot be used: {reason}"
         super().__init__(Reply(451, "3.5", text), asked=False)
         self.ip = ip
         self.reason = reason
@@ -193,7 +193,7 @@ class NoSource(HostFailure):
     scope = Scope.LOCAL
 
     def __init__(self, zone: str) -> None:
-        text = f"none of the sources of the zone {zone} can be used now"
+        text = f"no source of zone {zone} can be used now"
         super().__init__(Reply(451, "3.5", text), asked=False)
 
 
@@ -234,7 +234,7 @@ async def open_socket(
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:  # out of file descriptors, or no IPv6 on this machine
-        raise HostFailure(Reply(451, "3.0", f"no socket: {error}"), asked=False) from error
+        raise HostFailure(Reply(451, "3.0", f"cannot create a socket: {error}"), asked=False) from error
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -400,7 +400,7 @@ def from_elsewhere(outcome: Outcome) -> Outcome:
     """
     reply = outcome.reply
     if outcome.verdict is Verdict.BOUNCED and not outcome.local and blames_address(reply):
-        later = Reply(reply.code - 100, reply.detail, f"{reply.text}; will be tried from another source")
+        later = Reply(reply.code - 100, reply.detail, f"{reply.text}; will be retried from another source")
         return replace(outcome, verdict=Verdict.DEFERRED, reply=later)
     if outcome.scope is Scope.HOST:
         return replace(outcome, scope=Scope.MESSAGE)

@@ -302,9 +302,9 @@ class Scheduler:
             if counts.total and queue.kind is Kind.MAIL
         }
         return tuple(
-            f"zone {zone} is not configured, and {self._stored(zone)} deliveries wait in it: none is lost,"
-            f' and none is sent. Put [[zone]] name = "{zone}" back and reload, or return them to their'
-            f" senders with zonerelay queue bounce --zone {zone}"
+            f"zone {zone} is not configured, but {self._stored(zone)} deliveries are queued in it. They "
+            f'are kept and not sent. Restore [[zone]] name = "{zone}" and reload, or bounce them with '
+            f"zonerelay queue bounce --zone {zone}"
             for zone in sorted(stored)
             if not self.zone(zone).is_served
         )

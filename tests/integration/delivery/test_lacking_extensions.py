@@ -184,4 +184,4 @@ async def test_nobody_is_given_up_while_a_host_waits_for_its_turn(
     outcomes = await start_courier().deliver(batch)
     assert [outcome.verdict for outcome in outcomes] == [D, F]
     assert not outcomes[1].counts
-    assert "turn" in outcomes[1].reply.text
+    assert "rate limit" in outcomes[1].reply.text

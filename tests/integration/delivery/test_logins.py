@@ -144,7 +144,7 @@ async def test_nobody_logs_in_in_clear_text(make_bed: MakeBed) -> None:
             route = structs.replace(to(host), tls=TlsDemand(mode, because="destination"))
             outcome = await bed.send(route)
             assert (outcome.verdict, outcome.scope, outcome.reply.status) == (F, Scope.HOST, "4.7.4")
-            assert "clear text" in outcome.reply.text
+            assert "does not use TLS" in outcome.reply.text
     finally:
         await host.close()
     assert not [line for line in host.lines if line.startswith(("AUTH", "MAIL"))]
@@ -285,7 +285,7 @@ async def test_a_provider_that_takes_no_passwords_any_more_is_told_in_plain_word
     assert reply in outcome.reply.text
     assert "use XOAUTH2 (token_url" in outcome.reply.text
     [problem] = bed.logins.problems()
-    assert "switched off" in problem
+    assert "password logins are disabled" in problem
     assert "use XOAUTH2 (token_url" in problem
 
 
@@ -344,7 +344,7 @@ async def test_a_sender_without_a_credential_waits(
     host = await start_smarthost(Smarthost(users={"main": f"{PASSWORD} main"}))
     outcome = await make_bed(only).send(to(host), "b@example.net")
     assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.LOCAL, False)
-    assert outcome.reply.text == "no credential of zone default is for this sender"
+    assert outcome.reply.text == "no credential of zone default applies to this sender"
     assert host.connections == 0
 
 

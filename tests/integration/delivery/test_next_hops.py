@@ -167,7 +167,7 @@ async def test_a_next_hop_that_wants_a_login_nobody_configured_bounces_nothing(
         outcomes = await courier.deliver(make_batch(message, route_to(sink.port), ONE_EACH))
         assert {(each.verdict, each.scope, each.counts) for each in outcomes} == {(F, Scope.HOST, False)}
         assert outcomes[0].reply.status == "4.7.0"
-        assert "which zone default does not do" in outcomes[0].reply.text
+        assert "zone default is not configured" in outcomes[0].reply.text
 
 
 MICROSOFT = "550 5.7.30 Basic authentication is not supported for Client Submission."

@@ -83,7 +83,7 @@ async def test_it_waits_alone_where_other_mail_goes(
         reply = str(outcome.reply)
         assert reply.startswith("451 4.7.30 ")
         assert words in reply
-        assert reply.endswith(" the message demands a valid certificate")
+        assert reply.endswith(" the message requires a valid certificate")
         assert results.seen[-1] == ("verify", "failed")
     connections = sink.connections
     assert (

@@ -172,7 +172,7 @@ async def test_clear_text_is_counted_where_tls_was_wanted(
         (EXPIRED, "its certificate has expired"),
         (NOT_YET, "its certificate is not valid yet"),
         (SELF_SIGNED, "its certificate is self-signed"),
-        (UNKNOWN_ISSUER, "its certificate comes from no authority that this machine trusts"),
+        (UNKNOWN_ISSUER, "not issued by an authority that this machine trusts"),
         (WRONG_NAME, f"its certificate is for elsewhere.example, another.example, not for {HOST}"),
     ],
 )
@@ -188,7 +188,7 @@ async def test_what_is_wrong_with_a_certificate_is_said(
     assert f"{HOST} (127.0.0.1:{sink.port})" in reply
     assert words in reply
     who = "the MTA-STS policy of example.com" if demand is POLICY else "zone default"
-    assert reply.endswith(f"; {who} demands a valid certificate")
+    assert reply.endswith(f"; {who} requires a valid certificate")
     assert [result for _, result in results.seen] == ["failed"]
 
 
@@ -422,7 +422,7 @@ async def test_what_is_wrong_at_the_first_octet_is_said(
     sink = ImplicitSink(EXPIRED)
     await sink.start()
     reply = await refusal(start_courier(names=names()), sink, VERIFY, AT_ONCE)
-    assert "its certificate has expired; zone default demands a valid certificate" in reply
+    assert "its certificate has expired; zone default requires a valid certificate" in reply
     await sink.close()
     sink = ImplicitSink(WRONG_NAME)
     await sink.start()

@@ -207,7 +207,7 @@ class KeptTokens:
         except (FileNotFoundError, NotADirectoryError):
             return original
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is damaged"
+            reason = error.strerror if isinstance(error, OSError) else "the file is damaged"
             raise SecretError(
                 f"{path} cannot be read: {reason}; remove it to start with the configured token"
             ) from error

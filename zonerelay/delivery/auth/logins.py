@@ -66,8 +66,8 @@ MAX_WORDS = 500
 _PASSWORDS_OFF = ("7.30", "7.139")
 """With one of these codes Microsoft refuses passwords, either for everyone or for one tenant or mailbox."""
 NO_PASSWORDS = (
-    "password logins are switched off there: use XOAUTH2 (token_url; docs/deliver/smarthosts.md), or have an "
-    "administrator switch them on again"
+    "password logins are disabled there; use XOAUTH2 (token_url; docs/deliver/smarthosts.md), or ask an "
+    "administrator to enable them"
 )
 
 
@@ -135,17 +135,19 @@ class Login:
         name = choose_mechanism(wanted, capabilities.auth)
         if name is None:
             offered = ", ".join(sorted(capabilities.auth)) or "no AUTH at all"
-            missing = "a mechanism that takes a password" if wanted == ANY_PASSWORD else wanted
-            raise self._refused(dialog, f"it does not offer {missing}, but {printable(offered)[:MAX_SHOWN]}")
+            missing = "a mechanism for passwords" if wanted == ANY_PASSWORD else wanted
+            raise self._refused(
+                dialog, f"the server does not offer {missing}, only {printable(offered)[:MAX_SHOWN]}"
+            )
         async with self.account.one_at_a_time(self.material):
             await self._log_in(dialog, name)
 
     def _check_tls(self, dialog: AuthDialog, security: str) -> None:
         if security == "none":
-            text = f"{dialog.who} has no TLS, and the relay does not log in in clear text"
+            text = f"{dialog.who} does not use TLS, so the relay does not log in"
             raise HostFailure(Reply(451, "7.4", text), address=dialog.address)
         if security == ENCRYPTED and self.mode is not TlsMode.REQUIRED:
-            text = f"the certificate of {dialog.who} was not verified, so the relay does not log in there"
+            text = f"the certificate of {dialog.who} was not verified, so the relay does not log in"
             raise HostFailure(Reply(451, "7.5", text), address=dialog.address)
 
     async def _log_in(self, dialog: AuthDialog, name: str) -> None:
@@ -168,7 +170,7 @@ class Login:
         words = without_secrets(words, self.identity)[:MAX_WORDS]
         if reply.is_transient:
             self.logins.failed(account)
-            text = f"{dialog.who} did not let us log in: {words}"
+            text = f"{dialog.who} rejected the login: {words}"
             raise HostFailure(Reply(454, reply.detail or "7.0", text), address=dialog.address)
         if not self.is_new:
             account.stale = token
@@ -320,7 +322,7 @@ class Logins:
         credential = self._credentials.get(first_for(sender, zone, self._patterns))
         if credential is not None:
             return credential
-        text = f"no credential of zone {zone.name} is for this sender"
+        text = f"no credential of zone {zone.name} applies to this sender"
         raise NoLogin(Reply(451, "7.0", text), Scope.LOCAL)
 
     def explain(self, zone: ZoneSettings, sender: str) -> str:

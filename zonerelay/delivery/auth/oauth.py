@@ -120,10 +120,10 @@ def _document(body: bytes) -> dict[str, object]:
 def _granted(document: dict[str, object]) -> Grant:
     token = document.get("access_token")
     if not isinstance(token, str) or len(token) > MAX_TOKEN or not _TOKEN.fullmatch(token):
-        raise TokenError("its answer has no access token that can be used")
+        raise TokenError("the response contains no usable access token")
     kind = document.get("token_type", "bearer")
     if not isinstance(kind, str) or kind.lower() != "bearer":
-        raise TokenError("its token is not of the type Bearer")
+        raise TokenError("the token type is not Bearer")
     refresh = document.get("refresh_token")
     if not isinstance(refresh, str) or len(refresh) > MAX_ANSWER or not _TOKEN.fullmatch(refresh):
         refresh = ""

@@ -43,14 +43,14 @@ from zonerelay.routing.destinations.route import Batch
 from zonerelay.smtp.client.extensions import NO_LIMITS
 from zonerelay.smtp.client.transaction import Peer, Phase, Transaction, needs_smtputf8, too_large
 
-OVERFLOW = Reply(452, "5.3", "more recipients or commands than the peer takes in one transaction")
+OVERFLOW = Reply(452, "5.3", "more recipients or commands than the peer accepts in one transaction")
 CLOSING = 421
-NO_8BITMIME = Reply(550, "6.3", "the host does not support 8BITMIME, which the message needs")
+NO_8BITMIME = Reply(550, "6.3", "the host does not support 8BITMIME, which the message requires")
 NO_SMTPUTF8 = Reply(
     550, "6.7", "the host does not support SMTPUTF8, which the addresses or the header require"
 )
 
-MAY_CHANGE = "it has taken no mail from here yet and is asked again for an hour"
+MAY_CHANGE = "the host has never accepted mail from this relay and is retried for an hour"
 
 
 class BatchProgress:
@@ -189,7 +189,10 @@ def _without_attempt(outcome: Outcome) -> Outcome:
     if outcome.verdict is Verdict.DEFERRED:
         return replace(outcome, scope=Scope.MESSAGE, counts=False)
     reply = outcome.reply
-    text = f"the host refused this on a connection in use, and could not be asked on another one: {reply}"
+    text = (
+        "the host rejected the command on a reused connection, and no other connection could be "
+        f"tried: {reply}"
+    )
     return replace(
         outcome,
         verdict=Verdict.DEFERRED,
@@ -377,10 +380,10 @@ def _without_auth_bounce(outcome: Outcome, zone: str, require_tls: bool) -> Outc
         return outcome
     if said.code == WANTS_MORE:
         detail = said.detail or "7.0"
-        text = f"the next hop wants a log-in or TLS first, which zone {zone} does not do there: {said}"
+        text = f"the next hop requires a login or TLS, for which zone {zone} is not configured: {said}"
     elif said.detail == PASSWORDS_OFF and not require_tls:
         detail = "7.0"
-        text = f"the next hop refused a log-in of zone {zone}: {said}; {NO_PASSWORDS}"
+        text = f"the next hop rejected a login of zone {zone}: {said}; {NO_PASSWORDS}"
     else:
         return outcome
     return replace(

@@ -406,7 +406,9 @@ class SmtpCourier:
         reachable = self._sources.reachable(key, found.ips)
         if not reachable:
             state.family_missed = True
-            text = f"{host.name} has no address that the source {key.source.name} can reach (IPv4 or IPv6)"
+            text = (
+                f"{host.name} has no address in the address family of source {key.source.name} (IPv4 or IPv6)"
+            )
             state.progress.host_failed(host.name, HostFailure(Reply(451, "4.4", text), asked=False))
         return replace(found, ips=reachable)
 
@@ -547,11 +549,13 @@ def _local(reply: Reply) -> Outcome:
     return Outcome(Verdict.DEFERRED, reply, Scope.LOCAL, local=True, counts=False)
 
 
-_CUT_SHORT = _local(Reply(451, "3.2", "this relay stopped before the rest was asked"))
-_NO_TURN = _local(Reply(451, "4.5", "the rate of the destination leaves no turn for the rest soon"))
+_CUT_SHORT = _local(Reply(451, "3.2", "the relay was stopped before the other hosts were tried"))
+_NO_TURN = _local(
+    Reply(451, "4.5", "the rate limit of the destination does not allow the other hosts to be tried soon")
+)
 _MORE_HOSTS = Outcome(
     Verdict.DEFERRED,
-    Reply(451, "4.4", "the route has more hosts than one attempt tries"),
+    Reply(451, "4.4", "the route has more hosts than are tried in one attempt"),
     Scope.MESSAGE,
     local=True,
 )

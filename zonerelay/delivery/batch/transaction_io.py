@@ -92,7 +92,7 @@ class SentBody:
     def _count(self, piece: bytes) -> bytes:
         self._seen += len(piece)
         if self._seen > self._size or (not piece and self._seen < self._size):
-            raise StoreCorruptError(f"the body has {self._seen} octets instead of {self._size}")
+            raise StoreCorruptError(f"the body has {self._seen} bytes instead of {self._size}")
         return piece
 
 

@@ -377,7 +377,7 @@ class _Reader(SMTPProtocol):
 
     def _check_step(self) -> None:
         if self.parser.has_input:
-            raise aiosmtplib.SMTPResponseException(-1, "a reply that no command asked for")
+            raise aiosmtplib.SMTPResponseException(-1, "an unsolicited reply")
 
 
 @dataclass(eq=False, repr=False)
@@ -463,7 +463,7 @@ class _Greeter:
         """Return the open transport and keeps no reference to it. Raise HostFailure."""
         transport = self.open_transport()
         if self._reader.parser.has_input:
-            text = f"{self.address} sent a reply that no command asked for"
+            text = f"{self.address} sent an unsolicited reply"
             raise HostFailure(Reply(451, "5.0", text), address=self.address)
         return transport
 
@@ -474,7 +474,7 @@ class _Greeter:
         try:
             said = await self._reader.execute_command(line, timeout=self.settings.ehlo_timeout)
         except aiosmtplib.SMTPResponseException as error:  # its text may repeat a secret
-            text = f"{self.address} answered AUTH with what is no reply"
+            text = f"{self.address} replied to AUTH with an invalid reply"
             raise HostFailure(Reply(451, "5.0", text), address=self.address) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._failure(Phase.AUTH, error) from error
@@ -610,7 +610,7 @@ class _Greeter:
             self._heard(error)
         if isinstance(error, aiosmtplib.SMTPResponseException) and 200 <= error.code <= 599:
             said = make_reply(error.code, [printable(line) for line in error.message.split("\n")])
-            detail, text = said.detail or "3.0", f"{self.address} refused us at {phase}: {said}"
+            detail, text = said.detail or "3.0", f"{self.address} rejected the session at {phase}: {said}"
         elif isinstance(error, TimeoutError):
             detail, text = "4.2", f"timed out waiting for the reply of {self.address} to {phase}"
         else:

@@ -95,7 +95,7 @@ async def conversion_of(
     if not survey.plan.needed:
         return None
     if survey.signed and not signed_too:
-        raise NotConvertibleError("its author has signed it")
+        raise NotConvertibleError("the message is already signed by its author")
     size = 0
     async with aclosing(_converted(survey.plan, read_body(message_id))) as written:
         async for piece in written:
@@ -581,7 +581,7 @@ class Renderer:
         keys = plan.keys.for_author(domain, now) if domain and not stranger else ()
         if not keys:
             self._events.metrics.dkim.add((NO_KEY,))
-            why = f"no key for {domain}" if domain else "From names no author"
+            why = f"no key for {domain}" if domain else "From contains no author address"
             self._not_signed(plan, "it comes from a stranger" if stranger else why)
             return b""
         try:
@@ -601,7 +601,7 @@ class Renderer:
         if why not in self._complained and len(self._complained) < MAX_COMPLAINTS:
             self._complained.add(why)
             self._events.dkim_missing(zone, why)
-        raise RenderError(Reply(451, "3.5", f"the zone {zone} requires a DKIM signature: {why}"))
+        raise RenderError(Reply(451, "3.5", f"zone {zone} requires a DKIM signature: {why}"))
 
 
 def _needs_repair(zone: ZoneSettings, message: Message) -> bool:

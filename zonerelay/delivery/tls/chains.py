@@ -106,11 +106,11 @@ def is_signed_by(der: bytes, key_der: bytes) -> bool:
 def _words(error: crypto.X509StoreContextError) -> str:
     code = error.errors[0] if error.errors else 0
     depth = error.errors[1] if len(error.errors) > 1 else 0
-    whose = "its certificate" if depth == 0 else "a certificate above its own"
+    whose = "its certificate" if depth == 0 else "the certificate of an issuer"
     if code == _EXPIRED:
         return f"{whose} has expired"
     if code == _NOT_YET:
         return f"{whose} is not valid yet"
     if code in _UNKNOWN_ISSUER:
-        return "its certificate was not signed by the authority in the TLSA records"
-    return f"{whose} is not acceptable: {error}"
+        return "its certificate was not issued by the authority in the TLSA records"
+    return f"{whose} is not valid: {error}"

@@ -115,16 +115,16 @@ def _same_address(one: str, other: str) -> bool:
 def _element(der: bytes, at: int, limit: int, *, expected: int | None = None) -> tuple[int, int, int]:
     """Return the tag, and the start and end of the content, of the DER element at `at`. Raise ValueError."""
     if at + 2 > limit:
-        raise ValueError("the certificate is cut short")
+        raise ValueError("the certificate is truncated")
     tag, length, start = der[at], der[at + 1], at + 2
     if length & 0x80:
         octets = length & 0x7F
         if not 1 <= octets <= 4 or start + octets > limit:
-            raise ValueError("the certificate is no DER")
+            raise ValueError("the certificate is not valid DER")
         length = int.from_bytes(der[start : start + octets], "big")
         start += octets
     if start + length > limit or expected not in (None, tag):
-        raise ValueError("the certificate is no DER")
+        raise ValueError("the certificate is not valid DER")
     return tag, start, start + length
 
 
@@ -160,7 +160,7 @@ def verify(chain: Sequence[bytes], records: Sequence[TlsaRecord], names: Sequenc
     `chain` is DER, the server's own certificate first. `records` are usable ones. Raise NotVouchedForError.
     """
     if not chain:
-        raise NotVouchedForError("the server has shown no certificate")
+        raise NotVouchedForError("the server presented no certificate")
     chain = chain[:MAX_CHAIN]
     if any(record.usage == DANE_EE and _matches(chain[0], record) for record in records):
         return ""
@@ -184,7 +184,8 @@ def _verify_by_authority(
             anchors += [der for der in chain if chains.is_signed_by(der, record.data)]
     if not anchors:
         raise NotVouchedForError(
-            f"the server has shown no certificate of the authority in the TLSA records ({_shown(records)})"
+            "the server did not present the certificate of the authority in the TLSA records "
+            f"({_shown(records)})"
         )
     try:
         chains.verify(chain, list(dict.fromkeys(anchors)), now=now)

@@ -180,22 +180,22 @@ class TlsPlanner:
         if not plan.encrypts or not (demand.dane or mandatory):
             return plan
         if mandatory and host.literal:
-            raise _unusable(host, "is an address, and DANE needs the name of a host")
+            raise _unusable(host, "is an address, but DANE requires a host name")
         if not demand.dane:
             raise _unusable(
-                host, f"was found by MX records of {terms.route.name} that DNSSEC does not secure"
+                host, f"was found through MX records of {terms.route.name} that are not secured by DNSSEC"
             )
         for base in await self._base_domains(host, found):
             answer = await self._lookup.tlsa(f"_{host.port}._tcp.{base}")
             if not answer.status.is_definite:
-                raise _unusable(host, f"has TLSA records that cannot be looked up: {answer.status}")
+                raise _unusable(host, f"has TLSA records, but the lookup failed: {answer.status}")
             if answer.secure and answer.records:
                 usable = dane.usable(answer.records)
                 if not usable:
                     return _with_unusable(plan, host, base)
                 return _held_to(plan, terms, host, base, usable)
         if mandatory:
-            why = "has no TLSA records" if found.secure else "has addresses that DNSSEC does not secure"
+            why = "has no TLSA records" if found.secure else "has addresses that are not secured by DNSSEC"
             raise _unusable(host, f"{why}, and {plan.why}")
         return plan
 
@@ -212,7 +212,7 @@ class TlsPlanner:
         # The name may be secure although the target of its alias is not.
         alias = await self._lookup.alias(host.name)
         if not alias.status.is_definite:
-            raise _unusable(host, f"has an alias that cannot be looked up: {alias.status}")
+            raise _unusable(host, f"has an alias, but its lookup failed: {alias.status}")
         return [host.name] if alias.secure else []
 
 
@@ -222,7 +222,7 @@ def _as_demanded(terms: Terms, demand: TlsDemand, host: MxHost) -> TlsPlan:
     return TlsPlan(
         level=MTA_STS if from_policy else mode,
         name=host.name,
-        why=f"{_who(terms, demand)} demands {_WHAT.get(mode, 'a valid certificate')}",
+        why=f"{_who(terms, demand)} requires {_WHAT.get(mode, 'a valid certificate')}",
         on_connect=terms.zone.tls_on_connect and mode is not TlsMode.NONE,
         verify=mode is TlsMode.VERIFY and not demand.certificates,
         names=demand.names or (host.name,),
@@ -236,7 +236,7 @@ def _held_to(plan: TlsPlan, terms: Terms, host: MxHost, base: str, usable: tuple
         plan,
         level=TlsMode.DANE,
         name=base,
-        why=f"the TLSA records of {base} demand a certificate that matches them",
+        why=f"the TLSA records of {base} require a matching certificate",
         verify=plan.verify and terms.tls.because not in (MTA_STS, "message"),
         tlsa=usable,
         tlsa_names=tuple(dict.fromkeys(name for name in (base, host.name, domain) if name)),
@@ -247,7 +247,7 @@ def _held_to(plan: TlsPlan, terms: Terms, host: MxHost, base: str, usable: tuple
 def _with_unusable(plan: TlsPlan, host: MxHost, base: str) -> TlsPlan:
     """Require TLS with any certificate: there are records, but none is usable (RFC 7672 2.2)."""
     if plan.level == TlsMode.DANE:
-        raise _unusable(host, f"has TLSA records of which none can be used, and {plan.why}")
+        raise _unusable(host, f"has no usable TLSA record, and {plan.why}")
     if plan.level == TlsMode.OPPORTUNISTIC:
         return replace(plan, level=TlsMode.REQUIRED, why=f"the TLSA records of {base} require TLS")
     return plan
@@ -256,7 +256,7 @@ def _with_unusable(plan: TlsPlan, host: MxHost, base: str) -> TlsPlan:
 _WHAT = {
     TlsMode.OPPORTUNISTIC: "nothing",
     TlsMode.REQUIRED: "TLS",
-    TlsMode.DANE: "TLSA records and a certificate that matches them",
+    TlsMode.DANE: "a certificate that matches the TLSA records",
 }
 
 

@@ -64,7 +64,7 @@ def handshake_words(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _verification_words(error)
     if isinstance(error, ssl.SSLError) and (weak := _TOO_WEAK.get(error.reason)):
-        return f'{weak} is too small; tls = "opportunistic" in a zone for this host sends to it in clear text'
+        return f'{weak} is too small; with tls = "opportunistic", a zone sends to this host in clear text'
     if isinstance(error, ssl.SSLError) and error.reason:
         return str(error.reason).lower().replace("_", " ")
     return printable(str(error)) or type(error).__name__
@@ -76,12 +76,13 @@ def _verification_words(error: ssl.SSLCertVerificationError) -> str:
     if error.verify_code == _NOT_YET:
         return "its certificate is not valid yet"
     if error.verify_code == _SELF_SIGNED:
-        return "its certificate is self-signed, by no authority that this machine trusts"
+        return "its certificate is self-signed, and this machine does not trust it"
     if error.verify_code in _UNKNOWN_ISSUER:
         return (
-            "its certificate comes from no authority that this machine trusts, or one in between is missing"
+            "its certificate is not issued by an authority that this machine trusts, or an intermediate "
+            "certificate is missing"
         )
-    return f"its certificate is not acceptable: {error.verify_message}"
+    return f"its certificate is not valid: {error.verify_message}"
 
 
 def _check_names(plan: TlsPlan, tls: ssl.SSLObject) -> None:
@@ -94,7 +95,7 @@ def _check_names(plan: TlsPlan, tls: ssl.SSLObject) -> None:
 def _check_fingerprint(plan: TlsPlan, tls: ssl.SSLObject) -> None:
     shown = tls.getpeercert(binary_form=True)
     if not shown:
-        raise WrongPeerError("the server has shown no certificate")
+        raise WrongPeerError("the server presented no certificate")
     if fingerprint(shown) not in plan.certificates:
         raise WrongPeerError(
             f"its certificate is not one of the expected ones; its fingerprint is {fingerprint(shown)}"

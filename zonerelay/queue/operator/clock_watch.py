@@ -68,8 +68,8 @@ class ClockLeaps:
         if leap is None:
             return ()
         return (
-            f"the wall clock has leapt forward by {span(leap.seconds)}: mail does not expire by that today."
-            f" Check the time; `zonerelay spool acknowledge {NAME}` confirms it",
+            f"the system clock jumped forward by {span(leap.seconds)}; mail does not expire because of it "
+            f"today. Check the time, and confirm it with `zonerelay spool acknowledge {NAME}`",
         )
 
     def confirm(self) -> bool:

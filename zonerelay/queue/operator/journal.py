@@ -121,15 +121,15 @@ class Journal:
         that consists of several parts may begin its change again.
         """
         if _ID.fullmatch(act.id) is None:
-            raise JournalError(f"{act.id!r} is no id of an act: those have 8 hexadecimal digits")
+            raise JournalError(f"{act.id!r} is not the id of a change; expected 8 hexadecimal digits")
         if act.id in self._running:
-            raise JournalError(f"change {act.id} still runs")
+            raise JournalError(f"change {act.id} is still running")
         self._running.add(act.id)
         if act.id in self._own:
             return
         if await OPERATORS.run(self._json(act.id).exists):
             self._running.discard(act.id)
-            raise JournalError(f"change {act.id} exists already")
+            raise JournalError(f"change {act.id} already exists")
         self._own[act.id] = act.at
         for old in [each for each, at in self._own.items() if at < act.at - KEPT]:
             del self._own[old]
@@ -187,7 +187,7 @@ class Journal:
         """Return a change by its id. Raise JournalError if it does not exist or is too old."""
         act = await OPERATORS.run(self._read, act_id) if _ID.fullmatch(act_id) else None
         if act is None or act.at < self._clock.now() - KEPT:
-            raise JournalError(f"no change {act_id} in the last 24 hours (zonerelay acts lists them)")
+            raise JournalError(f"no change {act_id} in the last 24 hours (list them with zonerelay acts)")
         return act
 
     async def acts(self) -> list[Act]:
@@ -214,7 +214,7 @@ class Journal:
         durable.make_directory(self._directory)
         kept = self._prune()
         if kept >= MAX_ACTS:
-            self._problems[act.id] = f"the journal has {MAX_ACTS:,} changes of the last 24 hours already"
+            self._problems[act.id] = f"the journal already contains {MAX_ACTS:,} changes of the last 24 hours"
             return
         self._write(act)
 

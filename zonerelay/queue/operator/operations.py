@@ -99,7 +99,10 @@ def steps(shown: Shown) -> tuple[Step, ...]:
     found = [Step(envelope.created, "accepted", text=note) for note in trace]
     gone = len(envelope.recipients) - len(shown.deliveries)
     if gone:
-        text = f"{gone} of {len(envelope.recipients)} recipients have left the queue; the log says how"
+        text = (
+            f"{gone} of {len(envelope.recipients)} recipients have left the queue; see the log for their "
+            "outcomes"
+        )
         found.append(Step(envelope.created, "settled", text=text))
     for delivery, state in shown.deliveries:
         found += _of(delivery, state, envelope.created)
@@ -203,14 +206,14 @@ class Rerouting:
     ) -> None:
         """Check the target. Raise RerouteError unless exactly one target is given and the zone exists."""
         if sum(map(bool, (to_zone, next_hop, ask_again))) != 1:
-            raise RerouteError("reroute to where? Give one of a zone, a next hop, or that the routes choose")
+            raise RerouteError("no target selected: specify a zone, a next hop, or that the routes choose")
         self._zones = zones
         self.needs_messages = ask_again
         self.left: Counter[str] = Counter()
         self.to_zone = _zone_of(zones, next_hop) if next_hop else to_zone
         if not ask_again and self.to_zone not in (*zones.names, DEFAULT_ZONE):
             named = ", ".join(zones.names) or DEFAULT_ZONE
-            raise RerouteError(f"the configuration has no zone {to_zone}; it has {named}")
+            raise RerouteError(f"zone {to_zone} is not configured; configured are {named}")
 
     @property
     def aim(self) -> str:
@@ -219,7 +222,7 @@ class Rerouting:
     @property
     def note(self) -> str:
         """A description of the target, and of why some deliveries stay."""
-        left = [f"{count:,} stay where they are: {why}" for why, count in self.left.most_common()]
+        left = [f"{count:,} are not moved: {why}" for why, count in self.left.most_common()]
         return "; ".join((f"to {self.aim}", *left))
 
     def target(self, delivery: Delivery, message: Message | None) -> QueueName:
@@ -263,8 +266,8 @@ def _zone_of(zones: Zones, next_hop: str) -> str:
         )
     if not found:
         raise RerouteError(
-            f'no zone has next_hop = "{next_hop}": add a [[zone]] with it, which says what TLS and log-in it'
-            " needs, reload, and try again"
+            f'no zone has next_hop = "{next_hop}"; add a [[zone]] with it and its TLS and login, reload, '
+            "and try again"
         )
     return found[0]
 
@@ -328,7 +331,7 @@ class VerbProgress(Protocol):
     total: int
 
 
-LEFT_OUT = "what cannot be read, for the spool is damaged (zonerelay status says more)"
+LEFT_OUT = "unreadable records, because the spool is damaged (see zonerelay status)"
 
 
 @dataclass(eq=False, repr=False)
@@ -526,7 +529,7 @@ class Operations:
         act: Act | None = None,
     ) -> Result:
         # A single line, because the text becomes a status field of the report.
-        reply = Reply(554, "7.0", " ".join(reason.split()) or "returned by the operator")
+        reply = Reply(554, "7.0", " ".join(reason.split()) or "bounced by the operator")
         outcome = Outcome(Verdict.BOUNCED, reply, Scope.LOCAL, local=True, counts=False)
 
         async def bounce(deliveries: Sequence[Delivery]) -> int:

@@ -81,8 +81,8 @@ class OrdersFile:
         except (OSError, msgspec.MsgspecError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise OrdersError(
-                f"the orders of operators cannot be read: {self.path}: {why}. Put the file back from a"
-                " backup; without it the relay would send mail that was suspended"
+                f"the suspensions of operators cannot be read: {self.path}: {why}. Restore the file from a "
+                "backup; without it the relay would send suspended mail"
             ) from error
 
     def change(self, change: _Change, now: float, missing: Sequence[Order] = ()) -> list[Order]:
@@ -113,12 +113,14 @@ class OrdersFile:
                 mine = merged.get(other.id, other)
                 if (mine.selectors, mine.effect) != (other.selectors, other.effect):
                     raise OrdersError(
-                        f"{self.path} has another order {other.id}: resume one of the two first"
+                        f"{self.path} contains another suspension with the id {other.id}; resume one of "
+                        "them first"
                     )
                 merged[other.id] = _later(mine, other)
             if sum(each.is_in_force(now) for each in merged.values()) > MAX_ORDERS:
                 raise OrdersError(
-                    f"{self.path} would have more than {MAX_ORDERS:,} orders in force: resume some first"
+                    f"{self.path} would contain more than {MAX_ORDERS:,} active suspensions; resume some "
+                    "first"
                 )
             changed = sorted(merged.values(), key=lambda each: each.since)
             if changed != orders:
@@ -252,7 +254,7 @@ class Orders:
             before = next(same, None)
             others = [each for each in orders if each is not before]
             if before is None and sum(each.is_in_force(now) for each in orders) >= MAX_ORDERS:
-                raise OrdersError(f"there are {MAX_ORDERS:,} orders already: resume some")
+                raise OrdersError(f"the limit of {MAX_ORDERS:,} suspensions is reached; resume some first")
             if before is not None:
                 hosts = tuple(dict.fromkeys((*before.hosts, *order.hosts)))[:MAX_HOSTS]
                 after = msgspec.structs.replace(order, id=before.id, since=before.since, hosts=hosts)
@@ -341,7 +343,7 @@ class Orders:
             try:
                 orders = await FILES.run(self._change, change)
             except OSError as error:
-                self._unwritten = f"the orders cannot be written: {self._file.path}: {error.strerror}"
+                self._unwritten = f"the suspensions cannot be written: {self._file.path}: {error.strerror}"
                 raise OrdersError(self._unwritten) from error
             self._unreadable = self._unwritten = ""
             self._take(orders, release=release)

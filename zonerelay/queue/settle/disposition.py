@@ -51,14 +51,14 @@ STRANGER = "stranger"
 
 LOCAL_ERROR = Outcome(
     Verdict.DEFERRED,
-    Reply(451, "3.0", "temporary trouble in this relay"),
+    Reply(451, "3.0", "temporary internal error"),
     Scope.LOCAL,
     local=True,
     counts=False,
 )
 UNREADABLE = Outcome(
     Verdict.DEFERRED,
-    Reply(451, "3.0", "the message cannot be read from the spool at present"),
+    Reply(451, "3.0", "the message cannot be read from the spool now"),
     Scope.LOCAL,
     local=True,
     counts=False,

@@ -284,7 +284,7 @@ def load_backoff(spec: str) -> Backoff:
     """
     module_name, colon, name = spec.partition(":")
     if not (module_name and colon and name):
-        raise ValueError(f'write it as "module:function", not {spec!r}')
+        raise ValueError(f'expected "module:function", not {spec!r}')
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # an operator's module may raise anything

@@ -195,7 +195,7 @@ class Attempts:
 
     def _return(self, work: Work, message: Message) -> Sequence[Outcome]:
         most = format_size(self._zone.max_message_size)
-        text = f"the message has {message.size} octets; zone {self._zone.name} sends no more than {most}"
+        text = f"the message has {message.size} bytes, but zone {self._zone.name} accepts at most {most}"
         outcome = Outcome(Verdict.BOUNCED, Reply(552, "3.4", text), Scope.LOCAL, local=True, counts=False)
         self._settler.post(
             message, work.deliveries, [outcome] * len(work.deliveries), destination=work.destination.label

@@ -135,8 +135,8 @@ CLASSES = (
     "mailbox full", "too much", "temporary", "permanent",
 )  # fmt: skip
 
-_SAID = r"refused us at .{1,20}: ([2-5]\d\d) "
-"""In a reply of ours, when a host refused to talk (`delivery/connection/session.py`)."""
+_SAID = r"rejected the session at .{1,20}: ([2-5]\d\d) "
+"""In a reply of ours, when a host rejected the session (`delivery/connection/session.py`)."""
 _OURS = {"1": "no answer", "2": "no answer", "3": "dns", "4": "dns"}
 """Of our own replies with the subject 4 (RFC 3463 3.5), by detail."""
 _GREYLISTED = r"(?i)gr[ea]y-?list|try again later.{0,40}\bgr[ea]y"
