@@ -31,7 +31,7 @@ ENGINES = frozenset({*SERVERS, "disk", "shelve", "apart", "sqlite", "directory"}
 CRASHES = ("test_crash.py", "test_kill.py")
 """Every engine is killed every day."""
 EVERYDAY = (
-    "test_crash.py", "test_disk_queue.py", "test_explain.py", "test_http_api.py", "test_sendmail.py",
+    "test_crash.py", "test_explain.py", "test_http_api.py", "test_sendmail.py",
     "test_start.py", "test_tls.py",
 )  # fmt: skip
 """What `make test` runs of them: one kill -9 and one of each way in and out."""

@@ -40,7 +40,6 @@ MESSAGES, RECIPIENTS = 8, 300
 Queue = dict[tuple[str, str], tuple[str, str, float]]
 
 
-@pytest.mark.proof
 async def test_killed_in_the_middle_of_acts(tmp_path: Path, sink: Sink) -> None:
     tables = {"retry": {"schedule": ["1h"], "suspend_min": "1h", "suspend_max": "1h"}}
     relay = relay_of(tmp_path, free_port(), tables=tables)

@@ -21,8 +21,6 @@ from tests.support.process import PROGRAM, RelayProcess
 from tests.support.senders import Result
 from tests.support.sink import Sink
 
-pytestmark = pytest.mark.proof
-
 WORDS = "Ask postmaster@example.org"
 RULES = (
     {"recipient": ["defer-*@example.com"], "action": "defer", "reply": f"451 4.7.1 {WORDS}"},

@@ -340,7 +340,6 @@ def hostile(to: str) -> bytes:
     return bytes(message)
 
 
-@pytest.mark.proof
 def test_hostile_mail_does_nothing(sandbox: Sandbox, tracker: tuple[str, list[str]]) -> None:
     base, asked = tracker
     sandbox.submit(hostile(base), "victim@example.com")
@@ -423,7 +422,6 @@ def messages(relay: RelayProcess, text: str) -> list[dict[str, str]]:
     return found
 
 
-@pytest.mark.proof
 def test_acknowledged_mail_is_captured_over_kill_9(tmp_path: Path) -> None:
     relay = RelayProcess(tmp_path, next_hop="capture:")
     acknowledged: list[str] = []

@@ -17,8 +17,6 @@ from tests.support.senders import Server, Tls
 from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
 
-pytestmark = pytest.mark.proof
-
 
 def counted(log: str, command: str) -> int:
     """How often Postfix says, at the end of its sessions, that it was given a command that it took."""

@@ -17,13 +17,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.support.chroot import Chroot
 from tests.support.ports import LOOPBACK, free_ports, greets, wait_until
 from tests.support.sink import Sink
-
-pytestmark = pytest.mark.proof
 
 ROOT = Path(__file__).parents[2]
 DPKG = ("dpkg", "--force-unsafe-io")

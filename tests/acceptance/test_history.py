@@ -283,7 +283,6 @@ async def test_the_files_of_all_workers_are_searched(tmp_path: Path, sink: Sink,
     await off_loop(story)
 
 
-@pytest.mark.proof
 async def test_kill_9_costs_a_second_at_most_and_is_admitted(
     tmp_path: Path, sink: Sink, zonerelay: Shell
 ) -> None:

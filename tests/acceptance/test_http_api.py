@@ -350,6 +350,7 @@ def test_a_client_that_leaves_does_not_end_a_change(full: int, relay: RelayProce
     assert wait_until(lambda: operator.get("/v1/queue/count?state=held")["matched"] == RECIPIENTS, timeout=20)
 
 
+@pytest.mark.proof
 def test_two_workers_answer_as_one_relay(tmp_path: Path) -> None:
     with relay_of(tmp_path, free_port(), tables={"retry": {"schedule": ["1h"]}}) as relay:
         operator = Api(relay, add_token(relay, "oscar", "operate"))

@@ -700,7 +700,6 @@ def test_a_large_attachment_is_never_whole_in_memory(relay: RelayProcess, app: A
     connection.close()
 
 
-@pytest.mark.proof
 def test_what_was_answered_with_202_survives_every_kill(tmp_path: Path) -> None:
     """Two workers take the mail of the supervisor's address; one is killed, then all processes."""
     made = with_users(relay_of(tmp_path, free_port()))

@@ -241,7 +241,6 @@ async def test_one_worker(tmp_path: Path, sink: Sink) -> None:
         await workload([relay], sink, lambda _: restarted(relay))
 
 
-@pytest.mark.proof
 async def test_four_workers_that_are_killed_and_their_supervisor(tmp_path: Path, sink: Sink) -> None:
     with relay_with(tmp_path, sink.port, workers=4) as relay:
 
@@ -264,7 +263,6 @@ def database() -> Iterator[PostgresServer]:
 
 
 @pytest.mark.parametrize("backend", [Backend.POSTGRES, Backend.REDIS, Backend.S3])
-@pytest.mark.proof
 async def test_two_nodes_on_one_store(
     tmp_path: Path, sink: Sink, database: PostgresServer, backend: Backend
 ) -> None:

@@ -20,8 +20,6 @@ from tests.support.process import RelayProcess
 from tests.support.senders import Server, Swaks, Tls
 from tests.support.toml import Table
 
-pytestmark = pytest.mark.proof
-
 PAGE = (Path(__file__).parents[2] / "docs" / "send" / "listener.md").read_text()
 CLIENT = "127.0.0.5"
 

@@ -228,7 +228,6 @@ def check_signatures(report: Report) -> None:
         assert verified(each.raw, published) == [True, True], each.token
 
 
-@pytest.mark.proof
 async def test_kill_9_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     mails = plan([each for each in CAST if not each.hopeless], seed=2, part=0.4)
     sender = Sender(0, RATE)

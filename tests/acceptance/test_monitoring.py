@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.acceptance.submission import Papers
@@ -121,7 +120,6 @@ def troubled(directory: Path, sink: Sink, smarthost: Smarthost, papers: Papers) 
     )
 
 
-@pytest.mark.proof
 async def test_every_alert_is_fired_by_a_relay_in_its_trouble(
     tmp_path: Path, sink: Sink, papers: Papers
 ) -> None:

@@ -18,8 +18,6 @@ from tests.support.nodes.network import Network
 from tests.support.nodes.stores import LEASE, STORES, SharedStore, prepare
 from tests.support.toml import Table
 
-pytestmark = pytest.mark.proof
-
 BEYOND = 1.5 * LEASE
 MOST_CONNECTIONS = 9
 LIMITED = "limited.test"

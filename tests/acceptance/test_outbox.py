@@ -71,7 +71,6 @@ def arrivals(messages: list[Received]) -> Counter[str]:
     return Counter(recipient for message in messages for recipient in message.recipients)
 
 
-@pytest.mark.proof
 async def test_killed_relay_and_crashed_database_lose_nothing(
     tmp_path: Path, server: PostgresServer, schema: str, sink: Sink
 ) -> None:

@@ -7,15 +7,11 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from tests.support.chroot import Chroot
 from tests.support.debian import UnpackedPackage
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
-
-pytestmark = pytest.mark.proof
 
 ROOT = Path(__file__).parents[2]
 MODULES = ("__init__", "sendmail", "model/__init__", "model/address_list")

@@ -24,8 +24,6 @@ from tests.support.process import RelayProcess
 from tests.support.senders import Server, Tls
 from tests.support.sink import Sink
 
-pytestmark = pytest.mark.proof
-
 SENDER = "app@example.org"
 
 

@@ -42,7 +42,6 @@ def relay_on(server: RedisServer, directory: Path, sink: Sink) -> RelayProcess:
     )
 
 
-@pytest.mark.proof
 async def test_three_relays_lose_nothing_whatever_happens_to_them(
     tmp_path: Path, sink: Sink, server: RedisServer
 ) -> None:

@@ -9,8 +9,6 @@ import signal
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.s3_server import BUCKET, KEY, MotoServer
 from tests.support.sink import Sink
@@ -43,7 +41,6 @@ def relay_on(server: MotoServer, directory: Path, sink: Sink) -> RelayProcess:
     )
 
 
-@pytest.mark.proof
 async def test_relays_lose_nothing_when_one_is_killed_and_one_stands_still(
     tmp_path: Path, sink: Sink
 ) -> None:

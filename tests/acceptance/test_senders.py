@@ -14,8 +14,6 @@ from tests.support.ports import free_port
 from tests.support.senders import RECIPIENT, SENDER, Msmtp, Openssl, PhpMail, Result, Server, Swaks, Tls
 from tests.support.sink import Sink
 
-pytestmark = pytest.mark.proof
-
 TEXT = b"From: app@example.org\nSubject: hello\n\n.one dot\n..two\nGr\xc3\xbc\xc3\x9fe\n"
 ARRIVED = b".one dot\r\n..two\r\nGr\xc3\xbc\xc3\x9fe\r\n"
 

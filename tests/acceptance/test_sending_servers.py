@@ -18,8 +18,6 @@ from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.senders import RECIPIENT, SENDER, Server, Tls
 from tests.support.sink import Sink
 
-pytestmark = pytest.mark.proof
-
 HEADER = b"From: app@example.org\nSubject: hello\nMessage-ID: <1@example.org>\n\n"
 MESSAGE = HEADER + b"hello\n"
 OTHER = "c@example.com"

@@ -19,8 +19,6 @@ from zonerelay.config.settings import SrsSettings
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox
 
-pytestmark = pytest.mark.proof
-
 DOMAIN = "srs.example.net"
 SECRET = "a secret of some length"
 

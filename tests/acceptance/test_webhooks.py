@@ -206,7 +206,6 @@ async def test_what_becomes_of_mail_is_told_signed_and_in_order(
     await off_loop(story)
 
 
-@pytest.mark.proof
 async def test_every_stored_outcome_is_told_under_kill_9(
     tmp_path: Path, sink: Sink, receiver: Receiver
 ) -> None:

@@ -12,8 +12,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from tests.support.crew import (
     AT_ONCE,
     QUICK,
@@ -131,7 +129,6 @@ async def test_a_new_configuration_replaces_workers_and_no_client_notices(tmp_pa
         assert not (tmp_path / "elsewhere").exists(), "its mail is where it was"
 
 
-@pytest.mark.proof
 async def test_fewer_workers_leave_no_mail_behind_and_more_find_theirs(tmp_path: Path, sink: Sink) -> None:
     with relay_of(tmp_path, 1) as relay:
         clients = Regulars(relay.smtp_port)

@@ -81,7 +81,6 @@ def test_mail_moves_to_another_relay(
 PAGE = Path(__file__).parents[2] / "docs" / "start" / "moving-in.md"
 
 
-@pytest.mark.proof
 def test_the_page_shows_what_is_printed(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

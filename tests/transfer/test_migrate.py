@@ -71,7 +71,6 @@ def test_what_lies_beside_the_spool_goes_along_and_replaces_nothing(
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-@pytest.mark.proof
 def test_wherever_it_is_killed_nothing_is_lost_or_sent_twice(pair: tuple[str, str], tmp_path: Path) -> None:
     """A few kills at steps; `python -m tests.transfer.migrations` does fifty, and at moments too."""
     tell(pair, 1 if "s3" in pair else 3, tmp_path, seed=PAIRS.index(pair))
