@@ -12,20 +12,10 @@ import msgspec
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
+from zonerelay.operations import requests
 from zonerelay.operations.answers import ActRow, Changed
 from zonerelay.operations.catalogue import Call
 from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError, UnavailableError
-from zonerelay.operations.requests import (
-    Bounce,
-    Drop,
-    Filter,
-    Hold,
-    QueueChange,
-    Release,
-    Reroute,
-    Retry,
-    Undo,
-)
 from zonerelay.queue.operator.journal import KEPT, Act, Journal, JournalError
 from zonerelay.queue.operator.operations import (
     Operations,
@@ -54,16 +44,16 @@ class OperatorActs:
         self._zones = zones
         self._clock = clock
 
-    async def change(self, request: QueueChange, call: Call, progress: VerbProgress) -> Changed:
+    async def change(self, request: requests.QueueChange, call: Call, progress: VerbProgress) -> Changed:
         """Run a change. Raise ControlError if it is not possible or ends half-way."""
-        if isinstance(request, Retry) and (request.at or 0.0) > self._clock.now() + MAX_WAIT:
+        if isinstance(request, requests.Retry) and (request.at or 0.0) > self._clock.now() + MAX_WAIT:
             raise InvalidError("retry at what time? It is at most a year from now", pointer="/at")
         rerouting = self._rerouting(request)
         what = f"{described(queue_filter(request.filter)) or 'everything'}{_aim(request, rerouting)}"
-        is_purge = isinstance(request, Drop) and request.purge
+        is_purge = isinstance(request, requests.Drop) and request.purge
         if request.filter.message_id is not None and not is_purge:
             await self._operations.open_deliveries(MessageId(request.filter.message_id))
-        is_final = isinstance(request, Bounce) or is_purge
+        is_final = isinstance(request, requests.Bounce) or is_purge
         final = FINAL if is_final else ""
         act = await self._begin(
             request, call, Act(id="", at=0.0, verb=request.action, what=what, problem=final)
@@ -87,25 +77,25 @@ class OperatorActs:
         )
 
     async def _do(
-        self, request: QueueChange, rerouting: Rerouting | None, progress: VerbProgress, act: Act
+        self, request: requests.QueueChange, rerouting: Rerouting | None, progress: VerbProgress, act: Act
     ) -> Result:
         verbs, wanted = self._operations, queue_filter(request.filter)
         match request:
-            case Retry():
+            case requests.Retry():
                 at = request.at or 0.0
                 return await verbs.retry(wanted, progress, at=at if at > self._clock.now() else 0.0, act=act)
-            case Hold():
+            case requests.Hold():
                 return await verbs.hold(wanted, progress, act=act)
-            case Release():
+            case requests.Release():
                 return await verbs.release(wanted, progress, act=act)
-            case Drop():
+            case requests.Drop():
                 return await verbs.drop(wanted, progress, purge=request.purge, act=act)
-            case Bounce():
+            case requests.Bounce():
                 return await verbs.bounce(wanted, request.reason or DEFAULT_REASON, progress, act=act)
         assert rerouting is not None
         return await verbs.reroute(wanted, rerouting, progress, act=act)
 
-    async def undo(self, request: Undo, call: Call, progress: VerbProgress) -> Changed:
+    async def undo(self, request: requests.Undo, call: Call, progress: VerbProgress) -> Changed:
         """Undo a change. Raise NotFoundError if the journal does not have it, ControlError if it cannot be
         undone, and StoreError if the store fails.
         """
@@ -155,8 +145,8 @@ class OperatorActs:
             raise NotFoundError(f"no change {act_id} in the last 24 hours")
         return _row(found[0])
 
-    async def _begin(self, request: QueueChange | Undo, call: Call, act: Act) -> Act:
-        named = request.act if isinstance(request, QueueChange) else ""
+    async def _begin(self, request: requests.QueueChange | requests.Undo, call: Call, act: Act) -> Act:
+        named = request.act if isinstance(request, requests.QueueChange) else ""
         act = msgspec.structs.replace(
             act,
             id=named or call.id or secrets.token_hex(4),
@@ -175,8 +165,8 @@ class OperatorActs:
             msgspec.structs.replace(act, matched=result.matched, changed=result.changed, busy=result.busy)
         )
 
-    def _rerouting(self, request: QueueChange) -> Rerouting | None:
-        if not isinstance(request, Reroute):
+    def _rerouting(self, request: requests.QueueChange) -> Rerouting | None:
+        if not isinstance(request, requests.Reroute):
             return None
         try:
             return Rerouting(
@@ -189,14 +179,14 @@ class OperatorActs:
             raise ControlError(str(error)) from error
 
 
-def queue_filter(wanted: Filter) -> QueueFilter:
+def queue_filter(wanted: requests.Filter) -> QueueFilter:
     return msgspec.convert(wanted, QueueFilter, from_attributes=True)
 
 
-def _aim(request: QueueChange, rerouting: Rerouting | None) -> str:
+def _aim(request: requests.QueueChange, rerouting: Rerouting | None) -> str:
     if rerouting is not None:
         return f" to {rerouting.aim}"
-    at = request.at if isinstance(request, Retry) else None
+    at = request.at if isinstance(request, requests.Retry) else None
     return f" at {datetime.fromtimestamp(at).astimezone().isoformat(' ', 'seconds')}" if at else ""
 
 

@@ -41,20 +41,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import Kind, Priority, queue_of
 from zonerelay.model.reply import Reply
-from zonerelay.operations.answers import (
-    AddressPlan,
-    ChangePlan,
-    DeliveryRow,
-    Explanation,
-    HostPlan,
-    OrderRow,
-    RewritePlan,
-    RouteCheck,
-    SourcePenalty,
-    SourcePlan,
-    StsPlan,
-    TlsPlan,
-)
+from zonerelay.operations import answers
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Explain
 from zonerelay.queue.orders.order import Subject
@@ -91,11 +78,13 @@ class ChangePlans:
     srs: Callable[[], Srs | None]
     clock: Clock
 
-    def of(self, zone: ZoneSettings, sender: str, headers: Sequence[tuple[str, str]]) -> ChangePlan | None:
+    def of(
+        self, zone: ZoneSettings, sender: str, headers: Sequence[tuple[str, str]]
+    ) -> answers.ChangePlan | None:
         """Return the changes, or `None` if mail is sent unchanged."""
         author, certain = _author(sender, headers)
         signed_by, unsigned = self._signatures(zone, author)
-        plan = ChangePlan(
+        plan = answers.ChangePlan(
             sender=self._sender(zone, sender),
             removed=zone.header_remove,
             replaced=zone.header_replace,
@@ -158,7 +147,7 @@ class Rewritten(NamedTuple):
 
     recipient: str
     sender: str
-    plans: tuple[RewritePlan, ...]
+    plans: tuple[answers.RewritePlan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +159,7 @@ class RewritePlans:
     clock: Clock
 
     def of(self, recipient: str, sender: str, *, listener: str, user: str) -> Rewritten:
-        plans: list[RewritePlan] = []
+        plans: list[answers.RewritePlan] = []
         recipient = self._reversed(recipient, plans)
         rewriting = self.rewriting()
         if rewriting is not None:
@@ -179,23 +168,27 @@ class RewritePlans:
             for place, address in ((Place.SENDER, sender), (Place.RECIPIENT, recipient)):
                 other, rule = rewrites.find(place, Mailbox(address))
                 if rule:
-                    plans.append(RewritePlan(what=place.name.lower(), becomes=other, by=f"rewrite={rule}"))
+                    plans.append(
+                        answers.RewritePlan(what=place.name.lower(), becomes=other, by=f"rewrite={rule}")
+                    )
                 found.append(other)
             sender, recipient = found
         return Rewritten(recipient, sender, tuple(plans))
 
-    def _reversed(self, recipient: str, plans: list[RewritePlan]) -> str:
+    def _reversed(self, recipient: str, plans: list[answers.RewritePlan]) -> str:
         srs = self.srs()
         if srs is None:
             return recipient
         try:
             first = srs.reverse(Mailbox(recipient), self.clock.now())
         except SrsError as error:
-            plans.append(RewritePlan(what="recipient", by=SRS, problem=f"refused with 550 5.1.1: {error}"))
+            plans.append(
+                answers.RewritePlan(what="recipient", by=SRS, problem=f"refused with 550 5.1.1: {error}")
+            )
             return recipient
         if first is None:
             return recipient
-        plans.append(RewritePlan(what="recipient", becomes=first, by=SRS))
+        plans.append(answers.RewritePlan(what="recipient", becomes=first, by=SRS))
         return first
 
 
@@ -274,7 +267,7 @@ class SourcePlans:
     selection: SourceSelection
     hostname: str
 
-    def of(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> tuple[SourcePlan, ...]:
+    def of(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> tuple[answers.SourcePlan, ...]:
         """Return the sources for mail of this sender ("" if it is unknown) to these hosts, if there
         are any.
         """
@@ -282,9 +275,9 @@ class SourcePlans:
             return ()
         return tuple(self._plan(zone, each) for each in self.selection.statuses(zone, site, sender))
 
-    def _plan(self, zone: ZoneSettings, status: SourceStatus) -> SourcePlan:
+    def _plan(self, zone: ZoneSettings, status: SourceStatus) -> answers.SourcePlan:
         source, penalty = status.source, status.penalty
-        return SourcePlan(
+        return answers.SourcePlan(
             name=source.name,
             addresses=source.address,
             ehlo_name=source.ehlo_name or zone.ehlo_name or self.hostname,
@@ -296,11 +289,11 @@ class SourcePlans:
             absent=status.absent,
         )
 
-    def penalties(self) -> tuple[SourcePenalty, ...]:
+    def penalties(self) -> tuple[answers.SourcePenalty, ...]:
         """Return the penalties, the latest first."""
         latest = self.selection.penalties()[: -MAX_PENALTIES - 1 : -1]
         return tuple(
-            SourcePenalty(
+            answers.SourcePenalty(
                 source=each.source,
                 destination=each.hosts,
                 until=each.until,
@@ -311,13 +304,13 @@ class SourcePlans:
         )
 
 
-def candidates(plans: Sequence[SourcePlan]) -> list[SourcePlan]:
+def candidates(plans: Sequence[answers.SourcePlan]) -> list[answers.SourcePlan]:
     """Return the sources from which the mail may be sent: exactly one if it is certain."""
     chosen = [plan for plan in plans if plan.chosen]
     return chosen or [plan for plan in plans if plan.share]
 
 
-def own_addresses(plans: Sequence[SourcePlan], *, ipv6: bool) -> str:
+def own_addresses(plans: Sequence[answers.SourcePlan], *, ipv6: bool) -> str:
     """Return the addresses of a family, in the order of the configuration; "" if there are none."""
     return ", ".join(ip for plan in candidates(plans) for ip in plan.addresses if (":" in ip) == ipv6)
 
@@ -349,7 +342,7 @@ class Explainer:
     listeners: Callable[[], Sequence[ListenerSettings]] = tuple
     suspended: Callable[[DestinationKey], Suspended | None] = lambda destination: None
     learned: Callable[[str], tuple[str, ...]] = lambda address: ()
-    orders: Callable[[Subject], tuple[OrderRow, ...]] = lambda mail: ()
+    orders: Callable[[Subject], tuple[answers.OrderRow, ...]] = lambda mail: ()
     sources: SourcePlans | None = None
     rewrites: RewritePlans | None = None
     credential: Callable[[ZoneSettings, str], str] | None = None
@@ -357,7 +350,7 @@ class Explainer:
     guard: GuardPlans | None = None
     relay_running: bool = True
 
-    async def explain(self, request: Explain) -> Explanation:
+    async def explain(self, request: Explain) -> answers.Explanation:
         """Explain the route of mail for an address. Raise ControlError if the request has no valid
         address.
         """
@@ -368,7 +361,9 @@ class Explainer:
             guarded = await self.guard.of(request.user)
             if guarded.mailbox:
                 address = guarded.mailbox
-                mode = RewritePlan(what="recipient", becomes=address, by=f"mode of the user {request.user}")
+                mode = answers.RewritePlan(
+                    what="recipient", becomes=address, by=f"mode of the user {request.user}"
+                )
                 rewritten = (*rewritten, mode)
         choice = self._choice(request, listener, address, sender)
         priority = choice.priority or _priority(request, listener)
@@ -378,7 +373,7 @@ class Explainer:
             words = self.guard.words(guarded, request, named, found.zone)
         return msgspec.structs.replace(found, rewritten=rewritten, priority=priority.value, guard_rails=words)
 
-    async def explain_queued(self, message: Message, row: DeliveryRow) -> Explanation:
+    async def explain_queued(self, message: Message, row: answers.DeliveryRow) -> answers.Explanation:
         """Explain the route of one queued delivery, which stays in its zone."""
         request = Explain(
             address=row.recipient,
@@ -396,7 +391,7 @@ class Explainer:
             )
         return msgspec.structs.replace(found, priority=row.priority, queued=row)
 
-    def compared(self, message: Message, row: DeliveryRow) -> DeliveryRow:
+    def compared(self, message: Message, row: answers.DeliveryRow) -> answers.DeliveryRow:
         """Return the row with the rule that chose its zone, and the zone that would be chosen now."""
         mark = f"zone={row.zone} "
         notes = [note.removeprefix(mark) for note in message.trace if note.startswith(mark)]
@@ -413,7 +408,9 @@ class Explainer:
             return row
         return msgspec.structs.replace(row, new_zone=now.zone, new_why=now.why or NO_ROUTE)
 
-    async def _explained(self, request: Explain, choice: Choice, address: str, sender: str) -> Explanation:
+    async def _explained(
+        self, request: Explain, choice: Choice, address: str, sender: str
+    ) -> answers.Explanation:
         zone = self.zones.get(choice.zone)
         domain = domain_of(Mailbox(address))
         findings = await self.router.examine(zone, "" if zone.next_hop else domain)
@@ -424,7 +421,7 @@ class Explainer:
         sources = () if self.sources is None else self.sources.of(zone, site, sender)
         hosts = await self._hosts(zone, found, sources)
         suspended = self.suspended(found.destination) if isinstance(found, Route) else None
-        return Explanation(
+        return answers.Explanation(
             address=_mailbox(request.address),
             sender=_sender(request.sender),
             domain=domain,
@@ -447,7 +444,7 @@ class Explainer:
             orders=self.orders(_subject(request, zone, address, sender, found)),
             relay_running=self.relay_running,
             routes=tuple(
-                RouteCheck(
+                answers.RouteCheck(
                     rule=check.rule, zone=check.zone, matches=not check.unmatched, unmatched=check.unmatched
                 )
                 for check in choice.checks
@@ -508,14 +505,16 @@ class Explainer:
         return self.credential(zone, sender) or "none: no credential of the zone is for this sender"
 
     async def _hosts(
-        self, zone: ZoneSettings, found: Route | Unroutable, sources: Sequence[SourcePlan]
-    ) -> tuple[HostPlan, ...]:
+        self, zone: ZoneSettings, found: Route | Unroutable, sources: Sequence[answers.SourcePlan]
+    ) -> tuple[answers.HostPlan, ...]:
         if isinstance(found, Unroutable) or zone.next_hop == CAPTURE:
             return ()
         terms = Terms(zone, found)
         return tuple(await asyncio.gather(*(self._host(terms, host, sources) for host in found.hosts)))
 
-    async def _host(self, terms: Terms, host: MxHost, sources: Sequence[SourcePlan]) -> HostPlan:
+    async def _host(
+        self, terms: Terms, host: MxHost, sources: Sequence[answers.SourcePlan]
+    ) -> answers.HostPlan:
         zone = terms.zone
         addresses = await self.resolver.addresses(host.name, ipv6=zone.ipv6)
         failure = addresses.failure
@@ -525,7 +524,7 @@ class Explainer:
             tlsa = (await TlsPlanner(self.resolver).plan(terms, host, addresses)).tlsa
         except HostFailure as error:
             problem = problem or error.reply.text
-        return HostPlan(
+        return answers.HostPlan(
             name=host.name,
             port=host.port,
             preference=host.preference,
@@ -534,7 +533,9 @@ class Explainer:
             tlsa=tuple(dict.fromkeys(f"{each.usage} {each.selector} {each.matching}" for each in tlsa)),
         )
 
-    def _address(self, zone: ZoneSettings, ip: str, port: int, sources: Sequence[SourcePlan]) -> AddressPlan:
+    def _address(
+        self, zone: ZoneSettings, ip: str, port: int, sources: Sequence[answers.SourcePlan]
+    ) -> answers.AddressPlan:
         plan = _address(zone, ip, port, sources)
         return msgspec.structs.replace(plan, learned=self.learned(display_address(ip, port)))
 
@@ -562,21 +563,25 @@ def _mailbox(text: str) -> str:
     return address if "@" in address else f"postmaster@{address}"
 
 
-def _address(zone: ZoneSettings, ip: str, port: int, sources: Sequence[SourcePlan]) -> AddressPlan:
+def _address(
+    zone: ZoneSettings, ip: str, port: int, sources: Sequence[answers.SourcePlan]
+) -> answers.AddressPlan:
     if is_private(ip) and not (zone.allow_private_addresses or zone.next_hop):
-        return AddressPlan(
+        return answers.AddressPlan(
             address=ip, problem="private address, refused: the zone does not set allow_private_addresses"
         )
     if sources:
         own = own_addresses(sources, ipv6=":" in ip)
         family = "IPv6" if ":" in ip else "IPv4"
-        return AddressPlan(
+        return answers.AddressPlan(
             address=ip, source=own, problem="" if own else f"no source has an {family} address"
         )
     try:
-        return AddressPlan(address=ip, source=source_address(ip, port))
+        return answers.AddressPlan(address=ip, source=source_address(ip, port))
     except OSError as error:
-        return AddressPlan(address=ip, problem=f"not reachable from this machine: {error.strerror or error}")
+        return answers.AddressPlan(
+            address=ip, problem=f"not reachable from this machine: {error.strerror or error}"
+        )
 
 
 def source_address(ip: str, port: int) -> str:
@@ -597,10 +602,10 @@ def _priority(request: Explain, listener: ListenerSettings | None) -> Priority:
     return Priority.NORMAL if listener is None else listener.priority
 
 
-def tls_plan(zone: ZoneSettings, found: ExaminedRoute) -> TlsPlan:
+def tls_plan(zone: ZoneSettings, found: ExaminedRoute) -> answers.TlsPlan:
     answer = found.answer
     demand = answer.tls_in(zone) if isinstance(answer, Route) else TlsDemand(zone.tls)
-    return TlsPlan(
+    return answers.TlsPlan(
         mode=demand.mode.value,
         because=demand.because,
         dane=demand.dane,
@@ -609,7 +614,7 @@ def tls_plan(zone: ZoneSettings, found: ExaminedRoute) -> TlsPlan:
     )
 
 
-def sts_plan(found: PolicyLookup | None) -> StsPlan | None:
+def sts_plan(found: PolicyLookup | None) -> answers.StsPlan | None:
     """Return the MTA-STS policy, or `None` if none is used because of the zone's settings or a destination
     table.
     """
@@ -617,9 +622,9 @@ def sts_plan(found: PolicyLookup | None) -> StsPlan | None:
         return None
     held = found.held
     if held is None:
-        return StsPlan(problem=found.problem)
+        return answers.StsPlan(problem=found.problem)
     policy = held.policy
-    return StsPlan(mode=policy.mode.value, policy=held.id, expires=held.expires, mx=policy.patterns)
+    return answers.StsPlan(mode=policy.mode.value, policy=held.id, expires=held.expires, mx=policy.patterns)
 
 
 def _limits(zone: ZoneSettings, found: ExaminedRoute) -> DestinationLimits:

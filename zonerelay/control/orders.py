@@ -17,13 +17,7 @@ from zonerelay.config.problems import did_you_mean, in_words
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.operations.answers import (
-    Changed,
-    DeliveryRow,
-    OrderGiven,
-    OrderRow,
-    OrdersEnded,
-)
+from zonerelay.operations import answers
 from zonerelay.operations.catalogue import Call
 from zonerelay.operations.errors import ControlError, InvalidError
 from zonerelay.operations.requests import Resume, Selectors, Suspend
@@ -53,7 +47,7 @@ class OrderAnswers:
     zones: Callable[[], Collection[str]]
     clock: Clock
 
-    async def in_force(self) -> tuple[OrderRow, ...]:
+    async def in_force(self) -> tuple[answers.OrderRow, ...]:
         """Return the active ones. Raise ControlError if their file cannot be read, and StoreError if the
         store fails.
         """
@@ -61,7 +55,7 @@ class OrderAnswers:
             await self.orders.look()
             return self.rows()
 
-    async def suspend(self, request: Suspend, call: Call) -> OrderGiven:
+    async def suspend(self, request: Suspend, call: Call) -> answers.OrderGiven:
         """Suspend or hold mail. Raise ControlError if that is not possible, and StoreError if the store
         fails.
         """
@@ -81,9 +75,11 @@ class OrderAnswers:
         )
         with _in_words():
             order, new = await self.orders.give(order)
-            return OrderGiven(order=self._row(order), new=new, first_expiry=await self._expiry(request.about))
+            return answers.OrderGiven(
+                order=self._row(order), new=new, first_expiry=await self._expiry(request.about)
+            )
 
-    async def resume(self, request: Resume, who: str) -> OrdersEnded:
+    async def resume(self, request: Resume, who: str) -> answers.OrdersEnded:
         """End suspensions. Raise ControlError if that is not possible, and StoreError if the store fails."""
         about = request.about
         selectors = tuple(getattr(about, name) for name in SELECTORS)
@@ -98,9 +94,9 @@ class OrderAnswers:
 
         with _in_words():
             ended, released = await self.orders.end(is_meant, who, " ".join(request.reason.split()))
-        return OrdersEnded(orders=tuple(map(self._row, ended)), released=released)
+        return answers.OrdersEnded(orders=tuple(map(self._row, ended)), released=released)
 
-    async def undo(self, order_id: str, reason: str, who: str) -> Changed | None:
+    async def undo(self, order_id: str, reason: str, who: str) -> answers.Changed | None:
         """End the suspension or hold rule with this id, or return `None` if there is none. Raise ControlError
         if that is not possible, and StoreError if the store fails.
         """
@@ -108,7 +104,7 @@ class OrderAnswers:
             return None
         ended = await self.resume(Resume(id=order_id, reason=reason), who)
         held = ended.released
-        return Changed(
+        return answers.Changed(
             action="undo",
             matched=held,
             changed=held,
@@ -117,11 +113,11 @@ class OrderAnswers:
             note="the order is over",
         )
 
-    def rows(self) -> tuple[OrderRow, ...]:
+    def rows(self) -> tuple[answers.OrderRow, ...]:
         """Return the active ones, the newest first."""
         return tuple(map(self._row, reversed(self.orders.table.orders)))
 
-    def about(self, mail: Subject) -> tuple[OrderRow, ...]:
+    def about(self, mail: Subject) -> tuple[answers.OrderRow, ...]:
         return tuple(map(self._row, self.orders.table.about(mail)))
 
     def of(self, delivery: Delivery, message: Message | None) -> str:
@@ -135,12 +131,12 @@ class OrderAnswers:
         order = self.orders.waited_for(delivery, message, found.partition(" ")[2])
         return "" if order is None else order.id
 
-    def named_in(self, rows: Iterable[DeliveryRow]) -> tuple[OrderRow, ...]:
+    def named_in(self, rows: Iterable[answers.DeliveryRow]) -> tuple[answers.OrderRow, ...]:
         ids = {row.order for row in rows}
         return tuple(row for row in self.rows() if row.id in ids)
 
-    def _row(self, order: Order) -> OrderRow:
-        row = msgspec.convert(order, OrderRow, from_attributes=True)
+    def _row(self, order: Order) -> answers.OrderRow:
+        row = msgspec.convert(order, answers.OrderRow, from_attributes=True)
         return msgspec.structs.replace(
             row, held=self.orders.held[order.id], refused=self.orders.refused[order.id]
         )

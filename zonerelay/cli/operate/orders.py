@@ -14,15 +14,10 @@ from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, USAGE, CliError
-from zonerelay.operations.answers import (
-    Frame,
-    OrderGiven,
-    OrderRow,
-    OrdersEnded,
-)
+from zonerelay.operations import answers
 from zonerelay.operations.requests import Orders, Request, Resume, Selectors, Suspend
 
-_Answer = TypeVar("_Answer", bound=Frame)
+_Answer = TypeVar("_Answer", bound=answers.Frame)
 
 SELECTORS = ("zone", "destination", "domain", "sender", "user", "recipient")
 
@@ -39,7 +34,7 @@ def suspend(arguments: Namespace) -> int:
         raise CliError(
             "the reason is missing: specify --reason (shown to operators, never to clients)", USAGE
         )
-    answer, status = _ask(arguments, request, OrderGiven)
+    answer, status = _ask(arguments, request, answers.OrderGiven)
     if arguments.json:
         output.print_document(answer)
         return status
@@ -52,7 +47,7 @@ def suspend(arguments: Namespace) -> int:
     return status
 
 
-def _clock(given: OrderGiven, now: float) -> Iterator[str]:
+def _clock(given: answers.OrderGiven, now: float) -> Iterator[str]:
     if given.order.stop_clock or given.first_expiry is None:
         return
     at, until = given.first_expiry, given.order.until
@@ -66,7 +61,7 @@ def _clock(given: OrderGiven, now: float) -> Iterator[str]:
 
 
 def resume(arguments: Namespace) -> int:
-    ended, status = _ask(arguments, request_of(arguments, Resume), OrdersEnded)
+    ended, status = _ask(arguments, request_of(arguments, Resume), answers.OrdersEnded)
     if arguments.json:
         output.print_document(ended)
     elif not ended.orders:
@@ -79,14 +74,14 @@ def resume(arguments: Namespace) -> int:
 
 
 def _list(arguments: Namespace) -> int:
-    orders, end = connect(arguments).all(Orders(), OrderRow)
+    orders, end = connect(arguments).all(Orders(), answers.OrderRow)
     now = time.time()
     nothing = "There are no active suspensions."
     output.print_rows(orders, lambda rows: orders_table(rows, now), nothing, as_json=arguments.json)
     return output.completeness(end)
 
 
-def what_of(order: OrderRow) -> str:
+def what_of(order: answers.OrderRow) -> str:
     """Return a description of the suspension or hold rule."""
     doing = "holds" if order.effect == "hold" else "rejects and suspends" if order.refuse else "suspends"
     given = ((name, getattr(order, name)) for name in SELECTORS)
@@ -94,14 +89,14 @@ def what_of(order: OrderRow) -> str:
     return f"{doing} {about or 'all mail'}{' with its clock stopped' if order.stop_clock else ''}"
 
 
-def order_line(order: OrderRow, now: float) -> Text:
+def order_line(order: answers.OrderRow, now: float) -> Text:
     """Return a one-line description of the suspension or hold rule."""
     end = "" if order.until is None else f" until {text.when(order.until)}"
     line = f"{order.id} by {text.clean(order.who)}, {text.span(now - order.since)} ago{end}: "
     return Text(f"{line}{what_of(order)} ({text.clean(order.reason)})", style="yellow")
 
 
-def orders_table(orders: Sequence[OrderRow], now: float) -> Table:
+def orders_table(orders: Sequence[answers.OrderRow], now: float) -> Table:
     rows = [
         (
             order.id,

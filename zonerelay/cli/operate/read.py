@@ -19,17 +19,7 @@ from zonerelay.cli.relay import connect, load_for_reading
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
 from zonerelay.config.units import exact_span
-from zonerelay.operations.answers import (
-    Address,
-    DeliveryRow,
-    End,
-    Frame,
-    MessageDetail,
-    OrderRow,
-    Summary,
-    SummaryRow,
-    TraceStep,
-)
+from zonerelay.operations import answers
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import QueueList, QueueShow, QueueSummary, QueueTrace, Resolve
 
@@ -59,20 +49,20 @@ def list_deliveries(arguments: Namespace) -> int:
     return _list_tables(frames, limit)
 
 
-def _list_json(frames: Iterator[Frame]) -> int:
-    end = End()
+def _list_json(frames: Iterator[answers.Frame]) -> int:
+    end = answers.End()
     with output.progress("Listing the queue", enabled=not sys.stdout.isatty()) as reach:
         saw = output.frames_seen(reach)
         for frame in frames:
             saw(frame)
-            if isinstance(frame, DeliveryRow):
+            if isinstance(frame, answers.DeliveryRow):
                 output.print_line(frame)
-            elif isinstance(frame, End):
+            elif isinstance(frame, answers.End):
                 end = frame
     return output.completeness(end)
 
 
-def _list_tables(frames: Iterator[Frame], limit: int) -> int:
+def _list_tables(frames: Iterator[answers.Frame], limit: int) -> int:
     console = output.console()
     reader = _Rows(frames)
     while rows := reader.page():
@@ -93,24 +83,24 @@ class _Rows:
     a page is awaited.
     """
 
-    def __init__(self, frames: Iterator[Frame]) -> None:
+    def __init__(self, frames: Iterator[answers.Frame]) -> None:
         self._frames = frames
-        self.end = End()
+        self.end = answers.End()
 
-    def page(self) -> list[DeliveryRow]:
+    def page(self) -> list[answers.DeliveryRow]:
         with output.progress("Scanning the queue") as reach:
             return list(islice(self._rows(output.frames_seen(reach)), PAGE))
 
-    def _rows(self, saw: Callable[[Frame], None]) -> Iterator[DeliveryRow]:
+    def _rows(self, saw: Callable[[answers.Frame], None]) -> Iterator[answers.DeliveryRow]:
         for frame in self._frames:
             saw(frame)
-            if isinstance(frame, DeliveryRow):
+            if isinstance(frame, answers.DeliveryRow):
                 yield frame
-            elif isinstance(frame, End):
+            elif isinstance(frame, answers.End):
                 self.end = frame
 
 
-def delivery_table(rows: Iterable[DeliveryRow], *, now: float, wide: bool) -> Table:
+def delivery_table(rows: Iterable[answers.DeliveryRow], *, now: float, wide: bool) -> Table:
     """Return a table with one delivery per row. A narrow terminal shows the recipient, but not the sender and
     the zone.
     """
@@ -121,7 +111,7 @@ def delivery_table(rows: Iterable[DeliveryRow], *, now: float, wide: bool) -> Ta
     return output.table(columns, cells, cut=("from", "to", "last reply"))
 
 
-def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> list[output.Cell]:
+def _delivery_cells(row: answers.DeliveryRow, now: float, columns: Sequence[str]) -> list[output.Cell]:
     tries = f" ×{row.attempts}" if row.attempts else ""
     cells: dict[str, output.Cell] = {
         "id": row.message_id,
@@ -141,7 +131,7 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
     return [cells[name] for name in columns]
 
 
-def _waits(row: DeliveryRow, now: float) -> str:
+def _waits(row: answers.DeliveryRow, now: float) -> str:
     """Return what a delivery waits for: the end of a phase, its turn at a rate, or its end in the bin."""
     if row.state == "dropped":
         return f"destroyed {text.until(row.next_attempt, now)}"
@@ -151,7 +141,7 @@ def _waits(row: DeliveryRow, now: float) -> str:
     return f"waits {left}for {text.clean(row.phase)}" if row.phase else ""
 
 
-def _held_back(row: DeliveryRow, now: float) -> str:
+def _held_back(row: answers.DeliveryRow, now: float) -> str:
     """Return a text with the release time that the sender requested (RFC 4865), or "" if it has passed."""
     if row.created <= now or row.state not in ("deferred", "held"):
         return ""
@@ -162,7 +152,7 @@ def show(arguments: Namespace) -> int:
     from zonerelay.cli.operate.log import left_queue
 
     with left_queue(arguments.config, arguments.message_id):
-        detail = connect(arguments).ask(request_of(arguments, QueueShow), MessageDetail)
+        detail = connect(arguments).ask(request_of(arguments, QueueShow), answers.MessageDetail)
     if arguments.json:
         output.print_document(detail)
         return OK
@@ -175,7 +165,7 @@ def show(arguments: Namespace) -> int:
     return OK
 
 
-def _message_facts(detail: MessageDetail, now: float) -> Iterator[tuple[str, output.Cell]]:
+def _message_facts(detail: answers.MessageDetail, now: float) -> Iterator[tuple[str, output.Cell]]:
     yield "message", detail.message_id
     yield "accepted", f"{text.when(detail.created)}, {text.span(now - detail.created)} ago"
     yield "from", text.path(detail.sender)
@@ -205,7 +195,7 @@ def _message_facts(detail: MessageDetail, now: float) -> Iterator[tuple[str, out
 
 
 def _delivery_facts(
-    row: DeliveryRow, now: float, orders: Sequence[OrderRow] = ()
+    row: answers.DeliveryRow, now: float, orders: Sequence[answers.OrderRow] = ()
 ) -> Iterator[tuple[str, output.Cell]]:
     yield "to", text.clean(row.recipient)
     yield "state", output.state(row.state)
@@ -232,11 +222,11 @@ def _delivery_facts(
 def trace(arguments: Namespace) -> int:
     from zonerelay.cli.operate.log import history_of, print_steps  # SQLite
 
-    steps: list[TraceStep] = []
+    steps: list[answers.TraceStep] = []
     missing: ControlError | None = None
     try:
         frames = connect(arguments).stream(request_of(arguments, QueueTrace))
-        steps += [frame for frame in frames if isinstance(frame, TraceStep)]
+        steps += [frame for frame in frames if isinstance(frame, answers.TraceStep)]
     except ControlError as error:  # not in the queue, or the relay does not run: search the history instead
         missing = error
     steps = history_of(arguments.config, arguments.message_id, steps)
@@ -254,9 +244,9 @@ def resolve(arguments: Namespace) -> int:
     with output.progress("Scanning the queue") as reach:
         request, saw = request_of(arguments, Resolve), output.frames_seen(reach)
         relay = connect(arguments)
-        found, end = relay.all(request, Address, saw)
+        found, end = relay.all(request, answers.Address, saw)
         if not found and not request.recent:
-            found, end = relay.all(msgspec.structs.replace(request, recent=True), Address)
+            found, end = relay.all(msgspec.structs.replace(request, recent=True), answers.Address)
     if arguments.json:
         for address in found:
             output.print_line(address)
@@ -273,7 +263,7 @@ def resolve(arguments: Namespace) -> int:
 def summary(arguments: Namespace) -> int:
     with output.progress("Scanning the queue") as reach:
         request, saw = request_of(arguments, QueueSummary), output.frames_seen(reach)
-        found, end = connect(arguments).answered(request, Summary, saw)
+        found, end = connect(arguments).answered(request, answers.Summary, saw)
     if arguments.json:
         output.print_document(found)
         return output.completeness(end)
@@ -294,13 +284,13 @@ def summary(arguments: Namespace) -> int:
     return output.completeness(end)
 
 
-def summary_table(found: Summary, limit: int) -> Table:
+def summary_table(found: answers.Summary, limit: int) -> Table:
     """Return a table of the summary, with ages in minutes as in qshape. Keys are cut to the width of the
     terminal.
     """
     other = () if found.other is None else (found.other,)
     ages = tuple(map(sum, zip(*(row.ages for row in (*found.rows, *other)), strict=True)))
-    total = SummaryRow(key="all", total=sum(ages), ages=ages)
+    total = answers.SummaryRow(key="all", total=sum(ages), ages=ages)
     columns = [found.by, "total", *map(str, found.minutes), f"{found.minutes[-1]}+"]
     cells = [
         [text.clean(row.key), *(text.short(count) if count else "·" for count in (row.total, *row.ages))]

@@ -22,14 +22,7 @@ from zonerelay.cli.relay import find_relay
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.control.client import ControlClient
-from zonerelay.operations.answers import (
-    DestinationStatus,
-    QuotaStatus,
-    RelayStatus,
-    SourcePenalty,
-    WorkerStatus,
-    ZoneStatus,
-)
+from zonerelay.operations import answers
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Status
 
@@ -47,7 +40,7 @@ def status(arguments: Namespace) -> int:
         if arguments.json:
             raise CliError("--watch and --json cannot be combined", USAGE)
         return _watch(client, config, is_all=arguments.all)
-    found = client.ask(Status(), RelayStatus)
+    found = client.ask(Status(), answers.RelayStatus)
     if arguments.json:
         output.print_document(found)
         return OK
@@ -93,13 +86,15 @@ def _watched(client: ControlClient, config: Path | None, *, is_all: bool) -> Gro
     wide = output.console().width >= WIDE
     head = Text(f"{text.when(time.time())}, q ends", style="dim")
     try:
-        found = client.ask(Status(), RelayStatus)
+        found = client.ask(Status(), answers.RelayStatus)
     except ControlError as error:
         return Group(head, Text(text.clean_lines(str(error)), style="bold red"))
     return Group(head, *_parts(found, config, is_all=is_all, wide=wide))
 
 
-def _parts(found: RelayStatus, config: Path | None, *, is_all: bool, wide: bool) -> Iterator[Table | Text]:
+def _parts(
+    found: answers.RelayStatus, config: Path | None, *, is_all: bool, wide: bool
+) -> Iterator[Table | Text]:
     now = time.time()
     yield output.facts(_facts(found, config, now))
     if found.orders:
@@ -135,7 +130,7 @@ def _parts(found: RelayStatus, config: Path | None, *, is_all: bool, wide: bool)
             yield Text(f"… and {len(found.source_penalties) - MAX_SHOWN:,} more refusals of sources")
 
 
-def _quotas(rows: Sequence[QuotaStatus]) -> Table:
+def _quotas(rows: Sequence[answers.QuotaStatus]) -> Table:
     shown = [
         (text.clean(row.user), row.quota, text.amount(row.quota, row.used), text.amount(row.quota, row.most))
         for row in sorted(rows, key=lambda row: -row.used / row.most)
@@ -143,7 +138,7 @@ def _quotas(rows: Sequence[QuotaStatus]) -> Table:
     return output.table(["user", "quota", "used", "of"], shown, cut=("user",))
 
 
-def _configuration(found: RelayStatus, config: Path | None, now: float) -> Iterator[str]:
+def _configuration(found: answers.RelayStatus, config: Path | None, now: float) -> Iterator[str]:
     yield f"in force for {text.span(now - found.taken_up)}"
     if found.refused is not None:
         yield f"a reload was refused {text.span(now - found.refused)} ago"
@@ -155,14 +150,14 @@ def _configuration(found: RelayStatus, config: Path | None, now: float) -> Itera
             yield f"the file was changed {text.span(now - changed)} ago: reload to put it in force"
 
 
-def _history(found: RelayStatus, now: float) -> str:
+def _history(found: answers.RelayStatus, now: float) -> str:
     if found.history_size is None:
         return "not available"
     since = "" if found.history_since is None else f" of the last {text.span(now - found.history_since)}"
     return f"{text.size(found.history_size)}{since}"
 
 
-def _facts(found: RelayStatus, config: Path | None, now: float) -> Iterator[tuple[str, output.Cell]]:
+def _facts(found: answers.RelayStatus, config: Path | None, now: float) -> Iterator[tuple[str, output.Cell]]:
     for problem in found.problems:
         yield "problem", Text(text.clean(problem), style="bold red")
     yield "relay", f"{found.hostname}, zonerelay {found.software}, process {found.pid}"
@@ -186,7 +181,7 @@ def _facts(found: RelayStatus, config: Path | None, now: float) -> Iterator[tupl
     yield "clients", f"{text.plural(found.inbound_connections, 'connection')} open"
 
 
-def _zones(zones: tuple[ZoneStatus, ...]) -> Table:
+def _zones(zones: tuple[answers.ZoneStatus, ...]) -> Table:
     columns = ["zone", "ready", "active", "deferred", "held", "suspended", "oldest"]
     rows = [
         (
@@ -203,7 +198,7 @@ def _zones(zones: tuple[ZoneStatus, ...]) -> Table:
     return output.table(columns, rows)
 
 
-def _workers(workers: Sequence[WorkerStatus]) -> Table:
+def _workers(workers: Sequence[answers.WorkerStatus]) -> Table:
     rows = [
         (
             str(each.worker),
@@ -220,7 +215,7 @@ def _workers(workers: Sequence[WorkerStatus]) -> Table:
     )
 
 
-def _penalties(penalties: Sequence[SourcePenalty], now: float) -> Table:
+def _penalties(penalties: Sequence[answers.SourcePenalty], now: float) -> Table:
     rows = [
         (
             f"{each.source} (IPv6)" if each.ipv6_only else each.source,
@@ -234,7 +229,7 @@ def _penalties(penalties: Sequence[SourcePenalty], now: float) -> Table:
     return output.table(columns, rows, cut=("refused by", "reply"))
 
 
-def _why(each: DestinationStatus, now: float, reply_class: str = "") -> str:
+def _why(each: answers.DestinationStatus, now: float, reply_class: str = "") -> str:
     reply = text.clean(each.reply)
     said = [f"{reply_class}: {reply}" if reply_class and reply else reply]
     if each.next_turn is not None:
@@ -245,7 +240,7 @@ def _why(each: DestinationStatus, now: float, reply_class: str = "") -> str:
 _FIGURES = ("conn", "rate", "ready", "deferred", "held", "oldest", "suspended")
 
 
-def _figures(each: DestinationStatus, now: float, every: int) -> Sequence[str]:
+def _figures(each: answers.DestinationStatus, now: float, every: int) -> Sequence[str]:
     def count(deliveries: int) -> str:
         """Format a count. Of a sample, a count of 0 does not mean that there are none."""
         if deliveries or every == 1:
@@ -265,12 +260,12 @@ def _figures(each: DestinationStatus, now: float, every: int) -> Sequence[str]:
     )
 
 
-def _suspended(each: DestinationStatus, now: float) -> str:
+def _suspended(each: answers.DestinationStatus, now: float) -> str:
     tried = "" if each.suspended_until is None else text.until(each.suspended_until, now)
     return f"{each.suspended:,} suspended by operators" if each.suspended else tried
 
 
-def _narrow(destinations: Sequence[DestinationStatus], now: float, every: int) -> Text:
+def _narrow(destinations: Sequence[answers.DestinationStatus], now: float, every: int) -> Text:
     """Return two lines per destination: its numbers, and its last reply."""
     width = output.console().width
     rows = [_FIGURES, *(_figures(each, now, every) for each in destinations)]
@@ -296,7 +291,7 @@ def _narrow(destinations: Sequence[DestinationStatus], now: float, every: int) -
     return Text("\n").join(lines)
 
 
-def _destinations(destinations: Sequence[DestinationStatus], now: float, every: int) -> Table:
+def _destinations(destinations: Sequence[answers.DestinationStatus], now: float, every: int) -> Table:
     rows: list[Sequence[output.Cell]] = []
     for each in destinations:
         *figures, suspended = _figures(each, now, every)

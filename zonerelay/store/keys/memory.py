@@ -14,18 +14,7 @@ from sortedcontainers import SortedDict
 
 from zonerelay.model.clock import Clock
 from zonerelay.store.contract import StoreError
-from zonerelay.store.keys.port import (
-    NOTHING,
-    PAGE_ROWS,
-    Batch,
-    FencedError,
-    KeyPage,
-    NodeTakenError,
-    Peer,
-    Position,
-    State,
-    page_of,
-)
+from zonerelay.store.keys import port
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +24,7 @@ class _Partition:
     rows: SortedDict[bytes, bytes] = field(default_factory=SortedDict)
     epoch: int = 0
     writer: str = ""
-    last: Position = NOTHING
+    last: port.Position = port.NOTHING
     expires: float = 0.0
 
 
@@ -70,10 +59,10 @@ class MemoryEngine:
         if found is not None and found[0] == value:
             del self._reserved[key]
 
-    async def peers(self) -> list[Peer]:
+    async def peers(self) -> list[port.Peer]:
         now = self.clock.boottime()
         return [
-            Peer(node, each.epoch, each.writer, each.expires == 0, each.expires <= now)
+            port.Peer(node, each.epoch, each.writer, each.expires == 0, each.expires <= now)
             for node, each in sorted(self.partitions.items())
         ]
 
@@ -96,36 +85,38 @@ class MemoryKeys:
         rows = self._rows()
         return [rows.get(key) for key in keys]
 
-    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
+    async def page(
+        self, start: bytes, end: bytes, *, rows: int = port.PAGE_ROWS, values: bool = True
+    ) -> port.KeyPage:
         there = self._rows()
         keys = there.irange(start, end, (True, False))
-        return page_of(((key, there[key] if values else b"") for key in keys), rows)
+        return port.page_of(((key, there[key] if values else b"") for key in keys), rows)
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
         return next(self._rows().irange(start, end, (True, False), reverse=True), None)
 
     # --- writing
 
-    async def look(self) -> State | None:
+    async def look(self) -> port.State | None:
         engine = self._engine
         if not engine.mark:
             return None
         there = engine.partitions.get(self._node, _Partition())
-        return State(engine.mark, there.epoch, there.writer, there.last)
+        return port.State(engine.mark, there.epoch, there.writer, there.last)
 
-    async def enter(self, writer: str, *, mark: str) -> State:
+    async def enter(self, writer: str, *, mark: str) -> port.State:
         engine = self._engine
         engine.mark = engine.mark or mark
         there = engine.partition(self._node)
         if there.writer != writer and there.expires > engine.clock.boottime():
-            raise NodeTakenError(f"node {self._node} is in use: another writer holds its lease")
+            raise port.NodeTakenError(f"node {self._node} is in use: another writer holds its lease")
         there.epoch += 1
         there.writer = writer
         self._epoch = there.epoch
         there.expires = self._until()
-        return State(engine.mark, there.epoch, writer, there.last)
+        return port.State(engine.mark, there.epoch, writer, there.last)
 
-    async def apply(self, batch: Batch) -> None:
+    async def apply(self, batch: port.Batch) -> None:
         there = self._held(batch.position.epoch)
         rows = there.rows
         for start, end in batch.write.ranges:
@@ -161,7 +152,7 @@ class MemoryKeys:
     def _held(self, epoch: int) -> _Partition:
         there = self._engine.partitions[self._node]
         if self._is_closed or there.epoch != epoch:
-            raise FencedError(f"node {self._node} has epoch {there.epoch}, the writer {epoch}")
+            raise port.FencedError(f"node {self._node} has epoch {there.epoch}, the writer {epoch}")
         return there
 
     def _until(self) -> float:

@@ -37,24 +37,7 @@ from zonerelay.store.contract import (
     StoreLostError,
     Unhealthy,
 )
-from zonerelay.store.keys.port import (
-    PAGE_ROWS,
-    Batch,
-    Engine,
-    FencedError,
-    Keeper,
-    KeyPage,
-    KeyRange,
-    NodeTakenError,
-    OlderStateError,
-    Position,
-    StagingKeeper,
-    State,
-    StrangeStoreError,
-    Write,
-    merged,
-    pages,
-)
+from zonerelay.store.keys import port
 from zonerelay.store.keys.seen_file import Seen, SeenFile
 
 PATIENCE = 5.0
@@ -87,14 +70,14 @@ class Hooks:
     on_back: Callable[[], None] = _nothing
     on_refused: Callable[[], None] = _nothing
     observe: Callable[[float], None] = lambda seconds: None
-    undo: Callable[[Write], Write | None] = lambda write: None
+    undo: Callable[[port.Write], port.Write | None] = lambda write: None
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     """A write that is waiting for its batch."""
 
-    write: Write
+    write: port.Write
     applied: Callable[[], None] = _nothing
     done: asyncio.Future[None] | None = None
     is_refused: bool = False
@@ -122,7 +105,7 @@ class _Group(NamedTuple):
 class Partition:
     """Writes a partition, as its only writer. `open_partition` opens it. It belongs to one event loop."""
 
-    keeper: Keeper
+    keeper: port.Keeper
     _: KW_ONLY
     lease: float
     seen: Seen
@@ -134,8 +117,8 @@ class Partition:
     def __post_init__(self) -> None:
         self._has_entered = False
         self._valid_until = float("inf") if not self.lease else float("-inf")
-        self._in_doubt: Batch | None = None
-        self._refused: list[Write] = []
+        self._in_doubt: port.Batch | None = None
+        self._refused: list[port.Write] = []
         self._turn = asyncio.Lock()
         self._batches = asyncio.Lock()
         self._tasks = Tasks()
@@ -156,7 +139,7 @@ class Partition:
         return self.seen.writer
 
     @property
-    def position(self) -> Position:
+    def position(self) -> port.Position:
         """The last batch that is known to be durable."""
         return self.seen.last
 
@@ -166,7 +149,9 @@ class Partition:
 
     # --- reading
 
-    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
+    async def page(
+        self, start: bytes, end: bytes, *, rows: int = port.PAGE_ROWS, values: bool = True
+    ) -> port.KeyPage:
         ask = self.keeper.page
         return await self._asked(lambda: ask(start, end, rows=rows, values=values))
 
@@ -192,7 +177,7 @@ class Partition:
     # --- writing
 
     async def write(
-        self, write: Write, *, lazy: bool = False, applied: Callable[[], None] | None = None
+        self, write: port.Write, *, lazy: bool = False, applied: Callable[[], None] | None = None
     ) -> None:
         """Apply a write durably and atomically. Raises StoreFullError (nothing was written), FencedError, and
         StoreError, after which the owner must read the stored state once `on_back` was called.
@@ -203,7 +188,7 @@ class Partition:
         await self.submit(write, lazy=lazy, applied=applied)
 
     def submit(
-        self, write: Write, *, lazy: bool = False, applied: Callable[[], None] | None = None
+        self, write: port.Write, *, lazy: bool = False, applied: Callable[[], None] | None = None
     ) -> asyncio.Future[None]:
         """Queue a write like `write`, and return a future. The future need not be awaited."""
         size = write.check()
@@ -213,22 +198,22 @@ class Partition:
         job.done = self._committer.submit([job], size=size, lazy=lazy, applied=applied and job.tell)
         return job.done
 
-    def stage(self, write: Write) -> asyncio.Future[None]:
+    def stage(self, write: port.Write) -> asyncio.Future[None]:
         """Store values of new keys in advance. They exist after the next durable write."""
-        if not isinstance(self.keeper, StagingKeeper):
+        if not isinstance(self.keeper, port.StagingKeeper):
             return self.submit(write)
         write.check()
         rows = {key: value for key, value in write.changes.items() if value is not None}
         return self._tasks.start(self.keeper.stage(rows))
 
-    async def clear(self, emptied: KeyRange) -> None:
+    async def clear(self, emptied: port.KeyRange) -> None:
         """Remove a large range in many batches. After a crash the rest remains."""
-        async for rows in pages(self, *emptied, rows=CLEAR_ROWS, values=False):
-            await self.write(Write({key: None for key, _ in rows}, makes_room=True))
+        async for rows in port.pages(self, *emptied, rows=CLEAR_ROWS, values=False):
+            await self.write(port.Write({key: None for key, _ in rows}, makes_room=True))
 
     async def _commit(self, group: _Group) -> None:
         try:
-            await self._make_durable(merged([job.write for job in group.jobs]), group.size)
+            await self._make_durable(port.merged([job.write for job in group.jobs]), group.size)
         except StoreError as error:
             if not isinstance(error, StoreFullError) or self._in_doubt is not None:
                 self._refused += [job.write for job in group.jobs]
@@ -246,17 +231,17 @@ class Partition:
         """Return a lock that stops batches. While it is held, every stored write has been `applied`."""
         return self._batches
 
-    async def _make_durable(self, write: Write, size: int) -> None:
+    async def _make_durable(self, write: port.Write, size: int) -> None:
         async with self._batches:
             await self._write_until_durable(write, size)
 
-    async def _write_until_durable(self, write: Write, size: int) -> None:
+    async def _write_until_durable(self, write: port.Write, size: int) -> None:
         first: StoreError | None = None
         while True:
-            batch = Batch(Position(self.seen.epoch, self.seen.last.number + 1), write, size)
+            batch = port.Batch(port.Position(self.seen.epoch, self.seen.last.number + 1), write, size)
             try:
                 await self.keeper.apply(batch)
-            except FencedError:
+            except port.FencedError:
                 raise
             except StoreError as error:
                 self._in_doubt = batch
@@ -279,7 +264,7 @@ class Partition:
         while True:
             try:
                 return await self._enter_again()
-            except (FencedError, OlderStateError, StrangeStoreError):
+            except (port.FencedError, port.OlderStateError, port.StrangeStoreError):
                 raise
             except StoreError as refusal:
                 if self.clock.monotonic() + pause > until or self._is_closing:
@@ -297,21 +282,21 @@ class Partition:
         if self.lease:
             self._tasks.start(self._beat())
 
-    async def _enter(self) -> State:
+    async def _enter(self) -> port.State:
         asked_at = self.clock.boottime()
         judge(self.seen, await self.keeper.look())
         try:
             state = await self.keeper.enter(self.seen.writer, mark=self._new_mark())
-        except NodeTakenError as error:
+        except port.NodeTakenError as error:
             if self._has_entered:
-                raise FencedError(f"another writer has the partition: {error}") from error
+                raise port.FencedError(f"another writer has the partition: {error}") from error
             raise
         judge(self.seen, state)
         if self.lease:
             self._valid_until = asked_at + self.lease
         if self._in_doubt is None:
             if self._has_entered and state.last != self.seen.last:
-                raise FencedError(f"another writer was here: {state.last} follows {self.seen.last}")
+                raise port.FencedError(f"another writer was here: {state.last} follows {self.seen.last}")
             self._note(self.seen.after(state))
         self._has_entered = True
         return state
@@ -324,7 +309,7 @@ class Partition:
             if batch is None:
                 return False
             if state.last not in (batch.position, self.seen.last):
-                raise FencedError(f"another writer was here: {state.last} is not {batch.position}")
+                raise port.FencedError(f"another writer was here: {state.last} is not {batch.position}")
             self._in_doubt = None
             self._note(self.seen.after(state))
             return state.last == batch.position
@@ -357,14 +342,14 @@ class Partition:
                 asked_at = self.clock.boottime()
                 try:
                     await self.keeper.renew()
-                except FencedError as error:
+                except port.FencedError as error:
                     self._valid_until = float("-inf")
                     self._fail(error)
                     return
                 except StoreError as error:
                     _log.warning("the lease could not be renewed this time: %s", error)
                     # Without mail there is no other write that would detect that the store cannot be written.
-                    self.submit(Write(makes_room=True))
+                    self.submit(port.Write(makes_room=True))
                 else:
                     self._valid_until = asked_at + self.lease
 
@@ -375,7 +360,7 @@ class Partition:
             return
         _log.error("the partition cannot be written: %s", error)
         self._committer.refuse(error)
-        self._is_fenced = isinstance(error, FencedError)
+        self._is_fenced = isinstance(error, port.FencedError)
         if self._is_fenced:
             self._valid_until = float("-inf")
         elif not self._is_closing:
@@ -389,7 +374,7 @@ class Partition:
             try:
                 await self._enter_again()
                 await self._take_back()
-            except FencedError as error:
+            except port.FencedError as error:
                 self._fail(error)
                 return
             except StoreError as error:
@@ -406,7 +391,7 @@ class Partition:
         """Revert writes that were reported as failed but may be stored."""
         undo = [each for write in self._refused if (each := self.hooks.undo(write))]
         if undo:
-            await self._make_durable(merged(undo), 0)
+            await self._make_durable(port.merged(undo), 0)
         self._refused.clear()
 
     async def close(self) -> None:
@@ -477,7 +462,7 @@ class _Writer:
             self._tell(self._now() - started)
 
 
-def judge(seen: Seen, state: State | None) -> None:
+def judge(seen: Seen, state: port.State | None) -> None:
     """Compare the state of a store with the one that this machine has seen. Raises StrangeStoreError or
     OlderStateError.
     """
@@ -486,14 +471,14 @@ def judge(seen: Seen, state: State | None) -> None:
     mark = "" if state is None else state.mark
     if state is None or mark != seen.mark:
         found = f"its mark is {mark!r}" if mark else "it has no mark, as an empty one"
-        raise StrangeStoreError(
+        raise port.StrangeStoreError(
             f"the store does not hold the queue that this machine knows (mark {seen.mark!r}): {found}."
             " Nothing was changed there. Bring its data back, or the right server. If it was emptied on"
             " purpose, run zonerelay spool accept-empty on each machine that shares it"
         )
     last = state.last
     if state.epoch < seen.epoch or last.epoch < seen.last.epoch or last.number < seen.last.number:
-        raise OlderStateError(
+        raise port.OlderStateError(
             f"the store holds an older state of the queue: its last batch is number {last.number} (epoch"
             f" {state.epoch}), and this machine has stored number {seen.last.number} (epoch {seen.epoch})."
             " It may be a former primary, or a file that was cut or restored. Nothing was changed there."
@@ -503,7 +488,7 @@ def judge(seen: Seen, state: State | None) -> None:
 
 
 async def open_partition(
-    engine: Engine,
+    engine: port.Engine,
     node: int,
     *,
     token: str,
@@ -533,7 +518,7 @@ async def open_partition(
         while True:
             try:
                 await partition.enter()
-            except NodeTakenError:
+            except port.NodeTakenError:
                 if clock.monotonic() >= until:
                     raise
                 await asyncio.sleep(max(0.01, min(1.0, engine.lease / 8)))

@@ -26,21 +26,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
-from zonerelay.store.keys.port import (
-    NOTHING,
-    PAGE_OCTETS,
-    PAGE_ROWS,
-    Batch,
-    FencedError,
-    KeyPage,
-    NodeTakenError,
-    OlderStateError,
-    Peer,
-    Position,
-    Row,
-    State,
-    after,
-)
+from zonerelay.store.keys import port
 from zonerelay.store.postgres.driver import (
     COMMAND_TIMEOUT,
     KEEP_IDLE,
@@ -205,12 +191,12 @@ class PostgresEngine:
     def keeper(self, node: int) -> PostgresKeys:
         return PostgresKeys(self.access, node)
 
-    async def peers(self) -> list[Peer]:
+    async def peers(self) -> list[port.Peer]:
         async with self._control.use() as link:
             if not await _has_tables(link.fetch, self.access.schema):
                 return []
             rows = await link.fetch(self._sql["peers"])
-        return [Peer(*row) for row in rows]
+        return [port.Peer(*row) for row in rows]
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
         """Reserve a key of the whole store with this value until `until` (Unix time), unless it has a value.
@@ -317,7 +303,7 @@ class PostgresKeys:
         self._reader = _Connection(access)
         self._checked: dict[_Connection, Link] = {}
         self._epoch = 0
-        self._last = NOTHING
+        self._last = port.NOTHING
         self._sql = statements(access)
 
     # --- reading
@@ -328,13 +314,15 @@ class PostgresKeys:
         found: dict[bytes, bytes] = dict(map(tuple, rows))
         return [found.get(key) for key in keys]
 
-    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
+    async def page(
+        self, start: bytes, end: bytes, *, rows: int = port.PAGE_ROWS, values: bool = True
+    ) -> port.KeyPage:
         statement = self._sql["page" if values else "keys"]
         async with self._use(self._reader) as link:
-            found = await link.fetch(statement, self._node, start, end, rows + 1, PAGE_OCTETS)
-        taken: list[Row] = [(row[0], row[1]) for row in found[:rows]]
-        is_cut = len(found) > rows or sum(len(key) + len(value) for key, value in taken) >= PAGE_OCTETS
-        return KeyPage(taken, after(taken[-1][0]) if is_cut else None)
+            found = await link.fetch(statement, self._node, start, end, rows + 1, port.PAGE_OCTETS)
+        taken: list[port.Row] = [(row[0], row[1]) for row in found[:rows]]
+        is_cut = len(found) > rows or sum(len(key) + len(value) for key, value in taken) >= port.PAGE_OCTETS
+        return port.KeyPage(taken, port.after(taken[-1][0]) if is_cut else None)
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
         async with self._use(self._reader) as link:
@@ -343,20 +331,20 @@ class PostgresKeys:
 
     # --- entering
 
-    async def look(self) -> State | None:
+    async def look(self) -> port.State | None:
         async with self._writer.use() as link:
             return await self._look(link.fetch)
 
-    async def _look(self, fetch: Fetch) -> State | None:
+    async def _look(self, fetch: Fetch) -> port.State | None:
         if not await _has_tables(fetch, self._access.schema):
             return None
         rows = await fetch(self._sql["look"], self._node)
         if not rows:
             return None
         ((mark, epoch, writer, batch_epoch, batch),) = rows
-        return State(mark, epoch, writer, Position(batch_epoch, batch))
+        return port.State(mark, epoch, writer, port.Position(batch_epoch, batch))
 
-    async def enter(self, writer: str, *, mark: str) -> State:
+    async def enter(self, writer: str, *, mark: str) -> port.State:
         sql = self._sql
         async with self._writer.use() as link, link.transaction() as fetch:
             if not await _has_tables(fetch, self._access.schema):
@@ -366,17 +354,17 @@ class PostgresKeys:
             ((mark,),) = await fetch(sql["mark"])
             rows = await fetch(sql["enter"], self._node, writer, self._access.lease)
         if not rows:
-            raise NodeTakenError(
+            raise port.NodeTakenError(
                 f"another relay is node {self._node} of this database, and its lease has not ended: give each"
                 " relay that shares it its own [postgres] node"
             )
         ((epoch, batch_epoch, batch, _),) = rows
-        self._epoch, self._last = epoch, Position(batch_epoch, batch)
-        return State(mark, epoch, writer, self._last)
+        self._epoch, self._last = epoch, port.Position(batch_epoch, batch)
+        return port.State(mark, epoch, writer, self._last)
 
     # --- writing
 
-    async def apply(self, batch: Batch) -> None:
+    async def apply(self, batch: port.Batch) -> None:
         changes, ranges = batch.write.changes, batch.write.ranges
         made = {key: value for key, value in changes.items() if value is not None}
         values: list[object] = [
@@ -414,7 +402,7 @@ class PostgresKeys:
         """Return the error for a batch whose epoch and previous number do not match the partition."""
         state = await self._look(fetch)
         if state is not None and state.epoch > epoch:
-            return FencedError(f"node {self._node} has epoch {state.epoch}, the writer {epoch}")
+            return port.FencedError(f"node {self._node} has epoch {state.epoch}, the writer {epoch}")
         return StoreError(f"the database does not hold the state that node {self._node} has written: {state}")
 
     async def room(self) -> int | None:
@@ -429,7 +417,7 @@ class PostgresKeys:
                 state = await self._look(link.fetch)
                 if state is None or state.epoch < epoch or state.last.number < last.number:
                     link.cut()
-                    raise OlderStateError(f"a new connection finds an older state of the queue: {state}")
+                    raise port.OlderStateError(f"a new connection finds an older state of the queue: {state}")
                 self._checked[connection] = link
             yield link
 

@@ -23,21 +23,7 @@ import asyncio
 from collections.abc import Sequence
 
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError, Unhealthy
-from zonerelay.store.keys.port import (
-    NOTHING,
-    PAGE_OCTETS,
-    PAGE_ROWS,
-    Batch,
-    FencedError,
-    KeyPage,
-    NodeTakenError,
-    OlderStateError,
-    Peer,
-    Position,
-    Row,
-    State,
-    after,
-)
+from zonerelay.store.keys import port
 from zonerelay.store.redis import durability
 from zonerelay.store.redis.connection import (
     RULE,
@@ -218,7 +204,7 @@ class RedisEngine:
     def keeper(self, node: int) -> RedisKeys:
         return RedisKeys(self.server, node)
 
-    async def peers(self) -> list[Peer]:
+    async def peers(self) -> list[port.Peer]:
         prefix = self.server.settings.prefix
         found = await self._ask("peers", f"{prefix}nodes", prefix, LONGEST_LEASE)
         return sorted((_peer(as_list(row)) for row in as_list(found)), key=lambda peer: peer.node)
@@ -307,7 +293,7 @@ class RedisKeys:
         self._reader = _connection(server, is_writer=False)
         self._checked: dict[Connection, Wire] = {}
         self._epoch = 0
-        self._last = NOTHING
+        self._last = port.NOTHING
 
     # --- reading
 
@@ -319,14 +305,16 @@ class RedisKeys:
         ]
         return [_bytes_or_none(value) for part in await asyncio.gather(*parts) for value in as_list(part)]
 
-    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
+    async def page(
+        self, start: bytes, end: bytes, *, rows: int = port.PAGE_ROWS, values: bool = True
+    ) -> port.KeyPage:
         wire = await self._use(self._reader)
         names = [self._keys, self._values]
-        asked = _SCRIPTS["page"].run(wire, names, start, end, rows, PAGE_OCTETS, int(values))
+        asked = _SCRIPTS["page"].run(wire, names, start, end, rows, port.PAGE_OCTETS, int(values))
         more, *found = as_list(await asked)
         flat = [each for each in found if isinstance(each, bytes)]
-        taken: list[Row] = list(zip(flat[::2], flat[1::2], strict=True))
-        return KeyPage(taken, after(taken[-1][0]) if more else None)
+        taken: list[port.Row] = list(zip(flat[::2], flat[1::2], strict=True))
+        return port.KeyPage(taken, port.after(taken[-1][0]) if more else None)
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
         wire = await self._use(self._reader)
@@ -337,36 +325,36 @@ class RedisKeys:
 
     # --- entering
 
-    async def look(self) -> State | None:
+    async def look(self) -> port.State | None:
         return await self._look(await self._writer.wire())
 
-    async def _look(self, wire: Wire) -> State | None:
+    async def _look(self, wire: Wire) -> port.State | None:
         mark = _bytes_or_none(await wire.call("GET", self._mark))
         if mark is None:
             return None
         names = ("epoch", "writer", "batch_epoch", "batch")
         found = as_list(await wire.call("HMGET", self._here, *names))
         epoch, writer, batch_epoch, batch = (_bytes_or_none(each) or b"" for each in found)
-        last = Position(int(batch_epoch or 0), int(batch or 0))
-        return State(mark.decode(), int(epoch or 0), writer.decode(), last)
+        last = port.Position(int(batch_epoch or 0), int(batch or 0))
+        return port.State(mark.decode(), int(epoch or 0), writer.decode(), last)
 
-    async def enter(self, writer: str, *, mark: str) -> State:
+    async def enter(self, writer: str, *, mark: str) -> port.State:
         wire = await self._writer.wire()
         names = [self._mark, self._nodes, self._here]
         values = (self._node, writer, mark, self._lease, LONGEST_LEASE)
         reply = await _SCRIPTS["enter"].run(wire, names, *values)
         if not isinstance(reply, list):
-            raise NodeTakenError(
+            raise port.NodeTakenError(
                 f"another relay is node {self._node} of this server, and its lease has not ended"
             )
         stored = _bytes_or_none(reply[0]) or b""
         epoch, batch_epoch, batch = _numbers(reply[1:])
-        self._epoch, self._last = epoch, Position(batch_epoch, batch)
-        return State(stored.decode(), epoch, writer, self._last)
+        self._epoch, self._last = epoch, port.Position(batch_epoch, batch)
+        return port.State(stored.decode(), epoch, writer, self._last)
 
     # --- writing
 
-    async def apply(self, batch: Batch) -> None:
+    async def apply(self, batch: port.Batch) -> None:
         write = batch.write
         gone = [key for key, value in write.changes.items() if value is None]
         made = [part for key, value in write.changes.items() if value is not None for part in (key, value)]
@@ -406,7 +394,7 @@ class RedisKeys:
             return
         stored, number = (int(_bytes_or_none(each) or 0) for each in reply)
         if stored > epoch:
-            raise FencedError(f"node {self._node} has epoch {stored}, the writer {epoch}")
+            raise port.FencedError(f"node {self._node} has epoch {stored}, the writer {epoch}")
         raise StoreError(
             f"the server does not hold what node {self._node} has written: epoch {stored}, batch {number}"
         )
@@ -421,7 +409,7 @@ class RedisKeys:
             epoch, last = self._epoch, self._last  # set before the query, because a batch may be active
             state = await self._look(wire)
             if state is None or state.epoch < epoch or state.last.number < last.number:
-                raise OlderStateError(f"a new connection finds an older state of the queue: {state}")
+                raise port.OlderStateError(f"a new connection finds an older state of the queue: {state}")
             self._checked[connection] = wire
         return wire
 
@@ -434,9 +422,9 @@ def _bytes_or_none(reply: Reply) -> bytes | None:
     return reply if isinstance(reply, bytes) else None
 
 
-def _peer(row: list[Reply]) -> Peer:
+def _peer(row: list[Reply]) -> port.Peer:
     node, epoch, is_left, is_over = _numbers(row)
-    return Peer(node, epoch, (_bytes_or_none(row[2]) or b"").decode(), bool(is_left), bool(is_over))
+    return port.Peer(node, epoch, (_bytes_or_none(row[2]) or b"").decode(), bool(is_left), bool(is_over))
 
 
 def _numbers(reply: Reply) -> list[int]:

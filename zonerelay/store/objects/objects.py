@@ -50,18 +50,7 @@ from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.contract import StoreCorruptError, StoreError
-from zonerelay.store.keys.port import (
-    PAGE_ROWS,
-    Batch,
-    FencedError,
-    KeyPage,
-    KeyRange,
-    NodeTakenError,
-    Peer,
-    Position,
-    State,
-    after,
-)
+from zonerelay.store.keys import port
 from zonerelay.store.objects.index import (
     LogState,
     ObjectIndex,
@@ -156,7 +145,7 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True):
     number: int = 0
     writer: str = ""
     changes: list[tuple[bytes, bytes | None]] = []
-    ranges: list[KeyRange] = []
+    ranges: list[port.KeyRange] = []
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):
@@ -226,17 +215,17 @@ class ObjectEngine:
         self.indexes.add(path)
         return path
 
-    async def peers(self) -> list[Peer]:
+    async def peers(self) -> list[port.Peer]:
         found: set[int] = set()
         async for names in self.place.names("beats/"):
             found |= {int(name.rpartition("/")[2]) for name in names}
         return list(await asyncio.gather(*map(self._peer, sorted(found))))
 
-    async def _peer(self, node: int) -> Peer:
+    async def _peer(self, node: int) -> port.Peer:
         beat = await self.beat_of(node)
         is_over = self.is_over(node, beat)
         beat = beat or Beat()
-        return Peer(node, beat.epoch, beat.writer, beat.is_left, is_over)
+        return port.Peer(node, beat.epoch, beat.writer, beat.is_left, is_over)
 
     async def beat_of(self, node: int) -> Beat | None:
         data = await self.place.read(f"beats/{node}")
@@ -337,15 +326,17 @@ class ObjectKeys:
             found = await self._ask(ObjectIndex.get_many, keys)
         return await self._whole(list(zip(keys, found, strict=True)))
 
-    async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
-        wanted = KeyRange(start, end)
+    async def page(
+        self, start: bytes, end: bytes, *, rows: int = port.PAGE_ROWS, values: bool = True
+    ) -> port.KeyPage:
+        wanted = port.KeyRange(start, end)
         found, is_last = await self._ask(ObjectIndex.page, wanted, rows, values)
-        cursor = None if is_last else after(found[-1][0])
+        cursor = None if is_last else port.after(found[-1][0])
         if not values:
-            return KeyPage(found, cursor)
+            return port.KeyPage(found, cursor)
         whole = await self._whole(found)
         rows_ = [(key, value) for (key, _), value in zip(found, whole, strict=True) if value is not None]
-        return KeyPage(rows_, cursor)
+        return port.KeyPage(rows_, cursor)
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
         return await self._ask(ObjectIndex.last_key, start, end)
@@ -387,7 +378,7 @@ class ObjectKeys:
 
     # --- entering
 
-    async def look(self) -> State | None:
+    async def look(self) -> port.State | None:
         mark = await self._place.read("mark")
         if mark is None:
             return None
@@ -395,15 +386,17 @@ class ObjectKeys:
             await self._catch_up()
             return self._as_state(mark)
 
-    def _as_state(self, mark: bytes) -> State:
+    def _as_state(self, mark: bytes) -> port.State:
         state = self._state
-        return State(mark.decode(), state.epoch, state.writer, Position(state.batch_epoch, state.batch))
+        return port.State(
+            mark.decode(), state.epoch, state.writer, port.Position(state.batch_epoch, state.batch)
+        )
 
-    async def enter(self, writer: str, *, mark: str) -> State:
+    async def enter(self, writer: str, *, mark: str) -> port.State:
         async with self._turn:
             return await self._enter(writer, mark)
 
-    async def _enter(self, writer: str, mark: str) -> State:
+    async def _enter(self, writer: str, mark: str) -> port.State:
         stored = await self._place.read("mark")
         if stored is None:
             await self._place.create("mark", mark.encode())
@@ -418,7 +411,9 @@ class ObjectKeys:
             if state.writer not in ("", writer):
                 beat = await self._engine.beat_of(self._node)
                 if not self._engine.is_over(self._node, beat):
-                    raise NodeTakenError(f"another relay is node {self._node}, and its lease has not ended")
+                    raise port.NodeTakenError(
+                        f"another relay is node {self._node}, and its lease has not ended"
+                    )
             self._tried = max(state.epoch, 0 if self._place.is_conditional else self._tried) + 1
             entry = LogEntry(self._tried, writer=writer)
             data = packed(entry)
@@ -603,15 +598,15 @@ class ObjectKeys:
 
     # --- writing
 
-    async def apply(self, batch: Batch) -> None:
+    async def apply(self, batch: port.Batch) -> None:
         async with self._turn:
             if batch.position.epoch != self._epoch or not self._is_open:
-                raise FencedError(
+                raise port.FencedError(
                     f"node {self._node} has epoch {self._epoch}, the writer {batch.position.epoch}"
                 )
             await self._apply(batch)
 
-    async def _apply(self, batch: Batch) -> None:
+    async def _apply(self, batch: port.Batch) -> None:
         write = batch.write
         rows, values = self._split(write.changes, f"{batch.position.epoch:06d}-{batch.position.number:012d}")
         staged = {
@@ -634,7 +629,9 @@ class ObjectKeys:
             raise
         if not is_ours:
             self._epoch = 0
-            raise FencedError(f"another writer has created entry {self._state.slot + 1} of node {self._node}")
+            raise port.FencedError(
+                f"another writer has created entry {self._state.slot + 1} of node {self._node}"
+            )
         try:
             dropped = [*await self._apply_to_index(entry, data), *unnamed]
         finally:  # not earlier, because a sweep searches names here and then in the index
@@ -700,7 +697,7 @@ class ObjectKeys:
             raise StoreError(f"node {self._node} has not been entered again yet")
         if await self._is_fenced():
             self._epoch = 0
-            raise FencedError(f"another writer has node {self._node}")
+            raise port.FencedError(f"another writer has node {self._node}")
 
     async def _is_fenced(self) -> bool:
         if self._place.is_conditional:

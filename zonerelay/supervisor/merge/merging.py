@@ -10,19 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from zonerelay.operations.answers import (
-    Changed,
-    DestinationStatus,
-    Explanation,
-    OrderRow,
-    QuotaStatus,
-    RelayStatus,
-    SourcePenalty,
-    Summary,
-    SummaryRow,
-    ZoneStatus,
-    hurts,
-)
+from zonerelay.operations import answers
 from zonerelay.operations.operation import Merge
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -63,7 +51,7 @@ def merged(
     return msgspec.structs.replace(whole, **more)
 
 
-def merge_explained(found: Sequence[Explanation]) -> Explanation:
+def merge_explained(found: Sequence[answers.Explanation]) -> answers.Explanation:
     """Merge explanations, which differ only in what each worker has observed. The longest suspension and
     everything that a worker has learned about an address are kept.
     """
@@ -95,39 +83,41 @@ def _alike(rows: Iterable[S], *names: str) -> list[list[S]]:
     return list(groups.values())
 
 
-def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: bool) -> RelayStatus:
-    """Merge the answers to `status`. `own` contains what only the supervisor knows; the workers' values are
+def merge_status(
+    parts: Mapping[int, answers.RelayStatus], own: answers.RelayStatus, *, shared: bool
+) -> answers.RelayStatus:
+    """Merge the replies to `status`. `own` contains what only the supervisor knows; the workers' values are
     added.
     """
-    answers = list(parts.values())
-    destinations = _destinations((each for part in answers for each in part.destinations), shared=shared)
+    replies = list(parts.values())
+    destinations = _destinations((each for part in replies for each in part.destinations), shared=shared)
     problems = dict.fromkeys(own.problems)
     for worker, part in parts.items():
         for problem in part.problems:
-            everywhere = len(parts) > 1 and all(problem in other.problems for other in answers)
+            everywhere = len(parts) > 1 and all(problem in other.problems for other in replies)
             problems[problem if everywhere else f"worker {worker}: {problem}"] = None
-    zones = _alike((zone for part in answers for zone in part.zones), "name")
+    zones = _alike((zone for part in replies for zone in part.zones), "name")
     penalties = _alike(
-        (each for part in answers for each in part.source_penalties), "source", "destination", "ipv6_only"
+        (each for part in replies for each in part.source_penalties), "source", "destination", "ipv6_only"
     )
     return merged(
-        answers,
+        replies,
         own,
         add="inbound_connections history_size",
         most="captured_messages captured_size",
         least="free_space history_since counted",
         zones=tuple(map(_same_queue if shared else _sum, zones)),
         destinations=destinations,
-        destinations_total=max(len(destinations), *(part.destinations_total for part in answers), 0),
+        destinations_total=max(len(destinations), *(part.destinations_total for part in replies), 0),
         problems=tuple(problems),
         source_penalties=tuple(max(rows, key=_until) for rows in penalties),
         limits=_usual({worker: part.limits for worker, part in parts.items()}),
-        every=0 if not all(part.every for part in answers) else max((p.every for p in answers), default=1),
+        every=0 if not all(part.every for part in replies) else max((p.every for p in replies), default=1),
         name_servers=_usual({worker: part.name_servers for worker, part in parts.items()}),
-        orders=merge_orders(part.orders for part in answers),
-        quotas=_quotas(each for part in answers for each in part.quotas),
-        accepted_per_minute=_by_minute(part.accepted_per_minute for part in answers),
-        delivered_per_minute=_by_minute(part.delivered_per_minute for part in answers),
+        orders=merge_orders(part.orders for part in replies),
+        quotas=_quotas(each for part in replies for each in part.quotas),
+        accepted_per_minute=_by_minute(part.accepted_per_minute for part in replies),
+        delivered_per_minute=_by_minute(part.delivered_per_minute for part in replies),
     )
 
 
@@ -137,17 +127,17 @@ def _by_minute(parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(sums[::-1])
 
 
-def _until(penalty: SourcePenalty) -> float:
+def _until(penalty: answers.SourcePenalty) -> float:
     return penalty.until
 
 
-def _quotas(rows: Iterable[QuotaStatus]) -> tuple[QuotaStatus, ...]:
+def _quotas(rows: Iterable[answers.QuotaStatus]) -> tuple[answers.QuotaStatus, ...]:
     """Return the quotas. All workers count the same usage, and the highest value is the latest."""
     found = {(row.user, row.quota): row for row in sorted(rows, key=lambda row: row.used)}
     return tuple(found.values())
 
 
-def merge_orders(parts: Iterable[Sequence[OrderRow]]) -> tuple[OrderRow, ...]:
+def merge_orders(parts: Iterable[Sequence[answers.OrderRow]]) -> tuple[answers.OrderRow, ...]:
     """Return the suspensions and hold rules, which all workers have, with the sum of each worker's counts."""
     found = _alike((row for part in parts for row in part), "id")
     rows = (merged(some, some[-1], add="held refused") for some in found)
@@ -164,11 +154,11 @@ def _usual(parts: Mapping[int, str]) -> str:
     return "; ".join((usual, *others))
 
 
-def _sum(zones: Sequence[ZoneStatus]) -> ZoneStatus:
+def _sum(zones: Sequence[answers.ZoneStatus]) -> answers.ZoneStatus:
     return merged(zones, zones[0], add="ready active deferred held suspended", most="oldest_seconds")
 
 
-def _same_queue(zones: Sequence[ZoneStatus]) -> ZoneStatus:
+def _same_queue(zones: Sequence[answers.ZoneStatus]) -> answers.ZoneStatus:
     """Merge counts of a shared queue, of which each worker counts all deliveries but knows only its own
     attempts.
     """
@@ -181,7 +171,9 @@ def _same_queue(zones: Sequence[ZoneStatus]) -> ZoneStatus:
     return msgspec.structs.replace(most, ready=ready, active=active, deferred=deferred)
 
 
-def _destinations(rows: Iterable[DestinationStatus], *, shared: bool) -> tuple[DestinationStatus, ...]:
+def _destinations(
+    rows: Iterable[answers.DestinationStatus], *, shared: bool
+) -> tuple[answers.DestinationStatus, ...]:
     own, counted = "active waiting per_minute", " ready deferred held suspended turns_seconds"
     found = []
     for some in _alike(rows, "zone", "destination", "hosts"):
@@ -200,10 +192,10 @@ def _destinations(rows: Iterable[DestinationStatus], *, shared: bool) -> tuple[D
             max_rate=later.max_rate or next((row.max_rate for row in some if row.max_rate), ""),
         )
         found.append(row)
-    return tuple(sorted(found, key=hurts))
+    return tuple(sorted(found, key=answers.hurts))
 
 
-def merge_changed(parts: Sequence[Changed], *, shared: bool) -> Changed:
+def merge_changed(parts: Sequence[answers.Changed], *, shared: bool) -> answers.Changed:
     """Merge the results of a change. Each worker sees all deliveries of a shared queue, and skips those that
     others are attempting.
     """
@@ -222,7 +214,7 @@ def merge_changed(parts: Sequence[Changed], *, shared: bool) -> Changed:
     return msgspec.structs.replace(most, changed=changed)
 
 
-def merge_summaries(parts: Sequence[Summary]) -> Summary:
+def merge_summaries(parts: Sequence[answers.Summary]) -> answers.Summary:
     """Merge summaries, and count no more keys than one worker would."""
     found: dict[str, list[int]] = {}
     other = [0] * (len(parts[0].minutes) + 1)
@@ -231,11 +223,11 @@ def merge_summaries(parts: Sequence[Summary]) -> Summary:
             ages = found.get(row.key)
             found[row.key] = list(row.ages) if ages is None else _added(ages, row.ages)
         other = _added(other, part.other.ages) if part.other is not None else other
-    rows = [SummaryRow(key=key, total=sum(ages), ages=tuple(ages)) for key, ages in found.items()]
+    rows = [answers.SummaryRow(key=key, total=sum(ages), ages=tuple(ages)) for key, ages in found.items()]
     rows.sort(key=lambda row: (-row.total, row.key))
     for row in rows[MAX_KEYS:]:
         other = _added(other, row.ages)
-    rest = SummaryRow(key="other", total=sum(other), ages=tuple(other))
+    rest = answers.SummaryRow(key="other", total=sum(other), ages=tuple(other))
     return msgspec.structs.replace(
         parts[0],
         rows=tuple(rows[:MAX_KEYS]),
