@@ -28,6 +28,7 @@ from zonerelay.operations.answers import (
     OrderGiven,
     OrderRow,
     OrdersEnded,
+    Summary,
 )
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import (
@@ -37,6 +38,7 @@ from zonerelay.operations.requests import (
     Orders,
     QueueList,
     QueueShow,
+    QueueSummary,
     Release,
     Resume,
     Selectors,
@@ -330,6 +332,27 @@ async def test_what_an_order_keeps_is_suspended_everywhere(tmp_path: Path, about
         assert await running.rows(QueueList(filter=Filter(state=DeliveryState.READY)), DeliveryRow) == []
         await resume(running, **about)
         await running.until_logged("delivered", 2)
+
+
+@pytest.mark.parametrize("about", [{"domain": "a.example"}, {"sender": "app@*"}])
+@pytest.mark.parametrize("effect", ["suspend", "hold"])
+async def test_a_summary_by_reply_names_the_suspension_of_mail_without_a_reply(
+    tmp_path: Path, about: dict[str, str], effect: str
+) -> None:
+    """It said "no attempt yet"."""
+    retry = RetrySettings(schedule=(3600.0,))
+    async with staged(tmp_path, retry=retry) as stage, relay_with(stage.chosen) as running:
+        await send(running, "defer-451@a.example")
+        await running.until_logged("deferred", 1)
+        order = (await suspend(running, **about, effect=effect)).order
+        await send(running, "1@a.example", "2@a.example")
+        is_held = effect == "hold" or "sender" in about
+        if is_held:
+            await running.until_logged("held", 2)
+        (summary,) = await running.rows(QueueSummary(by="reply"), Summary)
+        reply, waits = [(each.key, each.total) for each in sorted(summary.rows, key=lambda row: row.total)]
+        assert (reply[0][:3], reply[1]) == ("451", 1)
+        assert waits == (f"({'held' if is_held else 'suspended'} by {order.id})", 2)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,11 @@ from tests.support.queueing import (
     route_to,
 )
 from zonerelay.config.settings import InDoubt, RetrySettings, ZoneSettings
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import MAILBOXES, QueueName, queue_of
 from zonerelay.model.reply import Reply
+from zonerelay.queue.operator.operations import Shown, steps
 from zonerelay.queue.selection import LEAST
 from zonerelay.queue.settle import outcome_log as journal
 from zonerelay.queue.zone import claims
@@ -332,24 +333,26 @@ async def test_a_dead_destination_is_suspended_and_others_go_on(make: Make) -> N
         relay.accept(f"u{n}@dead.example")
         relay.accept(f"u{n}@live.example")
     await relay.until(lambda: len(relay.sink.named("delivered")) == 100)
-    await relay.until(lambda: len(relay.sink.named("deferred")) == 100)
+    await relay.until_put_off("u")
     attempted = [name for name in relay.courier.recipients() if name.endswith("dead.example")]
     assert len(attempted) <= 10  # those that were under way together
     assert len(relay.sink.named("suspended")) == 1
     # Later mail is not even tried, and uses up no attempt.
     before = len(relay.courier.batches)
     late = relay.accept("late@dead.example")
-    await relay.until(lambda: len(relay.sink.named("deferred")) == 101)
+    await relay.until_put_off("late")
     assert len(relay.courier.batches) == before
     (stored,) = await relay.store.deliveries_of(late.id)
     assert stored.attempts == 0
     assert stored.last is not None
     assert "suspended: 451 4.4.1 connection refused" in str(stored.last.reply)
     assert stored.next_attempt >= relay.clock.now() + 55
+    shown = Shown(late, ((stored, DeliveryState.DEFERRED),))
+    assert [step.event for step in steps(shown)] == ["accepted", "no attempt", "next attempt"]
 
 
 @pytest.mark.parametrize("zone", [ZoneSettings(), ZoneSettings(next_hop="hop")], ids=["mx", "hop"])
-async def test_mail_that_is_put_off_again_and_again_is_told_once_with_the_cause(
+async def test_mail_that_is_put_off_is_not_reported_as_deferred_and_shows_the_cause(
     make: Make, zone: ZoneSettings
 ) -> None:
     relay = make(zones=(zone,), retry=SOON)
@@ -357,12 +360,11 @@ async def test_mail_that_is_put_off_again_and_again_is_told_once_with_the_cause(
     await relay.scheduler.start()
     relay.accept("first@example.com")
     await relay.until(lambda: bool(relay.sink.named("suspended")))
-    late = [relay.accept(f"late{n}@example.com").id for n in range(5)]
+    for n in range(5):
+        relay.accept(f"late{n}@example.com")
     await relay.until(lambda: len(relay.sink.named("suspended")) == 5)
-    for each in late:
-        told = [line for line in relay.sink.named("deferred") if line["id"] == each and not line["attempt"]]
-        assert len(told) <= 1
-        assert all("connection refused" in str(line["reply"]) for line in told)
+    assert [line for line in relay.sink.named("deferred") if not line["attempt"]] == []
+    assert "connection refused" in str(relay.sink.named("suspended")[0]["reply"])
 
 
 async def test_one_probe_at_a_time_until_a_success(make: Make) -> None:

@@ -301,6 +301,12 @@ class Relay:
             while not true():
                 await asyncio.sleep(0.001)
 
+    async def until_put_off(self, name: str, *, timeout: float = 5.0) -> None:
+        """Wait until each waiting delivery to a recipient with this name has a reason."""
+        async with asyncio.timeout(timeout):
+            while any(each.last is None for each in await self.stored() if each.recipient.startswith(name)):
+                await asyncio.sleep(0.001)
+
     async def until_empty(self, *, timeout: float = 5.0) -> None:
         async with asyncio.timeout(timeout):
             while await self.stored():

@@ -58,6 +58,7 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import Kind, QueueName, bin_of, queue_of, queues_of
 from zonerelay.model.reply import NO_NAMES, Reply, same_reply
 from zonerelay.queue.aio import closing
+from zonerelay.queue.destination.suspension import suspended
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.operator.journal import KEPT, Act, Entry, Journal, State
 from zonerelay.queue.orders.order import Order
@@ -117,7 +118,8 @@ def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterator[S
         peer = f" [{last.peer}]" if last.peer else ""
         host = f"{last.host}{peer}: " if last.host else ""
         doubt = " (in doubt)" if last.in_doubt else ""
-        yield Step(last.at, "attempt", recipient, f"{host}{last.reply}{doubt}")
+        event = "attempt" if delivery.attempts or last.host else "no attempt"
+        yield Step(last.at, event, recipient, f"{host}{last.reply}{doubt}")
     if delivery.warned:
         yield Step(at, "warned", recipient, "the sender was told of the delay")
     if delivery.created > accepted:
@@ -152,7 +154,6 @@ KEYS: Mapping[str, Key] = {
     "domain": lambda delivery, _: delivery.domain,
     "zone": lambda delivery, _: delivery.zone,
     "priority": lambda delivery, _: delivery.priority.value,
-    "reply": reply_key,
     "sender": lambda _, message: UNKNOWN if message is None else message.envelope.sender or "<>",
     "user": lambda _, message: UNKNOWN if message is None else message.envelope.origin.user or "(no log-in)",
 }
@@ -423,10 +424,12 @@ class Operations:
         """
         every = 1 if exact or wanted.reaches_bin else max(1, self._total(wanted.zone) // SAMPLE)
         summary = Summary(every, self.clock.now())
-        key_of = KEYS.get(by) or self._site
+        own: dict[str, Key] = {"site": self._site, "reply": self._reply}
+        key_of = own.get(by) or KEYS[by]
+        needs_message = by in NEED_MESSAGE or (by == "reply" and bool(self.orders_in_force()))
         async with aclosing(self._matching(wanted, progress, most=SUMMED, every=every)) as batches:
             async for batch in batches:
-                needed = batch if by in NEED_MESSAGE else []
+                needed = batch if needs_message else []
                 messages = await self._messages_of(each for each, _ in needed)
                 for delivery, _ in batch:
                     summary.count(key_of(delivery, messages.get(delivery.message_id)), delivery.created)
@@ -437,6 +440,17 @@ class Operations:
         """Return the hosts that the zone has found for the domain."""
         found = self.scheduler.destination_of(delivery.zone, delivery.domain)
         return UNKNOWN if found is None else found.partition(" ")[2]
+
+    def _reply(self, delivery: Delivery, message: Message | None) -> str:
+        """Return the last reply, or why there is none."""
+        if delivery.attempts:
+            return reply_key(delivery)
+        if delivery.held and delivery.act in self.orders_in_force():
+            return f"(held by {delivery.act})"
+        if (order := self._order_of(delivery, message)) is not None:
+            return f"(suspended by {order.id})"
+        found = self.suspension_of(delivery)
+        return reply_key(delivery) if found is None else same_reply(str(suspended(found[1])))
 
     # Changing commands
 
@@ -792,12 +806,14 @@ class Operations:
         """Return the state, taking suspensions, hold rules and unreachable hosts into account."""
         if state not in _WAITING:
             return state
-        if self.orders_in_force():
-            hosts = (self.scheduler.destination_of(delivery.zone, delivery.domain) or "").partition(" ")[2]
-            if self.waited_for(delivery, message, hosts) is not None:
-                return DeliveryState.SUSPENDED
+        if self.orders_in_force() and self._order_of(delivery, message) is not None:
+            return DeliveryState.SUSPENDED
         is_unreachable = state is DeliveryState.READY and self.suspension_of(delivery) is not None
         return DeliveryState.DEFERRED if is_unreachable else state
+
+    def _order_of(self, delivery: Delivery, message: Message | None) -> Order | None:
+        hosts = (self.scheduler.destination_of(delivery.zone, delivery.domain) or "").partition(" ")[2]
+        return self.waited_for(delivery, message, hosts)
 
     async def _matching(
         self,
@@ -938,4 +954,4 @@ def _moved(delivery: Delivery, queue: QueueName, now: float) -> Delivery:
 def described(wanted: QueueFilter) -> str:
     """Describe the filter in one line for the log."""
     given = ((field.name, getattr(wanted, field.name)) for field in fields(wanted))
-    return " ".join(f"{name}={value}" for name, value in given if value is not None)
+    return " ".join(f"{name}={value}" for name, value in given if value is not None and value is not False)

@@ -495,12 +495,13 @@ class Settler:
 
 
 def _is_news(c: Disposition) -> bool:
-    """Return false if a delivery is deferred again without an attempt, for the same reason as before."""
+    """Return false if a delivery is deferred without an attempt because its hosts are suspended, which was
+    reported, or again for the same reason as before.
+    """
     outcome, last = c.outcome, c.delivery.last
-    is_put_off = (
-        outcome.verdict is Verdict.DEFERRED and not outcome.counts and outcome.scope is not Scope.LOCAL
-    )
-    return not is_put_off or last is None or last.reply != outcome.reply
+    if outcome.verdict is not Verdict.DEFERRED or outcome.counts or outcome.scope is Scope.LOCAL:
+        return True
+    return bool(outcome.host) and (last is None or last.reply != outcome.reply)
 
 
 def _is_held(change: Finish | Postpone) -> bool:
