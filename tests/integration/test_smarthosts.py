@@ -48,7 +48,7 @@ async def test_a_wrong_password_is_a_problem_in_status_and_bounces_nothing(
     async with relay_with(configured(tmp_path, host)) as running:
         for _ in range(3):
             await running.send("app@example.org", ["b@example.com"], MESSAGE)
-        await running.until_logged("deferred", 3)
+        await running.until_logged("suspended")
         found = await running.status()
         reply = "535 5.7.8 no such user or password"
         assert f"zone default cannot log in at {host} as main: {reply}" in found.problems
