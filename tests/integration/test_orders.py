@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import smtplib
@@ -18,6 +19,7 @@ import pytest
 from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
+from zonerelay import durable
 from zonerelay.config.settings import RetrySettings, RouteSettings, Settings, ZoneSettings
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.operations.answers import (
@@ -457,6 +459,34 @@ async def test_a_file_in_trouble_is_a_problem_while_it_is_and_its_orders_stay(
             assert len(module.OrdersFile(tmp_path).read()) == 2
         await resume(running, zone="hop")
         await running.until_logged("delivered", 1)
+
+
+async def test_a_file_that_cannot_be_written_is_tried_again_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was tried, and logged, every five seconds."""
+    monkeypatch.setattr(module, "LOOK", 0.01)
+    monkeypatch.setattr(module, "LONGEST_PAUSE", 0.16)
+    tries, write = list[float](), durable.write
+
+    def fails(path: Path, data: bytes) -> None:
+        if path.name != "orders.json":
+            write(path, data)
+            return
+        tries.append(time.monotonic())
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with staged(tmp_path) as stage, relay_with(stage.chosen, trouble_expected=True) as running:
+        await suspend(running, zone="hop")
+        monkeypatch.setattr(durable, "write", fails)
+        with pytest.raises(ControlError, match="No space left"):
+            await suspend(running, sender="x@*")
+        await running.until(lambda: len(tries) == 8, what="it is tried again")
+        assert tries[-1] - tries[-2] >= 0.16
+        assert any("cannot be written" in each for each in (await running.status()).problems)
+        monkeypatch.setattr(durable, "write", write)
+        await suspend(running, sender="x@*")
+        assert not any("cannot be written" in each for each in (await running.status()).problems)
 
 
 async def test_a_file_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ from zonerelay.telemetry.events.events import Events
 
 DIRECTORY = "orders"
 LOOK = 5.0
+LONGEST_PAUSE = 60.0
+"""The longest pause before a file that cannot be written is tried again."""
 PATIENCE = 5.0
 """Seconds that a change waits for the lock."""
 KEPT = 30 * 86400.0
@@ -85,16 +87,19 @@ class OrdersFile:
                 "backup; without it the relay would send suspended mail"
             ) from error
 
-    def change(self, change: _Change, now: float, missing: Sequence[Order] = ()) -> list[Order]:
+    def change(
+        self, change: _Change, now: float, missing: Sequence[Order] = (), *, rewrite: bool = False
+    ) -> list[Order]:
         """Apply a change to the file durably and return the resulting orders. Without a file, the change is
-        applied to `missing`. Raise OrdersError and OSError.
+        applied to `missing`. With `rewrite`, the file is written even if nothing changes. Raise OrdersError
+        and OSError.
         """
         with locked_directory(self.path.parent, patience=PATIENCE):
             orders = self.read(missing)
             changed = change(orders)
             over = [order for order in changed if order.ended is not None and order.ended > now - KEPT]
             kept = [order for order in changed if order.ended is None or order in over[-MAX_ORDERS:]]
-            if kept != orders:
+            if rewrite or kept != orders:
                 durable.write(self.path, msgspec.json.encode(kept))
             return kept
 
@@ -404,14 +409,15 @@ class Orders:
     async def _watch(self) -> None:
         self._set_alarm()
         await self._expire()
+        pause = LOOK
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(pause)
             try:
                 await self.look()
+                await self._expire()
             except OrdersError as error:
                 self.events.error("queue.orders", error)
-                continue
-            await self._expire()
+            pause = min(2 * pause, LONGEST_PAUSE) if self._unwritten else LOOK
 
     async def look(self) -> None:
         """Apply changes of the file by other processes. Raise OrdersError when it becomes unusable."""
@@ -446,6 +452,7 @@ class Orders:
         return self._file.read(self._all)
 
     def _change(self, change: _Change) -> list[Order]:
-        orders = self._file.change(change, self.clock.now(), self._all)
+        rewrite = bool(self._unwritten)  # it is known only afterwards whether the file can be written
+        orders = self._file.change(change, self.clock.now(), self._all, rewrite=rewrite)
         self._stamp = self._file.stamp()
         return orders
