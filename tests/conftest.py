@@ -9,13 +9,15 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.outbox import OutboxBed
 from tests.support.programs import use_fetched
+from tests.support.sink import Sink
 from tests.support.stories import dismiss, testimonies
 
 gc.disable()  # until all tests are there, for none of them is garbage
@@ -31,14 +33,13 @@ ENGINES = frozenset({*SERVERS, "disk", "shelve", "apart", "sqlite", "directory"}
 CRASHES = ("test_crash.py", "test_kill.py")
 """Every engine is killed every day."""
 EVERYDAY = (
-    "test_crash.py", "test_explain.py", "test_http_api.py", "test_sendmail.py",
-    "test_start.py", "test_tls.py",
+    "test_crash.py", "test_http_api.py", "test_sendmail.py", "test_start.py",
 )  # fmt: skip
 """What `make test` runs of them: one kill -9 and one of each way in and out."""
 
 # How long an example takes says more about the other processes than about the example.
 settings.register_profile(
-    "side by side", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "side by side", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("side by side")
 
@@ -108,6 +109,23 @@ def _is_long_file(path: Path) -> bool:
 def _tier(path: Path) -> int:
     """Its place among the tiers; what has none begins early."""
     return next((place for place, name in enumerate(TIERS) if name in path.parts), 0)
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Iterator[OutboxBed]:
+    """An outbox of a test's own."""
+    bed = OutboxBed(tmp_path)
+    yield bed
+    bed.drop()
+
+
+@pytest.fixture
+async def sink() -> AsyncIterator[Sink]:
+    """A receiver that takes everything."""
+    sink = Sink()
+    await sink.start()
+    yield sink
+    await sink.close()
 
 
 def pytest_runtest_setup() -> None:

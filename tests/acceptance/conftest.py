@@ -6,14 +6,12 @@ Some need root: to mount a small file system, to run Postfix. Anybody else's run
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.acceptance.submission import Papers, add_user
 from tests.support.postfix import PostfixTools
-from tests.support.sink import Sink
 
 _SERVERS = "needs root: Postfix, Exim and OpenSMTPD start as root and become other users"
 NEED_ROOT = {
@@ -34,14 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.path.parent == Path(__file__).parent and item.path.name in NEED_ROOT:
                 item.add_marker(pytest.mark.skip(reason=NEED_ROOT[item.path.name]))
-
-
-@pytest.fixture
-async def sink() -> AsyncIterator[Sink]:
-    sink = Sink()
-    await sink.start()
-    yield sink
-    await sink.close()
 
 
 @pytest.fixture

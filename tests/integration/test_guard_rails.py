@@ -105,14 +105,6 @@ async def house_in(
 
 
 @pytest.fixture
-async def sink() -> AsyncIterator[Sink]:
-    sink = Sink()
-    await sink.start()
-    yield sink
-    await sink.close()
-
-
-@pytest.fixture
 async def house(tmp_path: Path, sink: Sink) -> AsyncIterator[House]:
     async with house_in(tmp_path, sink) as house:
         yield house

@@ -7,11 +7,9 @@ import base64
 import hashlib
 import smtplib
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from dkim.canonicalization import Relaxed
 
 from tests.support.dkim import PEMS
@@ -42,14 +40,6 @@ MESSAGE = (
 MOVED = RewriteSettings(address=("old.example",), to="@new.example")
 STANDSTILL = RetrySettings(schedule=(3600.0,), suspend_min=3000.0, suspend_max=3600.0)
 NOWHERE = ZoneSettings(next_hop=f"{LOOPBACK}:1")
-
-
-@pytest.fixture
-async def sink() -> AsyncIterator[Sink]:
-    sink = Sink()
-    await sink.start()
-    yield sink
-    await sink.close()
 
 
 def to_sink(sink: Sink, name: str = "default", *, srs: bool = False) -> ZoneSettings:

@@ -33,14 +33,6 @@ def with_sources(directory: Path, port: int, *sources: SourceSettings, **zone: o
 
 
 @pytest.fixture
-async def sink() -> AsyncIterator[Sink]:
-    sink = Sink()
-    await sink.start()
-    yield sink
-    await sink.close()
-
-
-@pytest.fixture
 async def guard() -> AsyncIterator[Guard]:
     guard = Guard(["127.0.0.2"], f"554 5.7.1 {BLOCKED}", "RCPT")
     await guard.start()

@@ -115,6 +115,7 @@ _LOOK_UPS = {"lookup", "getincrementaldecoder", "getdecoder", "getreader"}
 _DECODERS = {*_LOOK_UPS, "str", "decode", "encode"}
 
 
+@pytest.mark.proof
 def test_no_other_place_lets_a_stranger_choose_a_codec() -> None:
     for known in (
         "x.decode(charset)", "x.decode('punycode')", "x.encode('idna')", "str(x, charset)",

@@ -136,6 +136,7 @@ def _texts(node: ast.expr | None, constants: Mapping[str, ast.expr], depth: int 
             yield from _texts(part, constants, depth + 1)
 
 
+@pytest.mark.proof
 def test_no_decision_hangs_on_a_sentence() -> None:
     names = {str(path.relative_to(PACKAGE)): path for path in modules()}
     found = {

@@ -112,6 +112,7 @@ def test_all_that_waits_leaves_as_fast_as_new_mail_from_the_first_second_on(
     run(scene())
 
 
+@pytest.mark.proof
 def test_a_probe_costs_little_of_what_waits() -> None:
     """Each that is put off costs a write and a line in the log, at every probe."""
 

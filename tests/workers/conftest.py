@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import trustme
 
-from tests.support.outbox import LOOPBACK, OutboxBed
-from tests.support.sink import Sink
-
-
-@pytest.fixture
-def bed(tmp_path: Path) -> Iterator[OutboxBed]:
-    bed = OutboxBed(tmp_path)
-    yield bed
-    bed.drop()
-
-
-@pytest.fixture
-async def sink() -> AsyncIterator[Sink]:
-    sink = Sink()
-    await sink.start()
-    yield sink
-    await sink.close()
+from tests.support.outbox import LOOPBACK
 
 
 @pytest.fixture
