@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from tests.store.builders import NOW, attempt, delivery_for, envelope_for, message_id
 from tests.transfer.migrations import configured, queue
@@ -46,7 +47,7 @@ async def _store(store: Store, number: int) -> None:
     names = [f"to-{number}-{place}@example{place}.net" for place in range(chance.randint(1, 3))]
     envelope = replace(envelope_for(message_id(number << 8), *names), envid=f"id{number}")
     deliveries = [
-        replace(
+        structs.replace(
             delivery_for(envelope, name),
             notify=Notify.FAILURE,
             orcpt=f"rfc822;{name}",

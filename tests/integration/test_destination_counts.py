@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -31,7 +30,8 @@ async def test_what_is_only_in_the_store_is_counted_with_its_age_and_its_last_re
     held = relay.accept("a@held.example", tell=False)
     await relay.store.update([each.key for each in await relay.store.deliveries_of(waiting.id)], later)
     await relay.store.update(
-        [each.key for each in await relay.store.deliveries_of(held.id)], lambda each: replace(each, held=True)
+        [each.key for each in await relay.store.deliveries_of(held.id)],
+        lambda each: structs.replace(each, held=True),
     )
     counts = Destinations(relay.store, relay.scheduler, relay.clock, lambda *_: None)
     (slow, other), _ = await counts.rows()
@@ -101,7 +101,7 @@ async def test_mail_of_an_unreachable_host_is_deferred(relay: Relay) -> None:
     await relay.until(lambda: not relay.scheduler.active_count("default"))
     due = relay.clock.now() - 1.0
     keys = [each.key for each in await relay.store.deliveries_of(message.id)]
-    await relay.store.update(keys, lambda each: replace(each, next_attempt=due))
+    await relay.store.update(keys, lambda each: structs.replace(each, next_attempt=due))
     relay.accept("b@down.example", tell=False)
     counts = Destinations(relay.store, relay.scheduler, relay.clock, lambda *_: None)
     (row,), _ = await counts.rows()

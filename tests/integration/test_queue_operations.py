@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, NO_HOST, Relay
 from zonerelay.config.settings import RetrySettings, ZoneSettings
@@ -85,7 +85,7 @@ async def test_due_mail_of_an_unreachable_host_is_deferred_until_the_host_is_tri
     message_id = await deferred(relay, "b@example.com")
     await relay.until(lambda: not relay.scheduler.active_count("default"))
     keys = [each.key for each in await relay.store.deliveries_of(message_id)]
-    await relay.store.update(keys, lambda each: replace(each, next_attempt=relay.clock.now() - 1))
+    await relay.store.update(keys, lambda each: structs.replace(each, next_attempt=relay.clock.now() - 1))
     found = [(each, state) async for each, _, state in operations.select(ALL)]
     assert [state for _, state in found] == [DeliveryState.DEFERRED]
     assert await operations.count(QueueFilter(state=DeliveryState.READY)) == 0
@@ -168,7 +168,7 @@ async def test_settings_that_change_meanwhile_do_not_let_an_attempt_cross_a_chan
 ) -> None:
     message_id = await deferred(relay, "b@example.com")
     (stored,) = await relay.stored()
-    await relay.store.update([stored.key], lambda each: replace(each, next_attempt=0.0))
+    await relay.store.update([stored.key], lambda each: structs.replace(each, next_attempt=0.0))
     relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
     hesitation = Hesitation(relay)
     drop = asyncio.create_task(operations.drop(QueueFilter(message_id=message_id)))
@@ -275,7 +275,7 @@ async def test_a_verb_over_a_long_queue_works_in_batches(
         message = relay.accept(f"u{n}@example.com", tell=False)
         await relay.store.update(
             [d.key for d in await relay.store.deliveries_of(message.id)],
-            lambda d: replace(d, next_attempt=relay.clock.now() + 1000),
+            lambda d: structs.replace(d, next_attempt=relay.clock.now() + 1000),
         )
     assert await operations.count(ALL) == 50
     assert await operations.drop(ALL) == Result(50, 50, 0)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.support.queueing import (
     BOUNCED,
@@ -220,7 +221,7 @@ async def test_deferred_mail_found_at_the_start_is_tried_when_due(make: Make) ->
     message = relay.accept("b@example.com", tell=False)
     await relay.store.update(
         [DeliveryKey(queue_of("default"), message.id, message.envelope.recipients[0].address)],
-        lambda delivery: replace(delivery, next_attempt=relay.clock.now() + 0.3),
+        lambda delivery: structs.replace(delivery, next_attempt=relay.clock.now() + 0.3),
     )
     await relay.scheduler.start()
     await asyncio.sleep(0.02)
@@ -773,7 +774,7 @@ async def test_mail_that_has_waited_makes_way_on_a_busy_loop_and_leaves_all_the_
     for number in range(100):
         relay.accept(f"old@old{number % 50}.example", tell=False)
     for delivery in await relay.stored():
-        await relay.store.update([delivery.key], lambda each: replace(each, next_attempt=1.0))
+        await relay.store.update([delivery.key], lambda each: structs.replace(each, next_attempt=1.0))
     await relay.scheduler.start()
     throttle_timer = relay.scheduler._throttle_timer
     assert throttle_timer is not None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec import structs
 
 from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_for, message_id, own_message
 from tests.store.spools import Spool, until
@@ -197,7 +197,7 @@ class Comparison(RuleBasedStateMachine):
         changes = self.changes(self.pick(which), outcome)
         if bounce:
             message, delivery = own_message(message_id(self.next_number()), b"z" * 70_000, RECIPIENTS[0])
-            changes.append(Submit(message, b"z" * 70_000, (replace(delivery, queue=queue_of("a")),)))
+            changes.append(Submit(message, b"z" * 70_000, (structs.replace(delivery, queue=queue_of("a")),)))
         self.run(self.spool.store.settle(changes, lazy=lazy))
         self.run(self.memory.settle(changes))
         self.drop_settled(changes)
@@ -215,11 +215,11 @@ class Comparison(RuleBasedStateMachine):
 
         def change(delivery: Delivery) -> Delivery | None:
             changed: dict[str, Delivery | None] = {
-                "hold": replace(delivery, held=True),
-                "free": replace(delivery, held=False),
-                "now": replace(delivery, next_attempt=self.now),
-                "later": replace(delivery, next_attempt=self.now + 45.3),
-                "move": replace(delivery, queue=queue_of(ZONES[ZONES.index(delivery.zone) - 1])),
+                "hold": structs.replace(delivery, held=True),
+                "free": structs.replace(delivery, held=False),
+                "now": structs.replace(delivery, next_attempt=self.now),
+                "later": structs.replace(delivery, next_attempt=self.now + 45.3),
+                "move": structs.replace(delivery, queue=queue_of(ZONES[ZONES.index(delivery.zone) - 1])),
                 "remove": None,
             }
             return changed[verb]
@@ -253,7 +253,7 @@ class Comparison(RuleBasedStateMachine):
                 claim(set()),
                 real.commit(deliveries),
                 *(store.settle([change], lazy=True) for change in changes),
-                store.update(idle, lambda d: replace(d, warned=True)),
+                store.update(idle, lambda d: structs.replace(d, warned=True)),
                 store.next_due(queue_of(zone)),
             ]
             await asyncio.gather(*work)
@@ -263,7 +263,7 @@ class Comparison(RuleBasedStateMachine):
         self.run(model.commit(deliveries))
         for change in changes:
             self.run(self.memory.settle([change]))
-        self.run(self.memory.update(idle, lambda d: replace(d, warned=True)))
+        self.run(self.memory.update(idle, lambda d: structs.replace(d, warned=True)))
         self.drop_settled(changes)
         assert len({d.key for d in found}) == len(found), "handed out twice"
         claimable = {d.key for d in self.claimable(zone, set())}
@@ -334,7 +334,7 @@ class Comparison(RuleBasedStateMachine):
         store = self.spool.store
         store.release([d.key for d in self.claimed])
         everything = [d async for d in self.memory.scan()]
-        await store.update([d.key for d in everything], lambda d: replace(d, held=False))
+        await store.update([d.key for d in everything], lambda d: structs.replace(d, held=False))
         found = []
         for zone in ZONES:
             found += await store.claim(queue_of(zone), 10_000, now=self.now + 1000)
@@ -408,9 +408,9 @@ class Comparison(RuleBasedStateMachine):
             if verdict == "finish":
                 return Finish(delivery)
             if verdict == "hold":
-                return Postpone(replace(delivery, held=True))
+                return Postpone(structs.replace(delivery, held=True))
             if verdict == "again":
-                return Postpone(replace(delivery, next_attempt=0.0))
+                return Postpone(structs.replace(delivery, next_attempt=0.0))
             delay = 20.0 if verdict == "defer" else 99.7
             return Postpone(delivery.deferred(self.now + delay, attempt(self.now)))
 

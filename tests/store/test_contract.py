@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
 
 from tests.store.builders import (
     NOW,
@@ -62,7 +63,7 @@ class TestTakingMail:
             smtputf8=True,
         )
         deliveries = [
-            replace(
+            structs.replace(
                 delivery_for(envelope, "a@example.net"),
                 notify=Notify.FAILURE | Notify.DELAY,
                 orcpt="rfc822;x",
@@ -328,14 +329,14 @@ class TestDeferring:
     async def test_held_delivery_is_not_handed_out(self, store: Store) -> None:
         (delivery,) = await store_message(store, 1)
         await claim_all(store)
-        await store.settle([Postpone(replace(delivery, held=True))])
+        await store.settle([Postpone(structs.replace(delivery, held=True))])
         assert await claim_all(store, now=NOW + 1e6) == []
         assert await store.next_due(queue_of("default")) is None
 
     async def test_postponed_to_now_is_due_at_once(self, store: Store) -> None:
         (delivery,) = await store_message(store, 1)
         await claim_all(store)
-        again = replace(delivery, warned=True)
+        again = structs.replace(delivery, warned=True)
         await store.settle([Postpone(again)])
         assert await claim_all(store) == [again]
 
@@ -377,7 +378,7 @@ class TestSettling:
         """Of any size, and in the queue of a webhook, which is none of mail."""
         envelope = envelope_for(message_id(1), "a@example.net")
         event, delivery = own_message(message_id(2), b"event", "0.0.1@hook")
-        delivery = replace(delivery, queue=webhook_queue("hook"))
+        delivery = structs.replace(delivery, queue=webhook_queue("hook"))
         async with store.begin(envelope) as writer:
             await writer.write(b"z" * 700_000)
             await writer.commit(
@@ -441,7 +442,7 @@ class TestOperations:
         """It is claimed when it goes, and it may come back; its message stays with the last one."""
         deliveries = await store_message(store, 1, "a@example.net", "b@example.net")
         (claimed, _) = await claim_all(store)
-        moved = replace(claimed, queue=queue_of("other;bulk"), next_attempt=NOW + 5, act="0a0b0c0d")
+        moved = structs.replace(claimed, queue=queue_of("other;bulk"), next_attempt=NOW + 5, act="0a0b0c0d")
         assert len(await store.update([claimed.key], lambda _: moved)) == 1
         store.release([claimed.key])
         assert store.counts()[queue_of("default")].total == 1
@@ -452,10 +453,12 @@ class TestOperations:
         assert await store.next_due(queue_of("other;bulk")) == NOW + 5
         assert await store.claim(queue_of("other;bulk"), 10, now=NOW) == []
         assert await store.claim(queue_of("other;bulk"), 10, now=NOW + 5) == [moved]
-        await store.update([moved.key], lambda d: replace(d, queue=queue_of("default"), next_attempt=0.0))
+        await store.update(
+            [moved.key], lambda d: structs.replace(d, queue=queue_of("default"), next_attempt=0.0)
+        )
         store.release([moved.key])
         assert store.counts().get(queue_of("other;bulk"), QueueCounts()).total == 0
-        back = [replace(claimed, act="0a0b0c0d")]
+        back = [structs.replace(claimed, act="0a0b0c0d")]
         assert await claim_all(store) == back
         await store.settle([Finish(delivery) for delivery in (*back, deliveries[1])])
         with pytest.raises(MessageNotFoundError):
@@ -464,7 +467,7 @@ class TestOperations:
 
     async def test_what_is_moved_into_a_bin_is_no_mail_until_it_is_moved_back(self, store: Store) -> None:
         (delivery, other) = await store_message(store, 1, "a@example.net", "b@example.net")
-        binned = replace(delivery, queue=bin_of(delivery.queue), held=True, next_attempt=NOW + 5)
+        binned = structs.replace(delivery, queue=bin_of(delivery.queue), held=True, next_attempt=NOW + 5)
         await store.update([delivery.key], lambda _: binned)
         assert [d async for d in store.scan()] == [other]
         assert store.counts().keys() == {delivery.queue}
@@ -479,14 +482,17 @@ class TestOperations:
         deliveries = [(await store_message(store, number))[0] for number in range(5)]
         keys = [delivery.key for delivery in deliveries]
         gone = DeliveryKey(queue_of("default"), message_id(99), Mailbox("x@example.net"))
-        assert len(await store.update([*keys[:3], gone], lambda delivery: replace(delivery, held=True))) == 3
+        assert (
+            len(await store.update([*keys[:3], gone], lambda delivery: structs.replace(delivery, held=True)))
+            == 3
+        )
         assert [d.message_id for d in await claim_all(store)] == [message_id(3), message_id(4)]
-        assert len(await store.update(keys[:2], lambda delivery: replace(delivery, held=False))) == 2
+        assert len(await store.update(keys[:2], lambda delivery: structs.replace(delivery, held=False))) == 2
         assert [d.message_id for d in await claim_all(store)] == [message_id(0), message_id(1)]
 
     async def test_rescheduled_delivery_moves_in_time(self, store: Store) -> None:
         (delivery,) = await store_message(store, 1, next_attempt=NOW + 1000)
-        await store.update([delivery.key], lambda d: replace(d, next_attempt=NOW + 5))
+        await store.update([delivery.key], lambda d: structs.replace(d, next_attempt=NOW + 5))
         assert await store.next_due(queue_of("default")) == NOW + 5
         assert len(await claim_all(store, now=NOW + 5)) == 1
 
@@ -499,15 +505,18 @@ class TestOperations:
     async def test_change_of_a_claimed_delivery_does_not_hand_it_out_twice(self, store: Store) -> None:
         await store_message(store, 1)
         (delivery,) = await claim_all(store)
-        await store.update([delivery.key], lambda d: replace(d, warned=True))
+        await store.update([delivery.key], lambda d: structs.replace(d, warned=True))
         assert await claim_all(store) == []
         store.release([delivery.key])
-        assert await claim_all(store) == [replace(delivery, warned=True)]
+        assert await claim_all(store) == [structs.replace(delivery, warned=True)]
 
     async def test_many_deliveries_are_updated(self, store: Store) -> None:
         recipients = [f"r{number:03}@example.net" for number in range(600)]
         deliveries = await store_message(store, 1, *recipients)
-        assert len(await store.update([d.key for d in deliveries], lambda d: replace(d, held=True))) == 600
+        assert (
+            len(await store.update([d.key for d in deliveries], lambda d: structs.replace(d, held=True)))
+            == 600
+        )
         assert store.counts()[queue_of("default")] == QueueCounts(held=600)
 
     async def test_scan_shows_everything_in_order_claimed_ones_too(self, store: Store) -> None:
@@ -613,7 +622,7 @@ class TestFigures:
             [
                 Finish(first),
                 Postpone(second.deferred(NOW + 5, attempt())),
-                Postpone(replace(third, held=True)),
+                Postpone(structs.replace(third, held=True)),
             ]
         )
         assert store.counts()[queue_of("default")] == QueueCounts(deferred=1, held=1)
@@ -692,7 +701,7 @@ class TestClosing:
             lambda: store.deliveries_of(message_id(1)),
             store.probe,
             lambda: anext(aiter(store.scan())),
-            lambda: writer.commit([replace(delivery, message_id=message_id(2))]),
+            lambda: writer.commit([structs.replace(delivery, message_id=message_id(2))]),
         ]
         for call in calls:
             with pytest.raises(StoreError):

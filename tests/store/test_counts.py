@@ -13,11 +13,11 @@ import random
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.store.builders import NOW, attempt, message_id, own_message, store_message
 from tests.store.spools import Spool, until
@@ -104,12 +104,12 @@ class Run:
         for key in self._some(sorted(self.handed)):
             delivery = self.handed.pop(key)
             postponed = self.random.choice(
-                (delivery.deferred(NOW + 30, attempt()), replace(delivery, held=True))
+                (delivery.deferred(NOW + 30, attempt()), structs.replace(delivery, held=True))
             )
             changes.append(self.random.choice((Finish(delivery), Finish(delivery), Postpone(postponed))))
         if changes and self.random.random() < 0.5:
             message, bounce = own_message(message_id(self._next()), b"bounce", ADDRESSES[0])
-            changes.append(Submit(message, b"bounce", (replace(bounce, queue=queue_of("a")),)))
+            changes.append(Submit(message, b"bounce", (structs.replace(bounce, queue=queue_of("a")),)))
         await self._try(changes)
 
     async def _try(self, changes: list[Change]) -> None:
@@ -124,7 +124,7 @@ class Run:
 
     async def _update(self, known: list[DeliveryKey]) -> None:
         held, due = self.random.random() < 0.3, self.random.choice((0.0, NOW + 5))
-        await self.store.update(self._some(known), lambda d: replace(d, held=held, next_attempt=due))
+        await self.store.update(self._some(known), lambda d: structs.replace(d, held=held, next_attempt=due))
 
     async def _drop(self, known: list[DeliveryKey]) -> None:
         """What came last, most of all: of that something else may be under way."""

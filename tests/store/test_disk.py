@@ -8,10 +8,10 @@ import os
 import shutil
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.store.builders import (
     NOW,
@@ -340,7 +340,7 @@ class TestFailedWrites:
 
     async def test_change_that_cannot_be_encoded_changes_nothing(self, queue: Spool) -> None:
         (delivery,) = await store_message(queue.store, 1)
-        bad = replace(delivery, orcpt="\udcff")
+        bad = structs.replace(delivery, orcpt="\udcff")
         with pytest.raises(StoreError):
             await queue.store.settle([Postpone(bad)])
         assert await queue.store.deliveries_of(message_id(1)) == [delivery]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool, until
@@ -107,7 +107,7 @@ async def test_spool_whose_bin_has_mail_is_kept_and_the_reason_is_told(
     told: list[str] = []
     async with Spool(tmp_path / "q", backend=Backend.LEVELDB) as spool:
         (delivery,) = await store_message(spool.store, 1)
-        dropped = replace(delivery, queue=bin_of(delivery.queue), held=True)
+        dropped = structs.replace(delivery, queue=bin_of(delivery.queue), held=True)
         await spool.store.update([delivery.key], lambda _: dropped)
         waiting = asyncio.create_task(heir.until_empty(spool.store, told.append))
         await until(lambda: bool(told))

@@ -7,10 +7,11 @@ import gc
 import threading
 import warnings
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.store.builders import (
     NOW,
@@ -331,7 +332,7 @@ async def test_a_change_of_another_nodes_mail_reaches_it(crew: list[Machine]) ->
     two.busy = {key for key in keys if key.recipient == "busy@example.net"}
 
     def change(delivery):  # type: ignore[no-untyped-def]
-        return None if delivery.recipient == "gone@example.net" else replace(delivery, held=True)
+        return None if delivery.recipient == "gone@example.net" else structs.replace(delivery, held=True)
 
     done = await one.nodes.update(keys, change)
     assert {key.recipient for key in done} == {"a@example.net", "b@example.net", "gone@example.net"}
@@ -346,13 +347,13 @@ async def test_a_change_of_mail_that_another_node_has_adopted_reaches_it(crew: l
     await one.start()
     await put(one, 1, "a@example.net")
     (delivery,) = await one.nodes.deliveries_of(message_id(1))
-    await one.nodes.settle([Postpone(replace(delivery, held=True))])
+    await one.nodes.settle([Postpone(structs.replace(delivery, held=True))])
     await one.nodes.close()
     await two.start(5)
     await until(lambda: bool(two.nodes._heirs))
     await three.start(6)
     keys = [each.key async for each in three.nodes.scan()]
-    done = await asyncio.wait_for(three.nodes.update(keys, lambda old: replace(old, held=False)), 20)
+    done = await asyncio.wait_for(three.nodes.update(keys, lambda old: structs.replace(old, held=False)), 20)
     assert done.keys() == {delivery.key}
     assert await two.claim() == ["a@example.net"]
     await until(lambda: not _rows(two, b"answer "))
@@ -407,7 +408,7 @@ async def test_deferred_and_held_mail_of_an_heir(crew: list[Machine]) -> None:
     await one.start()
     await put(one, 1, "a@example.net", "b@example.net")
     first, second = await one.nodes.deliveries_of(message_id(1))
-    later, held = replace(first, next_attempt=NOW + 60), replace(second, held=True)
+    later, held = structs.replace(first, next_attempt=NOW + 60), structs.replace(second, held=True)
     await one.nodes.settle([Postpone(later), Postpone(held)])
     await one.nodes.close()
     await two.start()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool
@@ -73,7 +73,7 @@ async def test_relays_that_work_make_no_finding(tmp_path: Path, backend: Backend
                 ):
                     later = delivery.attempts == 0 and number % 2
                     change = (
-                        Postpone(replace(delivery, next_attempt=NOW + 60, attempts=1))
+                        Postpone(structs.replace(delivery, next_attempt=NOW + 60, attempts=1))
                         if later
                         else Finish(delivery)
                     )

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Unpack
 
+from msgspec import structs
+
 from tests.support.memory_store import MemoryStore
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.address import Mailbox
@@ -287,7 +289,7 @@ class Relay:
         message = make_message(self.ids, recipients, created=self.clock.now() - age, sender=sender)
         deliveries = deliveries_of(message, zone=zone, notify=notify)
         if release:
-            deliveries = [replace(each, created=release, next_attempt=release) for each in deliveries]
+            deliveries = [structs.replace(each, created=release, next_attempt=release) for each in deliveries]
         self.store.add(message, [text], deliveries)
         if tell:
             self.scheduler.notify(queue_of(zone), release)

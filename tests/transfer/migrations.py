@@ -22,6 +22,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_for, message_id
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
@@ -89,7 +91,7 @@ async def fill(config: Path, messages: int) -> None:
             )
             deliveries = [delivery_for(envelope, name) for name in names]
             kind = number % 5
-            deliveries[0] = replace(
+            deliveries[0] = structs.replace(
                 deliveries[0],
                 held=kind == 1,
                 attempts=kind,

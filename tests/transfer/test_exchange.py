@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_for, message_id
 from tests.store.conftest import VARIANTS
@@ -35,11 +36,13 @@ async def fill(store: Store) -> None:
     plain = envelope_for(message_id(1), "a@example.net", "b@example.net", "c@example.org")
     plain = replace(plain, ret=Ret.HDRS, envid="QQ+2B1", body=Body.EIGHT_BIT, priority=Priority.BULK)
     a, b, c = (delivery_for(plain, each.address) for each in plain.recipients)
-    b = replace(b, queue=queue_of("other;high"), held=True, warned=True, attempts=3, last=attempt(NOW - 9.25))
-    c = replace(
+    b = structs.replace(
+        b, queue=queue_of("other;high"), held=True, warned=True, attempts=3, last=attempt(NOW - 9.25)
+    )
+    c = structs.replace(
         c, next_attempt=NOW + 60.125, attempts=1, last=attempt(), notify=Notify.SUCCESS | Notify.DELAY
     )
-    c = replace(c, orcpt="rfc822;c+40example.org", queue=queue_of("third"))
+    c = structs.replace(c, orcpt="rfc822;c+40example.org", queue=queue_of("third"))
     await commit(store, plain, [a, b, c], b"Subject: one\r\n\r\n.dotted \xff\r\n")
     await store.settle([Finish(a)])
     large = envelope_for(message_id(2), "d@example.net", sender="")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from tests.store.builders import store_message
 from tests.support.crew import AT_ONCE, client_of, relay_of, run, until_running
@@ -157,7 +157,7 @@ def test_what_an_order_holds_is_released_where_it_has_ended_meanwhile(tmp_path: 
             await store_message(store, 256, "by-order@example.net", held=True)
             await store_message(store, 512, "by-hand@example.net", held=True)
             keys = [each.key async for each in store.scan() if each.recipient.startswith("by-order")]
-            assert len(await store.update(keys, lambda each: replace(each, act=ORDER))) == 1
+            assert len(await store.update(keys, lambda each: structs.replace(each, act=ORDER))) == 1
 
     asyncio.run(fill())
     assert Story(source, target, random.Random(1)).is_killed(7)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.store.builders import attempt
 from tests.support.queueing import DEFERRED, DELIVERED, Relay
@@ -66,7 +66,7 @@ async def deferred(relay: Relay) -> Delivery:
 
 async def changed(relay: Relay, **fields: object) -> Delivery:
     (stored,) = await relay.stored()
-    await relay.store.update([stored.key], lambda each: replace(each, **fields))  # type: ignore[arg-type]  # by name
+    await relay.store.update([stored.key], lambda each: structs.replace(each, **fields))
     return (await relay.stored())[0]
 
 

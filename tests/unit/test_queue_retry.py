@@ -11,6 +11,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from tests.support.queueing import Sink, delivery, make_events
 from zonerelay.config.settings import BounceSettings, RetryPolicyName, RetrySettings, ZoneSettings
@@ -54,7 +55,7 @@ async def attempts(
     state = delivery(created=1000.0, queue=queue_of(zone.name if zone else "default"))
     times = [0.0]
     while len(times) < limit:
-        state = replace(state, attempts=state.attempts + 1)
+        state = structs.replace(state, attempts=state.attempts + 1)
         following = await policy.next_attempt(envelope, state, 1000.0 + times[-1])
         if following is None:
             break

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 
 import pytest
+from msgspec import structs
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, HEADER, LOCAL, NO_HOST, TEXT, Relay
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
@@ -43,7 +44,7 @@ class Bench:
     ) -> Message:
         message = self.relay.accept(*recipients, sender=sender, age=age, notify=notify, tell=False)
         stored = await self.relay.store.deliveries_of(message.id)
-        deliveries = [replace(delivery, **state) for delivery in stored]  # type: ignore[arg-type]  # fields by name
+        deliveries = [structs.replace(delivery, **state) for delivery in stored]
         self.relay.settler.post(message, deliveries, outcomes, destination="mx:25", seconds=0.1)
         assert await self.relay.settler.drain()
         return message
@@ -174,7 +175,7 @@ async def test_one_report_of_success_names_all_who_were_relayed_together_and_nob
     message = bench.relay.accept("b@x.example", "c@x.example", "d@x.example", "e@x.example", tell=False)
     asked = (Notify.SUCCESS, Notify.SUCCESS, Notify.UNSET, Notify.SUCCESS | Notify.FAILURE)
     deliveries = [
-        replace(
+        structs.replace(
             delivery, notify=notify, orcpt="rfc822;Bee+2B@y.example" if delivery.recipient[0] == "b" else ""
         )
         for delivery, notify in zip(await bench.relay.store.deliveries_of(message.id), asked, strict=True)
@@ -236,7 +237,7 @@ async def test_the_whole_message_comes_back_with_a_failure_when_asked_for(
     message = bench.relay.accept("b@example.com", text=text, age=5 * HOUR, tell=False)
     message = replace(message, size=len(text), envelope=replace(message.envelope, ret=ret))
     (delivery,) = await bench.relay.store.deliveries_of(message.id)
-    delivery = replace(delivery, notify=Notify.SUCCESS | Notify.FAILURE | Notify.DELAY)
+    delivery = structs.replace(delivery, notify=Notify.SUCCESS | Notify.FAILURE | Notify.DELAY)
     bench.relay.settler.post(message, [delivery], [outcome], destination="mx")
     await bench.relay.settler.drain()
     dsn = bench.dsn()
@@ -313,7 +314,7 @@ async def test_suspended_mail_that_was_held_back_is_judged_by_its_release() -> N
     (delivery,) = await bench.relay.store.deliveries_of(message.id)
     until = bench.now + 30
     bench.relay.settler.post_unattempted(
-        [replace(delivery, created=bench.now - 60)], NO_HOST, destination="mx", until=lambda: until
+        [structs.replace(delivery, created=bench.now - 60)], NO_HOST, destination="mx", until=lambda: until
     )
     await bench.relay.settler.drain()
     assert [each.next_attempt for each in bench.postponed()] == [until]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.support.queueing import DEFERRED, deliveries_of, make_message
 from zonerelay.model.address import Mailbox
@@ -22,7 +23,7 @@ NOW = 1_000_000.0
 def one(outcome: Outcome | None = None) -> Delivery:
     ids = MessageIdSource(ManualClock(), 0, last=None)
     (delivery,) = deliveries_of(make_message(ids, ["a@example.com"], created=NOW))
-    return delivery if outcome is None else replace(delivery, last=outcome.attempt(NOW))
+    return delivery if outcome is None else structs.replace(delivery, last=outcome.attempt(NOW))
 
 
 @pytest.mark.parametrize(
@@ -70,9 +71,9 @@ def test_replies_that_say_the_same_are_one(one_text: str, another: str) -> None:
     ],
 )
 def test_a_summary_groups_replies_as_the_report_of_the_history(text: str) -> None:
-    delivery = replace(one(), recipient=Mailbox("ann@example.com"))
+    delivery = structs.replace(one(), recipient=Mailbox("ann@example.com"))
     reply = Reply(451, "7.1", text)
-    attempted = replace(delivery, last=replace(DEFERRED, reply=reply).attempt(NOW))
+    attempted = structs.replace(delivery, last=replace(DEFERRED, reply=reply).attempt(NOW))
     keys = {
         same_reply(Redactor(key * 32, enabled=True).about(str(reply), delivery.recipient))
         for key in (b"a", b"b", b"c", b"d")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -155,7 +154,7 @@ def test_stale_hint_is_dropped_when_read() -> None:
     for number in (1, 2, 3):
         window.spilled("example.net", fresh(number).key)
     disk.busy.add(fresh(1).key)
-    postponed = replace(fresh(2), next_attempt=NOW + 50)
+    postponed = structs.replace(fresh(2), next_attempt=NOW + 50)
     source = window.take_domain("example.net", 10, {})
     assert source is not None
     window.start_reading(source)

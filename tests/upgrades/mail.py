@@ -7,10 +7,11 @@ Every member of a message and of a delivery has two values at least in it, so a 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
@@ -211,7 +212,7 @@ async def write_queue(store: Store) -> Expected:
         bodies[each.envelope.id] = each.body
         for delivery in each.deliveries:
             change = each.after.get(delivery.recipient, {})
-            left[delivery.key] = None if change is None else replace(delivery, **change)
+            left[delivery.key] = None if change is None else structs.replace(delivery, **change)
     for name in sorted({key.queue for key in left}):
         claimed = await store.claim(name, 100, now=NOW, skip_domains={FULL})
         changes: list[Finish | Postpone] = []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.store.spools import Spool
 from tests.support.s3_server import SECRET
@@ -71,7 +71,7 @@ async def _keys(store: Store) -> KeptKeys:
 async def _sent(store: Store) -> int:
     """Hands out everything that may be sent, when it is due, and settles it. Counts deliveries."""
     held = [delivery.key async for delivery in store.scan() if delivery.held]
-    await store.update(held, lambda delivery: replace(delivery, held=False))
+    await store.update(held, lambda delivery: structs.replace(delivery, held=False))
     sent = 0
     for zone in sorted(await store.queues()):
         while claimed := [

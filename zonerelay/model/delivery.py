@@ -8,8 +8,11 @@ knowledge, and a crash must forget it.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
+
+import msgspec
+from msgspec import structs
 
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Notify
@@ -39,8 +42,7 @@ class DeliveryKey(NamedTuple):
     recipient: Mailbox
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The durable state of one recipient. `created` and `next_attempt` are Unix times in seconds;
     `next_attempt` 0.0 means at once.
 
@@ -100,7 +102,7 @@ class Delivery:
 
     def deferred(self, until: float, attempt: Attempt, *, counts: bool = True) -> Delivery:
         """Return the next state after a deferral; `counts` is false if no peer was contacted."""
-        return replace(
+        return structs.replace(
             self,
             attempts=self.attempts + (1 if counts else 0),
             next_attempt=until,
@@ -117,10 +119,12 @@ class Delivery:
         """
         last = self.last
         if last is None:
-            return replace(self, next_attempt=now) if now < self.next_attempt < self.created else self
+            return structs.replace(self, next_attempt=now) if now < self.next_attempt < self.created else self
         if last.at <= now or self.next_attempt <= last.at or self.act:
             return self
-        return replace(self, next_attempt=now + self.next_attempt - last.at, last=replace(last, at=now))
+        return structs.replace(
+            self, next_attempt=now + self.next_attempt - last.at, last=replace(last, at=now)
+        )
 
     def released_at(self, now: float) -> float:
         """Return the due time of a delivery that is released: when its sender wants it sent, 0.0 for now."""

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
 from zonerelay.model.delivery import Delivery
@@ -165,7 +166,7 @@ class Loader:
 
     async def _write(self, item: Stored, identity: MessageId) -> Unusable | None:
         envelope = replace(item.message.envelope, id=identity)
-        deliveries = [replace(each, message_id=identity) for each in item.deliveries]
+        deliveries = [structs.replace(each, message_id=identity) for each in item.deliveries]
         try:
             async with self.store.begin(envelope) as writer:
                 if item.is_ours:
@@ -224,7 +225,7 @@ class Loader:
             choice = zone_of(delivery.recipient)
             choices.append((delivery.recipient, choice))
             queue = queue_of(choice.zone, choice.priority or envelope.priority)
-            routed.append(replace(delivery, queue=queue))
+            routed.append(structs.replace(delivery, queue=queue))
         await writer.commit(
             routed,
             headers=fields,

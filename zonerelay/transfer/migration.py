@@ -41,6 +41,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -217,7 +218,7 @@ class Migration:
                     digest.update(piece)
                     await writer.write(piece)
                 await writer.commit(
-                    [replace(each, message_id=move.copy) for each in deliveries],
+                    [structs.replace(each, message_id=move.copy) for each in deliveries],
                     headers=message.headers,
                     eight_bit=message.eight_bit,
                     plain_lines=message.plain_lines,
@@ -290,7 +291,7 @@ class Migration:
         wanted = {
             each.key: each
             for move, copy in zip(moves, copies, strict=True)
-            for each in (replace(delivery, message_id=move.id) for delivery in copy.deliveries)
+            for each in (structs.replace(delivery, message_id=move.id) for delivery in copy.deliveries)
         }
         keys = list(wanted)
         _, found = await _changed(self.source, keys, lambda delivery: delivery)
@@ -355,9 +356,9 @@ class Migration:
             if not _sleeps(delivery):
                 return delivery
             if not delivery.act.startswith(_WAS_HELD):
-                return replace(delivery, held=False, act=delivery.act.removeprefix(_SLEEPS))
+                return structs.replace(delivery, held=False, act=delivery.act.removeprefix(_SLEEPS))
             act = delivery.act.removeprefix(_WAS_HELD)
-            return replace(delivery, held=act not in over, act="" if act in over else act)
+            return structs.replace(delivery, held=act not in over, act="" if act in over else act)
 
         return awake
 
@@ -391,7 +392,9 @@ async def _changed(
 def _asleep(delivery: Delivery) -> Delivery:
     if _sleeps(delivery):
         return delivery
-    return replace(delivery, held=True, act=f"{_WAS_HELD if delivery.held else _SLEEPS}{delivery.act}")
+    return structs.replace(
+        delivery, held=True, act=f"{_WAS_HELD if delivery.held else _SLEEPS}{delivery.act}"
+    )
 
 
 def _sleeps(delivery: Delivery) -> bool:
@@ -424,7 +427,7 @@ def _digest(
 ) -> Any:  # Any: hashlib has no public type
     """Return the hash of the expected copy, under its id; the body is added later."""
     known = replace(message, envelope=replace(message.envelope, id=copy))
-    states = [(each.queue, replace(each, message_id=copy)) for each in _ordered(deliveries)]
+    states = [(each.queue, structs.replace(each, message_id=copy)) for each in _ordered(deliveries)]
     return hashlib.sha256(msgspec.json.encode((known, states)))
 
 

@@ -18,12 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 import uvloop
+from msgspec import structs
 
 from tests.bench.big_queue import census
 from tests.bench.big_queue.__main__ import DIRECTORY, lists
@@ -271,7 +272,7 @@ async def make_due(path: Path, count: int, when: float) -> None:
                         break
         some = iter(keys)
         while part := list(islice(some, UPDATED)):
-            await store.update(part, lambda delivery: replace(delivery, next_attempt=when))
+            await store.update(part, lambda delivery: structs.replace(delivery, next_attempt=when))
 
 
 if __name__ == "__main__":

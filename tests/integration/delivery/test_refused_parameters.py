@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import TEXT, Bodies, make_batch, make_message, route_to
@@ -42,7 +43,7 @@ def batch_of(port: int, *locals_: str, message: Message | None = None) -> Batch:
     message = message or make_message(recipients=names, declared=Body.EIGHT_BIT, smtputf8=True)
     envelope = replace(message.envelope, ret=Ret.HDRS, envid="order-1")
     batch = make_batch(replace(message, envelope=envelope), route_to(port))
-    deliveries = [replace(each, notify=Notify.FAILURE) for each in batch.deliveries]
+    deliveries = [structs.replace(each, notify=Notify.FAILURE) for each in batch.deliveries]
     return replace(batch, deliveries=tuple(deliveries))
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.store import test_contract
 from tests.store.builders import NOW, body_of, envelope_for, message_id, own_message, store_message
@@ -186,7 +186,7 @@ async def test_what_changes_while_a_queue_is_counted_is_counted_once(monkeypatch
         await asyncio.gather(
             *(store_message(store, odd.pop()) for _ in range(5)),
             store.update(choose.sample(keys, 5), lambda _: None),
-            store.update(choose.sample(keys, 5), lambda each: replace(each, held=True)),
+            store.update(choose.sample(keys, 5), lambda each: structs.replace(each, held=True)),
         )
     monkeypatch.undo()
     found = QueueCounts()

@@ -12,10 +12,10 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import load_settings
@@ -82,7 +82,7 @@ async def _export(
         if delivery.held or (order := suspending(message, delivery)) is None:
             return delivery
         done.suspended += 1
-        return replace(delivery, held=True, act=order.id)
+        return structs.replace(delivery, held=True, act=order.id)
 
     for worker in spools(settings.spool):
         async with opened(settings, worker) as store:

@@ -27,11 +27,11 @@ import re
 import struct
 import zlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from zonerelay import durable
 from zonerelay.model.address import Mailbox
@@ -69,7 +69,7 @@ class State(NamedTuple):
 
     def restored(self, delivery: Delivery) -> Delivery:
         """Return the delivery with this state restored. Its number of attempts stays as it is."""
-        return replace(
+        return structs.replace(
             delivery, queue=self.queue, held=self.held, next_attempt=self.next_attempt, act=self.act
         )
 

@@ -47,6 +47,8 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from itertools import groupby
 from typing import Protocol
 
+from msgspec import structs
+
 from zonerelay.config.endpoints import parse_next_hop, split_next_hops
 from zonerelay.config.settings import TlsMode
 from zonerelay.model.address import domain_of
@@ -477,7 +479,7 @@ class Operations:
             # What an order holds now belongs to the operator; otherwise the end of the order would release
             # it.
             by_order = delivery.act in orders
-            return replace(delivery, held=True, act="" if by_order else delivery.act)
+            return structs.replace(delivery, held=True, act="" if by_order else delivery.act)
 
         return await self._change("hold", wanted, held, progress, act)
 
@@ -519,7 +521,7 @@ class Operations:
         until = self.clock.now() + KEPT
 
         def binned(each: Delivery) -> Delivery:
-            return replace(each, queue=bin_of(each.queue), held=True, next_attempt=until)
+            return structs.replace(each, queue=bin_of(each.queue), held=True, next_attempt=until)
 
         async def drop(deliveries: Sequence[Delivery]) -> int:
             final = purge or act is None
@@ -577,7 +579,7 @@ class Operations:
 
         def released(delivery: Delivery) -> Delivery:
             is_theirs = delivery.held and delivery.act in ids
-            return replace(delivery, held=False, act="").corrected_at(now) if is_theirs else delivery
+            return structs.replace(delivery, held=False, act="").corrected_at(now) if is_theirs else delivery
 
         result = await self._correct(QueueFilter(state=DeliveryState.HELD), released)
         count = result.changed
@@ -599,7 +601,7 @@ class Operations:
             last = delivery.last
             is_later = delivery.next_attempt > due and not delivery.act
             is_meant = is_later and last is not None and last.local and last.reply.detail == NO_NAMES
-            return replace(delivery, next_attempt=due) if is_meant else delivery
+            return structs.replace(delivery, next_attempt=due) if is_meant else delivery
 
         await self.correct(sooner)
         self._wake(self.store.counts())
@@ -613,7 +615,7 @@ class Operations:
         return (
             delivery
             if found is None
-            else replace(delivery, next_attempt=max(delivery.next_attempt, found[0]))
+            else structs.replace(delivery, next_attempt=max(delivery.next_attempt, found[0]))
         )
 
     async def _correct(self, wanted: QueueFilter, change: Callable[[Delivery], Delivery]) -> Result:
@@ -660,7 +662,7 @@ class Operations:
             for key, old in left.items():
                 new = change(old)
                 if new is not old and new != old:
-                    steps[key] = (old, new if act is None else replace(new, act=act.id))
+                    steps[key] = (old, new if act is None else structs.replace(new, act=act.id))
             if not steps:
                 break
             if act is not None:
@@ -935,12 +937,14 @@ def _keys(deliveries: Sequence[Delivery]) -> list[DeliveryKey]:
 
 
 def _retried(delivery: Delivery, at: float) -> Delivery:
-    return delivery if delivery.held else replace(delivery, next_attempt=at)
+    return delivery if delivery.held else structs.replace(delivery, next_attempt=at)
 
 
 def _released(delivery: Delivery, now: float) -> Delivery:
     return (
-        replace(delivery, held=False, next_attempt=delivery.released_at(now)) if delivery.held else delivery
+        structs.replace(delivery, held=False, next_attempt=delivery.released_at(now))
+        if delivery.held
+        else delivery
     )
 
 
@@ -948,7 +952,7 @@ def _moved(delivery: Delivery, queue: QueueName, now: float) -> Delivery:
     if queue == delivery.queue:
         return delivery
     due = delivery.next_attempt if delivery.held else delivery.released_at(now)
-    return replace(delivery, queue=queue, next_attempt=due)
+    return structs.replace(delivery, queue=queue, next_attempt=due)
 
 
 def described(wanted: QueueFilter) -> str:

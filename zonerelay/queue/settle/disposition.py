@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from zonerelay.config.settings import BounceSettings, InDoubt
 from zonerelay.message.dsn import DsnKind
 from zonerelay.model.address import NULL_SENDER
@@ -115,7 +117,7 @@ class DispositionPolicy:
                 outcome = replace(outcome, verdict=Verdict.BOUNCED)
         if outcome.verdict is not Verdict.DEFERRED:
             return self._failed(message.envelope, delivery, outcome)
-        aged = replace(delivery, created=delivery.created + paused) if paused else delivery
+        aged = structs.replace(delivery, created=delivery.created + paused) if paused else delivery
         next_attempt = await self._next_attempt(message.envelope, aged, outcome, until, now)
         if next_attempt is None:
             return self._failed(message.envelope, delivery, _expired(delivery, outcome))
@@ -146,7 +148,7 @@ class DispositionPolicy:
         self, envelope: Envelope, delivery: Delivery, outcome: Outcome, until: float | None, now: float
     ) -> float | None:
         if until is None and outcome.counts and outcome.scope is not Scope.LOCAL:
-            counted = replace(delivery, attempts=delivery.attempts + 1)
+            counted = structs.replace(delivery, attempts=delivery.attempts + 1)
             return await self._retry.next_attempt(envelope, counted, now)
         expires = self.expiry(envelope, delivery)
         if expires - now < _TOO_CLOSE:
@@ -169,7 +171,7 @@ class DispositionPolicy:
         later = delivery.deferred(next_attempt, outcome.attempt(now), counts=counts)
         if not self._owes_warning(envelope, delivery, now - paused):
             return Disposition(delivery, outcome, Postpone(later), next_attempt)
-        change = Postpone(replace(later, warned=True))
+        change = Postpone(structs.replace(later, warned=True))
         return Disposition(delivery, outcome, change, next_attempt, DsnKind.DELAYED)
 
     def _owes_warning(self, envelope: Envelope, delivery: Delivery, now: float) -> bool:
@@ -242,12 +244,12 @@ def unreported(disposition: Disposition, now: float) -> Disposition:
     change = disposition.change
     if isinstance(change, Finish):
         return put_off(disposition.delivery, disposition.outcome, now)
-    change = Postpone(replace(change.delivery, warned=False))
+    change = Postpone(structs.replace(change.delivery, warned=False))
     return replace(disposition, change=change, report=None)
 
 
 def _held(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
-    held = replace(delivery.deferred(0.0, outcome.attempt(now), counts=outcome.counts), held=True)
+    held = structs.replace(delivery.deferred(0.0, outcome.attempt(now), counts=outcome.counts), held=True)
     return Disposition(delivery, outcome, Postpone(held))
 
 

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
+
+from msgspec import structs
 
 from zonerelay.config.settings import BounceSettings, InDoubt, ZoneSettings
 from zonerelay.message.dsn import DsnKind, RecipientReport
@@ -291,7 +293,7 @@ class Settler:
         """Hold deliveries under the id of an order, and then call `then`. `reserved` says that they are
         already counted as unsettled.
         """
-        changes = [Postpone(replace(delivery, held=True, act=order)) for delivery in deliveries]
+        changes = [Postpone(structs.replace(delivery, held=True, act=order)) for delivery in deliveries]
 
         def durable() -> None:
             for change in changes:
