@@ -16,7 +16,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.process.sockets import NOTHING
 from zonerelay.supervisor.sockets import Sockets
 from zonerelay.supervisor.workers.launching import Launcher
-from zonerelay.supervisor.workers.restart_policy import Phase, WorkerTimeouts
+from zonerelay.supervisor.workers.restart_policy import WorkerPhase, WorkerTimeouts
 from zonerelay.supervisor.workers.workers import Launch, Workers
 from zonerelay.telemetry.metrics.instruments import MetricTotals
 
@@ -82,13 +82,13 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def phase(relay: Workers, index: int) -> Phase:
+def phase(relay: Workers, index: int) -> WorkerPhase:
     return relay.members[index].policy.phase
 
 
 def runs(relay: Workers, workers: int) -> bool:
     return [each.policy.phase for each in relay.members.values() if not each.drains_spool] == [
-        Phase.RUNNING
+        WorkerPhase.RUNNING
     ] * workers
 
 
@@ -105,7 +105,7 @@ async def test_one_that_is_wanted_again_before_it_has_stopped_is_started_again()
 async def test_an_heir_that_has_just_emptied_its_spool_is_a_worker_again_when_one_is_wanted() -> None:
     async with supervised() as relay:
         relay.employ(1, draining=[1])
-        await until(lambda: phase(relay, 1) is Phase.STOPPING)
+        await until(lambda: phase(relay, 1) is WorkerPhase.STOPPING)
         relay.employ(2)
         await until(lambda: runs(relay, 2))
         await asyncio.sleep(0.1)

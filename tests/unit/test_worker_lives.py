@@ -13,8 +13,8 @@ from zonerelay.supervisor.workers.restart_policy import (
     LONGEST_PAUSE,
     WELL_AFTER,
     Action,
-    Phase,
     RestartPolicy,
+    WorkerPhase,
     WorkerTimeouts,
     pause,
 )
@@ -54,7 +54,7 @@ def test_silence_is_a_hang_term_comes_first_and_kill_once() -> None:
     policy.heard(10.0)
     assert policy.due(29.0) is None
     assert policy.due(31.0) is Action.TERMINATE
-    assert policy.phase is Phase.HUNG
+    assert policy.phase is WorkerPhase.HUNG
     assert policy.due(31.0 + HUNG_GRACE) is None
     assert policy.due(32.0 + HUNG_GRACE) is Action.KILL
     assert policy.due(90.0) is None
@@ -98,7 +98,7 @@ def test_one_that_is_stopped_is_never_started_again(phase: str) -> None:
     policy.stop(1.0)
     if phase != "down":
         policy.ended(2.0)
-    assert policy.phase is Phase.OVER
+    assert policy.phase is WorkerPhase.OVER
     assert policy.due(1000.0) is None
 
 

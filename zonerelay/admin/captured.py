@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from zonerelay.admin.operators import Operators
-from zonerelay.capture.store import Capture, CaptureError, Summary, open_capture
+from zonerelay.capture.store import Capture, CaptureError, CaptureRow, open_capture
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.outbox.drafts import BadRowError, addresses
 from zonerelay.process.threads import CAPTURED, OPERATORS, PoolBusyError
@@ -60,7 +60,7 @@ class CapturedMail:
 
     async def read(
         self, message_id: str, by: str, *, mark: bool = True, query: str = "", tz: str = ""
-    ) -> tuple[Summary, bytes] | None:
+    ) -> tuple[CaptureRow, bytes] | None:
         """Return a message, or None if it does not exist. Raise SearchError or CaptureError on failure."""
         found = await self.ask(lambda capture: capture.read(message_id, mark=mark, query=query, tz=tz))
         if found is not None:

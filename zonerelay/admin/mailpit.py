@@ -32,7 +32,7 @@ from zonerelay.admin.visit import VISIT
 from zonerelay.capture.faults import Chaos, FaultError, InjectedFaults
 from zonerelay.capture.parts import Part, Parts, decoded, take_apart
 from zonerelay.capture.search import SearchError
-from zonerelay.capture.store import Summary
+from zonerelay.capture.store import CaptureRow
 from zonerelay.config.credentials.identities import IdentitiesError
 from zonerelay.message.compose.compose import compose
 from zonerelay.message.compose.mime import Base64Error
@@ -350,13 +350,13 @@ class Mailpit:
 
     # --- one message ------------------------------------------------------------------------------------
 
-    async def _read(self, call: _Call, *, mark: bool = False) -> tuple[Summary, bytes]:
+    async def _read(self, call: _Call, *, mark: bool = False) -> tuple[CaptureRow, bytes]:
         found = await self._mail.read(call.found["id"], call.by, mark=mark, query=call.query, tz=call.tz)
         if found is None:
             raise _RefusedError(404, "message not found")
         return found
 
-    async def _taken_apart(self, call: _Call, *, mark: bool = False) -> tuple[Summary, Parts]:
+    async def _taken_apart(self, call: _Call, *, mark: bool = False) -> tuple[CaptureRow, Parts]:
         summary, octets = await self._read(call, mark=mark)
         return summary, await OPERATORS.run(take_apart, octets)
 
@@ -511,7 +511,7 @@ def _which(request: web.Request, body: bytes) -> _Which:
     return msgspec.json.decode(body, type=_Which)
 
 
-def _summary(summary: Summary) -> dict[str, object]:
+def _summary(summary: CaptureRow) -> dict[str, object]:
     author = [{"Name": name, "Address": address} for name, address in summary.from_]
     return {
         "ID": summary.id,

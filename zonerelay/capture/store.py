@@ -77,7 +77,7 @@ class CaptureTooLargeError(CaptureError):
     """The message is too large to be ever stored."""
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class CaptureRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the list of captured messages. People are pairs of name and address; `bcc` are recipients
     that no header field names.
     """
@@ -202,7 +202,7 @@ class Capture:
 
     def find(
         self, query: str = "", *, start: int = 0, limit: int = 50, tz: str = ""
-    ) -> tuple[list[Summary], int, int]:
+    ) -> tuple[list[CaptureRow], int, int]:
         """Return the newest messages first, the number of all matches, and how many of them are unread. Raise
         SearchError or CaptureError if that fails.
         """
@@ -234,7 +234,7 @@ class Capture:
 
     def read(
         self, message_id: str, *, mark: bool = True, query: str = "", tz: str = ""
-    ) -> tuple[Summary, bytes] | None:
+    ) -> tuple[CaptureRow, bytes] | None:
         """Return the message, or `None` if it does not exist; `LATEST` is the newest one that the query
         finds. With `mark`, mark it as read.
 
@@ -392,12 +392,12 @@ def _make_tables(database: sqlite3.Connection) -> None:
         raise
 
 
-def _summary(row: Sequence[object]) -> Summary:
+def _summary(row: Sequence[object]) -> CaptureRow:
     names = _SUMMARY.split(", ")
     known = dict(zip(names, row, strict=True))
     for name in ("recipients", "from_", "to_", "cc", "bcc", "reply_to", "tags"):
         known[name] = json.loads(str(known[name]))
-    return msgspec.convert(known, Summary, strict=False)
+    return msgspec.convert(known, CaptureRow, strict=False)
 
 
 def _unnamed(parts: Parts, recipients: Sequence[str]) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zonerelay.config.load import PartialSettings
-    from zonerelay.config.problems import Problem
+    from zonerelay.config.problems import ConfigProblem
     from zonerelay.config.settings import Settings
     from zonerelay.control.client import ControlClient
 
@@ -189,7 +189,7 @@ def _socket_of(found: PartialSettings) -> Path | None:
         return None
 
 
-def _warn(config: Path, problems: Sequence[Problem]) -> None:
+def _warn(config: Path, problems: Sequence[ConfigProblem]) -> None:
     """Print a warning about the problems of a file that was read despite them."""
     if not problems:
         return

@@ -19,14 +19,22 @@ from zonerelay.config.files import FOLDER, JoinedFiles, files_of, written
 from zonerelay.config.options import convert
 from zonerelay.config.options.convert import Option
 from zonerelay.config.options.options import options_of
-from zonerelay.config.problems import ConfigError, KeyPath, Problem, Report, did_you_mean, path_text, quoted
+from zonerelay.config.problems import (
+    ConfigError,
+    ConfigProblem,
+    KeyPath,
+    Report,
+    did_you_mean,
+    path_text,
+    quoted,
+)
 from zonerelay.config.settings import REPEATED, TABLES, Settings
 from zonerelay.config.toml_lines import line_numbers
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["ConfigError", "Problem", "load", "load_partial", "load_text", "read"]
+__all__ = ["ConfigError", "ConfigProblem", "load", "load_partial", "load_text", "read"]
 
 _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
@@ -65,7 +73,7 @@ class PartialSettings:
     """
 
     settings: Settings
-    problems: tuple[Problem, ...]
+    problems: tuple[ConfigProblem, ...]
     wrong: frozenset[str] | None
     is_sure: bool
 
@@ -127,7 +135,7 @@ def _read(path: Path) -> dict[Path, bytes]:
         return {each: each.read_bytes() for each in files_of(path)}
     except OSError as error:
         file = str(error.filename or path)
-        raise ConfigError([Problem(file, f"cannot be read: {error.strerror}")]) from error
+        raise ConfigError([ConfigProblem(file, f"cannot be read: {error.strerror}")]) from error
 
 
 def _joined(path: Path, data: Mapping[Path, bytes] | None = None) -> JoinedFiles:
@@ -144,7 +152,7 @@ def _text(path: Path, data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        problem = Problem(str(path), "is not UTF-8, as TOML requires", line)
+        problem = ConfigProblem(str(path), "is not UTF-8, as TOML requires", line)
         raise ConfigError([problem]) from error
 
 
@@ -156,7 +164,7 @@ def _parsed(text: str, source: str, joined: JoinedFiles | None = None, name: str
     except ValueError as error:  # TOMLDecodeError, or the error of int() for a number with 5000 digits
         raise ConfigError([_syntax_problem(str(error), text, source)]) from error
     except RecursionError as error:
-        raise ConfigError([Problem(source, "lists or tables are nested too deeply", 1)]) from error
+        raise ConfigError([ConfigProblem(source, "lists or tables are nested too deeply", 1)]) from error
     joined = joined or JoinedFiles()
     joined.add(document, lines, name)
     return joined
@@ -168,7 +176,7 @@ def _checked(joined: JoinedFiles) -> tuple[Settings, Report]:
     return settings, report
 
 
-def _syntax_problem(message: str, text: str, source: str) -> Problem:
+def _syntax_problem(message: str, text: str, source: str) -> ConfigProblem:
     """Convert an error of tomllib, whose text contains the position, to a problem in the usual format."""
     match = _POSITION.search(message)
     end = text.rstrip().count("\n") + 1
@@ -180,7 +188,7 @@ def _syntax_problem(message: str, text: str, source: str) -> Problem:
         name = path_text(tuple(part.strip(" '\"") for part in twice[1].split(",")))
         what = f"the table {name} is given twice"
         what += f"; to define several, write each as [[{name}]]" if name in REPEATED else ""
-    return Problem(source, f"is not valid TOML: {what[0].lower()}{what[1:]}", line)
+    return ConfigProblem(source, f"is not valid TOML: {what[0].lower()}{what[1:]}", line)
 
 
 def settings_in(document: dict[str, object], report: Report) -> Settings:

@@ -97,7 +97,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConfigProblem:
     """A problem in the configuration. `line` is 0 if no line causes it, such as an unreadable file. `file` is
     "" if there is only one.
     """
@@ -118,7 +118,7 @@ def place(line: int, file: str) -> str:
 class ConfigError(Exception):
     """The configuration is invalid. Its text has one problem per line."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[ConfigProblem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
@@ -132,13 +132,13 @@ class Report:
         """Start with an empty list. `files` has the file of each key, if there are several files."""
         self._lines = lines
         self._files = files or {}
-        self._problems: dict[KeyPath, Problem] = {}
+        self._problems: dict[KeyPath, ConfigProblem] = {}
 
     def refuse(self, path: KeyPath, text: str) -> None:
         """Record a problem. Only the first problem of a key is kept."""
         at = self._nearest(path)
         line, file = self._lines.get(at, 1), self._files.get(at, "")
-        self._problems.setdefault(path, Problem(path_text(path), text, line, file))
+        self._problems.setdefault(path, ConfigProblem(path_text(path), text, line, file))
 
     @property
     def wrong(self) -> Iterable[KeyPath]:
@@ -158,7 +158,7 @@ class Report:
         return not any(wrong[: len(path)] == path or path[: len(wrong)] == wrong for wrong in self._problems)
 
     @property
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[ConfigProblem, ...]:
         """The problems, in the order of the files."""
         files = list(dict.fromkeys(self._files.values()))
         by_file = {file: number for number, file in enumerate(files)}

@@ -25,7 +25,7 @@ from zonerelay.store.spool_paths import count_of, is_shared, spools_beyond
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.sockets import BindError, Sockets
 from zonerelay.supervisor.workers.launching import Launcher
-from zonerelay.supervisor.workers.restart_policy import Phase
+from zonerelay.supervisor.workers.restart_policy import WorkerPhase
 from zonerelay.supervisor.workers.rolling import STEADY, RollingRestart
 from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers, timeouts_of
 from zonerelay.telemetry.events.events import LogSink
@@ -174,12 +174,14 @@ class RelayReload:
         taken = [each for each in self.workers.members.values() if each.edition == refused]
         if rolled:
             # A worker that has just died of the new configuration is started with the old one anyway.
-            run = [each for each in taken if not each.drains_spool and each.policy.phase is not Phase.DOWN]
+            run = [
+                each for each in taken if not each.drains_spool and each.policy.phase is not WorkerPhase.DOWN
+            ]
             await self._roll(RollingRestart({each.index: each.policy for each in run}))
             self.workers.replace_draining()
             return
         for member in taken:
-            if member.policy.phase is Phase.RUNNING:
+            if member.policy.phase is WorkerPhase.RUNNING:
                 await self._tell(member)
 
     async def _bring_to_workers(self, found: ReloadPlan) -> None:
@@ -191,7 +193,7 @@ class RelayReload:
         if first is not None:
             await self._try(first)
         for member in list(self.workers.members.values()):
-            if member is first or member.policy.phase is not Phase.RUNNING:
+            if member is first or member.policy.phase is not WorkerPhase.RUNNING:
                 continue  # it reads the configuration at its start, or is notified when it is ready
             refusal = await self._tell(member)
             if refusal:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zonerelay.config.load import ConfigError, Problem, load_text
+from zonerelay.config.load import ConfigError, ConfigProblem, load_text
 from zonerelay.config.settings import Settings
 
 
@@ -20,7 +20,7 @@ def toml(data: bytes) -> None:
         _check_problems(error.problems, lines=text.count("\n") + 1)
 
 
-def _check_problems(problems: Sequence[Problem], *, lines: int) -> None:
+def _check_problems(problems: Sequence[ConfigProblem], *, lines: int) -> None:
     assert problems
     for problem in problems:
         assert problem.path

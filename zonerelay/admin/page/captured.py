@@ -20,7 +20,7 @@ from zonerelay.admin.operators import Operators
 from zonerelay.admin.page.visitor import PageError, Visitor, see_other
 from zonerelay.capture.parts import Parts, take_apart
 from zonerelay.capture.search import SearchError
-from zonerelay.capture.store import Summary
+from zonerelay.capture.store import CaptureRow
 from zonerelay.process.threads import OPERATORS
 
 ROWS = 50
@@ -127,7 +127,7 @@ class CapturedPages:
         back, same = f"/captured/{message_id}", ""
         return await visitor.page("done.html", lines=[line], missing=(), act="", back=back, command=same)
 
-    async def _read(self, visitor: Visitor, *, is_noted: bool = False) -> tuple[Summary, Parts, bytes]:
+    async def _read(self, visitor: Visitor, *, is_noted: bool = False) -> tuple[CaptureRow, Parts, bytes]:
         """Read a message. `is_noted`: the previous page has already logged it. Raise PageError if it does not
         exist.
         """

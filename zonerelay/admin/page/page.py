@@ -22,7 +22,7 @@ from zonerelay.admin.access import DeniedError
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page import acts, views
 from zonerelay.admin.page.captured import CapturedPages
-from zonerelay.admin.page.sessions import LONGEST, Session, Sessions
+from zonerelay.admin.page.sessions import LONGEST, PageSession, Sessions
 from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor, own_path, see_other
 from zonerelay.admin.requests import BodyTooLargeError, media_type, read_body
 from zonerelay.admin.visit import VISIT
@@ -122,7 +122,7 @@ class PageRoutes:
         return with_session
 
     async def _visitor(
-        self, request: web.Request, session: Session | None, given: Mapping[str, str]
+        self, request: web.Request, session: PageSession | None, given: Mapping[str, str]
     ) -> Visitor:
         return Visitor(
             request,
@@ -135,7 +135,7 @@ class PageRoutes:
 
     # --- sessions ---------------------------------------------------------------------------------------
 
-    def _session(self, request: web.Request) -> Session | None:
+    def _session(self, request: web.Request) -> PageSession | None:
         secret = request.cookies.get(_cookie(request), "")
         by_itself = "X-By-Itself" in request.headers or request.path == "/tail/events"
         session = self._sessions.find(secret, by_itself=by_itself) if secret else None

@@ -24,7 +24,7 @@ ended.
 
 
 @dataclass(slots=True)
-class Session:
+class PageSession:
     """A login session of the operators' page. `number` identifies it in the list of sessions; `check` is
     included in every form.
     """
@@ -53,7 +53,7 @@ class Sessions:
     def __init__(self, now: Callable[[], float], is_valid: Callable[[Token], bool]) -> None:
         self._now = now
         self._is_valid = is_valid
-        self._sessions: dict[bytes, Session] = {}
+        self._sessions: dict[bytes, PageSession] = {}
         self._begun = 0
 
     def begin(self, token: Token, address: str) -> str:
@@ -64,14 +64,14 @@ class Sessions:
             del self._sessions[min(self._sessions, key=lambda each: self._rank(each, counts))]
         secret, now = secrets.token_urlsafe(32), self._now()
         self._begun += 1
-        self._sessions[_hashed(secret)] = Session(self._begun, token, address, now, now)
+        self._sessions[_hashed(secret)] = PageSession(self._begun, token, address, now, now)
         return secret
 
     def _rank(self, key: bytes, counts: Counter[str]) -> tuple[int, float]:
         session = self._sessions[key]
         return -counts[session.who], session.used
 
-    def find(self, secret: str, *, by_itself: bool) -> Session | None:
+    def find(self, secret: str, *, by_itself: bool) -> PageSession | None:
         """Return the open session of a cookie, or None. With `by_itself`, the page sent the request without
         the operator; this does not extend the session.
         """
@@ -81,10 +81,10 @@ class Sessions:
             session.used = self._now()
         return session
 
-    def is_open(self, session: Session) -> bool:
+    def is_open(self, session: PageSession) -> bool:
         return session in self.open()
 
-    def open(self) -> list[Session]:
+    def open(self) -> list[PageSession]:
         """Return the sessions of all operators, the most recently used first."""
         self._expire()
         return sorted(self._sessions.values(), key=lambda each: -each.used)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from aiohttp import web
 
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.page.sessions import Session
+from zonerelay.admin.page.sessions import PageSession
 from zonerelay.config.credentials.identities import Scope
 from zonerelay.operations.answers import End, Frame
 from zonerelay.operations.catalogue import Call
@@ -56,9 +56,9 @@ class Visitor:
         operators: Operators,
         *,
         renderer: Renderer,
-        session: Session | None,
+        session: PageSession | None,
         given: Mapping[str, str],
-        is_open: Callable[[Session], bool],
+        is_open: Callable[[PageSession], bool],
     ) -> None:
         self.request = request
         self.operators = operators

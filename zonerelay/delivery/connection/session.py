@@ -175,7 +175,7 @@ def _open_within(lines: dict[DestinationKey, _Line], most: int) -> int:
     return sum(line.open for line in lines.values() if line.limit <= most)
 
 
-class Phase(StrEnum):
+class OpeningStep(StrEnum):
     """The phase of a new connection, which is named in errors."""
 
     GREETING = "the greeting"
@@ -449,7 +449,7 @@ class _Greeter:
         except (aiosmtplib.SMTPException, OSError) as error:
             if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
                 raise self._broken_handshake(error) from error
-            raise self._failure(Phase.GREETING, error) from error
+            raise self._failure(OpeningStep.GREETING, error) from error
 
     def open_transport(self) -> asyncio.Transport:
         """Return the open transport. Raise HostFailure if the peer has closed it."""
@@ -477,7 +477,7 @@ class _Greeter:
             text = f"{self.address} replied to AUTH with an invalid reply"
             raise HostFailure(Reply(451, "5.0", text), address=self.address) from error
         except (aiosmtplib.SMTPException, OSError) as error:
-            raise self._failure(Phase.AUTH, error) from error
+            raise self._failure(OpeningStep.AUTH, error) from error
         self._heard(said)
         return said.code, said.message.strip()
 
@@ -503,7 +503,7 @@ class _Greeter:
                     raise
             await self._introduced(b"HELO", timeout)
         except (aiosmtplib.SMTPException, OSError) as error:
-            raise self._failure(Phase.EHLO, error) from error
+            raise self._failure(OpeningStep.EHLO, error) from error
         return Capabilities()
 
     def _context(self) -> ResumingContext:
@@ -557,7 +557,7 @@ class _Greeter:
         try:
             reply = await self._introduced(b"EHLO", self.settings.ehlo_timeout)
         except aiosmtplib.SMTPHeloError as error:
-            raise self._failure(Phase.EHLO, error) from error
+            raise self._failure(OpeningStep.EHLO, error) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._broken_handshake(error) from error
         self._keep_session()
@@ -601,12 +601,12 @@ class _Greeter:
             self.record.note(text)
         return TlsFailure(Reply(451, "7.5", text), address=self.address)
 
-    def _failure(self, phase: Phase, error: Exception) -> HostFailure:
+    def _failure(self, phase: OpeningStep, error: Exception) -> HostFailure:
         """Return a transient error: the failure is about the host, and no mail has been mentioned yet."""
         said = None
         if self.record is not None and not isinstance(error, aiosmtplib.SMTPResponseException):
             self.record.note(f"{phase}: {error or type(error).__name__}")
-        elif phase is Phase.GREETING and isinstance(error, aiosmtplib.SMTPResponseException):
+        elif phase is OpeningStep.GREETING and isinstance(error, aiosmtplib.SMTPResponseException):
             self._heard(error)
         if isinstance(error, aiosmtplib.SMTPResponseException) and 200 <= error.code <= 599:
             said = make_reply(error.code, [printable(line) for line in error.message.split("\n")])
@@ -616,5 +616,5 @@ class _Greeter:
         else:
             words = error.message if isinstance(error, aiosmtplib.SMTPResponseException) else str(error)
             detail, text = "4.2", f"{self.address} failed at {phase}: {printable(words)}"
-        down = phase is not Phase.AUTH and (said is None or said.is_permanent)
+        down = phase is not OpeningStep.AUTH and (said is None or said.is_permanent)
         return HostFailure(Reply(451, detail, text), address=self.address, said=said, down=down)

@@ -21,7 +21,7 @@ configuration, so a next hop is used with its own TLS settings, login and source
 another next hop. TLS is not weakened: mail stays if its zone requires more TLS than the target, unless the
 routes themselves choose the target. A row of the outbox stays in its zone.
 
-`Summary` counts deliveries by one of their properties and by age, like Postfix's qshape. Pure. Memory is
+`Tally` counts deliveries by one of their properties and by age, like Postfix's qshape. Pure. Memory is
 bounded: at most `MAX_KEYS` keys are counted, and deliveries with any other key are counted as `other`.
 """
 
@@ -43,7 +43,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from itertools import groupby
 from typing import Protocol
 
@@ -162,34 +162,27 @@ KEYS: Mapping[str, Key] = {
 NEED_MESSAGE = frozenset({"sender", "user"})
 
 
+def _no_ages() -> list[int]:
+    return [0] * (len(BOUNDS) + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The result of a summary. `ages[n]` counts deliveries of at most `BOUNDS[n]` minutes that are older than
-    the previous bound.
+    """The deliveries of a summary, counted by a property and by their age at `now`. `counts[key][n]` counts
+    deliveries of at most `BOUNDS[n]` minutes that are older than the previous bound.
     """
 
-    counts: dict[str, list[int]]
-    other: list[int]
     every: int
     """One delivery in `every` was counted, and stands for that many."""
-
-
-class Summary:
-    """The deliveries of a summary, grouped by a property."""
-
-    def __init__(self, every: int, now: float) -> None:
-        self.tally = Tally({}, [0] * (len(BOUNDS) + 1), every)
-        self._now = now
+    now: float
+    counts: dict[str, list[int]] = field(default_factory=dict)
+    other: list[int] = field(default_factory=_no_ages)
 
     def count(self, key: str, created: float) -> None:
-        tally = self.tally
-        ages = tally.counts.get(key)
+        ages = self.counts.get(key)
         if ages is None:
-            if len(tally.counts) < MAX_KEYS:
-                ages = tally.counts[key] = [0] * (len(BOUNDS) + 1)
-            else:
-                ages = tally.other
-        ages[bisect_left(BOUNDS, (self._now - created) / 60)] += tally.every
+            ages = self.counts.setdefault(key, _no_ages()) if len(self.counts) < MAX_KEYS else self.other
+        ages[bisect_left(BOUNDS, (self.now - created) / 60)] += self.every
 
 
 _DEMAND = {TlsMode.NONE: 0, TlsMode.OPPORTUNISTIC: 1, TlsMode.REQUIRED: 2, TlsMode.VERIFY: 3, TlsMode.DANE: 3}
@@ -425,7 +418,7 @@ class Operations:
         a sample, so that the reply comes within about a second.
         """
         every = 1 if exact or wanted.reaches_bin else max(1, self._total(wanted.zone) // SAMPLE)
-        summary = Summary(every, self.clock.now())
+        tally = Tally(every, self.clock.now())
         own: dict[str, Key] = {"site": self._site, "reply": self._reply}
         key_of = own.get(by) or KEYS[by]
         needs_message = by in NEED_MESSAGE or (by == "reply" and bool(self.orders_in_force()))
@@ -434,9 +427,9 @@ class Operations:
                 needed = batch if needs_message else []
                 messages = await self._messages_of(each for each, _ in needed)
                 for delivery, _ in batch:
-                    summary.count(key_of(delivery, messages.get(delivery.message_id)), delivery.created)
+                    tally.count(key_of(delivery, messages.get(delivery.message_id)), delivery.created)
                 await asyncio.sleep(0)
-        return summary.tally
+        return tally
 
     def _site(self, delivery: Delivery, _message: Message | None) -> str:
         """Return the hosts that the zone has found for the domain."""

@@ -14,7 +14,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.supervisor.sockets import Sockets
-from zonerelay.supervisor.workers.restart_policy import Phase
+from zonerelay.supervisor.workers.restart_policy import WorkerPhase
 from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers
 
 
@@ -52,7 +52,7 @@ class RelayState:
         return {
             m.index: control_socket_path(self.settings, m.index)
             for m in self.members()
-            if not m.drains_spool and m.policy.phase in (Phase.RUNNING, Phase.HUNG)
+            if not m.drains_spool and m.policy.phase in (WorkerPhase.RUNNING, WorkerPhase.HUNG)
         }
 
     def submission(self) -> tuple[Path, ...]:

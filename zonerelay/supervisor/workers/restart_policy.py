@@ -21,7 +21,7 @@ HUNG_GRACE = 5.0
 """Seconds that a hung worker has to obey SIGTERM, because its event loop may recover."""
 
 
-class Phase(enum.StrEnum):
+class WorkerPhase(enum.StrEnum):
     """The phase of a worker's process."""
 
     DOWN = "down"
@@ -54,7 +54,7 @@ class RestartPolicy:
 
     def __init__(self, timeouts: WorkerTimeouts, now: float) -> None:
         self.timeouts = timeouts
-        self.phase = Phase.DOWN
+        self.phase = WorkerPhase.DOWN
         self.since = now
         self.starts = 0
         self.deaths = 0
@@ -81,7 +81,7 @@ class RestartPolicy:
         """Return whether the worker runs and was not restarted a moment ago, so that its death would be a new
         problem.
         """
-        return self.phase is Phase.RUNNING and (self.deaths == 0 or now - self._ready > WELL_AFTER)
+        return self.phase is WorkerPhase.RUNNING and (self.deaths == 0 or now - self._ready > WELL_AFTER)
 
     # Due actions
 
@@ -92,16 +92,16 @@ class RestartPolicy:
         if late:
             self._heard = now
         match self.phase:
-            case Phase.DOWN if self._wanted and now >= self._next:
+            case WorkerPhase.DOWN if self._wanted and now >= self._next:
                 return Action.START
-            case Phase.STARTING if now - self.since > self.timeouts.start:
+            case WorkerPhase.STARTING if now - self.since > self.timeouts.start:
                 return self._kill()
-            case Phase.RUNNING if now - self._heard > self.timeouts.silence:
-                self._enter(Phase.HUNG, now)
+            case WorkerPhase.RUNNING if now - self._heard > self.timeouts.silence:
+                self._enter(WorkerPhase.HUNG, now)
                 return Action.TERMINATE
-            case Phase.HUNG if now - self.since > min(HUNG_GRACE, self.timeouts.silence):
+            case WorkerPhase.HUNG if now - self.since > min(HUNG_GRACE, self.timeouts.silence):
                 return self._kill()
-            case Phase.STOPPING if now - self.since > self.timeouts.stop:
+            case WorkerPhase.STOPPING if now - self.since > self.timeouts.stop:
                 return self._kill()
         return None
 
@@ -126,13 +126,13 @@ class RestartPolicy:
         return self._end(now)
 
     def _end(self, now: float) -> Action | None:
-        if self.phase in (Phase.STARTING, Phase.RUNNING):
-            self._enter(Phase.STOPPING, now)
+        if self.phase in (WorkerPhase.STARTING, WorkerPhase.RUNNING):
+            self._enter(WorkerPhase.STOPPING, now)
             return Action.TERMINATE
-        if self.phase is Phase.DOWN:
+        if self.phase is WorkerPhase.DOWN:
             self._next = now
             if not self._wanted:
-                self._enter(Phase.OVER, now)
+                self._enter(WorkerPhase.OVER, now)
         return None
 
     # Events
@@ -141,34 +141,34 @@ class RestartPolicy:
         self.starts += 1
         self._heard = now
         self._killed = False
-        self._enter(Phase.STARTING, now)
+        self._enter(WorkerPhase.STARTING, now)
 
     def ready(self, now: float) -> None:
         self._heard = now
-        if self.phase is Phase.STARTING:
+        if self.phase is WorkerPhase.STARTING:
             self._ready = now
-            self._enter(Phase.RUNNING, now)
+            self._enter(WorkerPhase.RUNNING, now)
 
     def heard(self, now: float) -> None:
         self._heard = now
 
     def stopping(self, now: float) -> None:
         """Note that the worker stops because another process than the supervisor stops it."""
-        if self.phase in (Phase.STARTING, Phase.RUNNING):
-            self._enter(Phase.STOPPING, now)
+        if self.phase in (WorkerPhase.STARTING, WorkerPhase.RUNNING):
+            self._enter(WorkerPhase.STOPPING, now)
 
     def ended(self, now: float, *, finished: bool = False) -> None:
         """Note that the process has ended. `finished` says that the worker has nothing left to do."""
-        asked = self.phase is Phase.STOPPING
-        ran_well = self.phase in (Phase.RUNNING, Phase.HUNG) and now - self._ready > WELL_AFTER
+        asked = self.phase is WorkerPhase.STOPPING
+        ran_well = self.phase in (WorkerPhase.RUNNING, WorkerPhase.HUNG) and now - self._ready > WELL_AFTER
         if finished or not self._wanted:
-            self._enter(Phase.OVER, now)
+            self._enter(WorkerPhase.OVER, now)
             return
         self.deaths = 0 if asked else (1 if ran_well else self.deaths + 1)
         self._next = now + (0.0 if asked else pause(self.deaths))
-        self._enter(Phase.DOWN, now)
+        self._enter(WorkerPhase.DOWN, now)
 
-    def _enter(self, phase: Phase, now: float) -> None:
+    def _enter(self, phase: WorkerPhase, now: float) -> None:
         self.phase, self.since = phase, now
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zonerelay.supervisor.workers.restart_policy import Phase, RestartPolicy
+from zonerelay.supervisor.workers.restart_policy import RestartPolicy, WorkerPhase
 
 STEADY = 1.0
 """Seconds for which a successor must run before the next worker is replaced."""
@@ -47,7 +47,7 @@ class RollingRestart:
                 continue
             policy = policies[worker]
             self._current = worker
-            self._had_failed = policy.deaths > 0 and policy.phase is not Phase.RUNNING
+            self._had_failed = policy.deaths > 0 and policy.phase is not WorkerPhase.RUNNING
             # A worker that had died before was restarted by its policy, not by this rolling restart.
             self._starts[worker] = policy.starts
             return worker
@@ -64,11 +64,11 @@ class RollingRestart:
         if self.failed is not None or worker is None or policies[worker].starts <= self._starts[worker]:
             return
         policy = policies[worker]
-        if policy.phase is Phase.RUNNING and now - policy.since >= STEADY:
+        if policy.phase is WorkerPhase.RUNNING and now - policy.since >= STEADY:
             self.replaced.append(worker)
             if not self._had_failed:
                 self._deaths[worker] = policy.deaths
-        elif policy.phase is not Phase.DOWN:
+        elif policy.phase is not WorkerPhase.DOWN:
             return
         elif not self._had_failed:
             self.failed = worker
@@ -87,6 +87,6 @@ def _can_be_spared(worker: int, policies: Mapping[int, RestartPolicy]) -> bool:
     socket's queue.
     """
     others = [policy for other, policy in policies.items() if other != worker]
-    return any(policy.phase is Phase.RUNNING for policy in others) or all(
+    return any(policy.phase is WorkerPhase.RUNNING for policy in others) or all(
         policy.deaths >= HOPELESS for policy in others
     )

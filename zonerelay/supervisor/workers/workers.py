@@ -19,7 +19,7 @@ from zonerelay.config.settings import Settings
 from zonerelay.operations.answers import WorkerStatus
 from zonerelay.process.setup import StartError
 from zonerelay.supervisor.workers.child import Child, ending
-from zonerelay.supervisor.workers.restart_policy import Action, Phase, RestartPolicy, WorkerTimeouts
+from zonerelay.supervisor.workers.restart_policy import Action, RestartPolicy, WorkerPhase, WorkerTimeouts
 from zonerelay.supervisor.workers.rolling import RollingRestart
 from zonerelay.telemetry.events.events import Field, LogSink
 from zonerelay.telemetry.metrics.instruments import Family, MetricTotals
@@ -53,11 +53,13 @@ class SupervisedWorker:
     @property
     def answers(self) -> bool:
         """Whether its control socket is open."""
-        return self.policy.phase in (Phase.RUNNING, Phase.HUNG, Phase.STOPPING)
+        return self.policy.phase in (WorkerPhase.RUNNING, WorkerPhase.HUNG, WorkerPhase.STOPPING)
 
     def status(self, now: float) -> WorkerStatus:
         state = (
-            "emptying" if self.drains_spool and self.policy.phase is Phase.RUNNING else str(self.policy.phase)
+            "emptying"
+            if self.drains_spool and self.policy.phase is WorkerPhase.RUNNING
+            else str(self.policy.phase)
         )
         return WorkerStatus(
             worker=self.index,
@@ -70,7 +72,9 @@ class SupervisedWorker:
 
     def _next_start(self, now: float) -> str:
         left = self.policy.next_start - now
-        return f"; started again in {left:.0f} s" if self.policy.phase is Phase.DOWN and left >= 1 else ""
+        return (
+            f"; started again in {left:.0f} s" if self.policy.phase is WorkerPhase.DOWN and left >= 1 else ""
+        )
 
 
 START_TIMEOUT = 600.0
@@ -131,7 +135,7 @@ class Workers:
         for index in (*range(workers), *draining):
             member = self.members.get(index)
             drains_spool = index >= workers
-            if member is None or member.policy.phase is Phase.OVER:
+            if member is None or member.policy.phase is WorkerPhase.OVER:
                 self.members[index] = SupervisedWorker(
                     index, RestartPolicy(self.timeouts, self.now()), drains_spool
                 )
@@ -194,7 +198,9 @@ class Workers:
 
     async def run(self) -> None:
         last = self.now()
-        while not (self._stopping and all(each.policy.phase is Phase.OVER for each in self.members.values())):
+        while not (
+            self._stopping and all(each.policy.phase is WorkerPhase.OVER for each in self.members.values())
+        ):
             now = self.now()
             late, last = now - last > HELD_UP, now
             for member in list(self.members.values()):
@@ -214,7 +220,7 @@ class Workers:
             await self._start(member)
         elif act is not None:
             self._do(member, act)
-        if member.policy.phase is Phase.OVER and not self._stopping:
+        if member.policy.phase is WorkerPhase.OVER and not self._stopping:
             del self.members[member.index]
             self.totals.forget(member.index)
 
@@ -230,7 +236,7 @@ class Workers:
     def _tell_ready(self) -> None:
         if self.ready.done():
             return
-        if all(policy.phase is Phase.RUNNING for policy in self.policies.values()):
+        if all(policy.phase is WorkerPhase.RUNNING for policy in self.policies.values()):
             self.ready.set_result(None)
 
     async def _start(self, member: SupervisedWorker) -> None:
@@ -249,18 +255,20 @@ class Workers:
             self._ended(member, child, 127)
             return
         self.log.emit("info", "worker-started", {"worker": member.index, "pid": child.pid})
-        if member.policy.phase is Phase.STOPPING:  # `stop` came before there was a process to signal
+        if member.policy.phase is WorkerPhase.STOPPING:  # `stop` came before there was a process to signal
             child.signal(signal.SIGTERM)
 
     def _do(self, member: SupervisedWorker, act: Action | None) -> None:
         if member.child is None or act is None or act is Action.START:
             return
-        if act is Action.TERMINATE and member.policy.phase is Phase.HUNG:
+        if act is Action.TERMINATE and member.policy.phase is WorkerPhase.HUNG:
             member.because = f"no sign of life for {self.timeouts.silence:g} s"
             self.log.emit("error", "worker-hung", {"worker": member.index, "pid": _pid(member)})
         elif act is Action.KILL and not member.because:
             member.because = (
-                "it did not stop in time" if member.policy.phase is Phase.STOPPING else "not ready in time"
+                "it did not stop in time"
+                if member.policy.phase is WorkerPhase.STOPPING
+                else "not ready in time"
             )
         member.child.signal(signal.SIGTERM if act is Action.TERMINATE else signal.SIGKILL)
 
@@ -308,8 +316,8 @@ class Workers:
         self.totals.bury(member.index, member.policy.starts)
 
     def _ended(self, member: SupervisedWorker, child: Child, status: int) -> None:
-        asked = member.policy.phase is Phase.STOPPING and not member.because
-        first_time = member.policy.phase is Phase.STARTING and not self.ready.done()
+        asked = member.policy.phase is WorkerPhase.STOPPING and not member.because
+        first_time = member.policy.phase is WorkerPhase.STARTING and not self.ready.done()
         why = ending(status, killed_because=member.because, last_words=member.last_words)
         member.child = None
         # An empty spool ends a worker only if it drains the spool. Its number may be in use again by now.
@@ -317,7 +325,7 @@ class Workers:
         member.policy.ended(self.now(), finished=member.emptied)
         self.totals.bury(member.index, member.policy.starts)
         fields: dict[str, Field] = {"worker": member.index, "pid": child.pid, "why": why}
-        if member.policy.phase is Phase.DOWN and not asked:
+        if member.policy.phase is WorkerPhase.DOWN and not asked:
             fields["restart_in"] = round(max(member.policy.next_start - self.now(), 0.0), 3)
         member.problem = "" if asked or member.emptied else why
         self.log.emit("info" if asked or member.emptied else "error", "worker-ended", fields)
