@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -40,20 +39,9 @@ class Submission:
     refused: bool = False
     """The answer was 5yz."""
     node: str = ""
-    digest: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.digest = digest_of(self.body)
 
     def note_accepted(self, now: float, node: str, identity: str) -> None:
         self.answered, self.node, self.identity = now, node, identity
-
-    def note_refused(self, node: str, *, is_transient: bool) -> None:
-        self.refused, self.node = not is_transient, node
-
-
-def digest_of(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()[:16]
 
 
 class _Conversation(asyncio.Protocol):
@@ -162,7 +150,7 @@ class Clients:
             submission.note_accepted(self.loop.now, node.name, reply.rsplit(b" ", 1)[1].decode())
         else:
             self.sometimes[f"refused with {reply[:3].decode()} after the dot"] += 1
-            submission.note_refused(node.name, is_transient=not reply.startswith(b"5"))
+            submission.refused, submission.node = reply.startswith(b"5"), node.name
 
     async def _send(self, talk: _Conversation, body: bytes) -> None:
         stop = len(body) if self.random.random() < 0.95 else self.random.randrange(len(body))
@@ -186,7 +174,6 @@ class Clients:
     async def _submit_by_call(self, node: Node, submission: Submission) -> None:
         """What POST /v1/messages does with a request: 202 is `Accepted`."""
         assert node.process is not None
-        assert node.worker is not None
         random = self.random
         body = submission.body
         leaves = random.random() < 0.05
@@ -219,4 +206,4 @@ class Clients:
             submission.note_accepted(self.loop.now, node.name, answer.id)
         else:
             self.sometimes[f"HTTP: refused with {answer.reply.code}"] += 1
-            submission.note_refused(node.name, is_transient=answer.reply.is_transient)
+            submission.refused, submission.node = not answer.reply.is_transient, node.name

@@ -84,11 +84,11 @@ def _apply(where: Rows, ops: Ops) -> None:
             where[key] = value
 
 
+@dataclass
 class _Batch:
-    def __init__(self, disk: Disk, *, sync: bool) -> None:
-        self.ops: Ops = []
-        self.sync = sync
-        self._disk = disk
+    disk: Disk
+    sync: bool
+    ops: Ops = field(default_factory=list)
 
     def put(self, key: bytes, value: bytes) -> None:
         self.ops.append((bytes(key), bytes(value)))
@@ -97,72 +97,70 @@ class _Batch:
         self.ops.append((bytes(key), None))
 
     def write(self) -> None:
-        self._disk.write(self.ops, sync=self.sync)
+        self.disk.write(self.ops, sync=self.sync)
 
 
+@dataclass
 class _Reads:
     """A view: all of the map, or the map as it was."""
 
-    def __init__(self, disk: Disk, rows: Rows | None = None) -> None:
-        self._disk = disk
-        self._rows = rows
+    disk: Disk
+    old: Rows | None = None
 
     def rows(self) -> Rows:
-        return self._disk.live if self._rows is None else self._rows
+        if (error := self.disk.error("read")) is not None:
+            raise error
+        return self.disk.live if self.old is None else self.old
 
     def get(self, key: bytes, verify_checksums: bool = False) -> bytes | None:
-        if (error := self._disk.error("read")) is not None:
-            raise error
         return self.rows().get(key)
 
     @contextlib.contextmanager
     def raw_iterator(self, **kwargs: Any) -> Iterator[_Cursor]:
-        if (error := self._disk.error("read")) is not None:
-            raise error
         yield _Cursor(self.rows())
 
     def close(self) -> None:
         """Nothing is held."""
 
 
+@dataclass
 class _Cursor:
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self._at = 0
+    rows: Rows
+    at: int = 0
 
     def seek(self, key: bytes) -> None:
-        self._at = self._rows.bisect_left(key)
+        self.at = self.rows.bisect_left(key)
 
     def seek_to_last(self) -> None:
-        self._at = len(self._rows) - 1
+        self.at = len(self.rows) - 1
 
     def valid(self) -> bool:
-        return 0 <= self._at < len(self._rows)
+        return 0 <= self.at < len(self.rows)
 
     def key(self) -> bytes:
-        return self._rows.peekitem(self._at)[0]
+        return self.rows.peekitem(self.at)[0]
 
     def value(self) -> bytes:
-        return self._rows.peekitem(self._at)[1]
+        return self.rows.peekitem(self.at)[1]
 
     def item(self) -> tuple[bytes, bytes]:
-        return self._rows.peekitem(self._at)
+        return self.rows.peekitem(self.at)
 
     def next(self) -> None:
-        self._at += 1
+        self.at += 1
 
     def prev(self) -> None:
-        self._at -= 1
+        self.at -= 1
 
 
 class Handle(_Reads):
     """Stands where plyvel's DB is."""
 
     def write_batch(self, sync: bool = False) -> _Batch:
-        return _Batch(self._disk, sync=sync)
+        return _Batch(self.disk, sync)
 
     def snapshot(self) -> _Reads:
-        return _Reads(self._disk, self._disk.live.copy())
+        return _Reads(self.disk, self.disk.live.copy())
 
     def compact_range(self, **kwargs: Any) -> None:
         """Nothing grows."""
@@ -206,11 +204,8 @@ class SimLevelDb(Database):
         self._suspect = False
 
     def close(self) -> None:
-        self._db = None
+        self._close()
         self.disk.owner = None
-
-    def _close(self) -> None:
-        self._db = None
 
     def look(self) -> None:
         """There are no files to look at."""
@@ -237,7 +232,6 @@ class SimWriter:
         self._loop = asyncio.get_running_loop()
         self._work = work
         self._report = report
-        self._stopped = False
         self._keeper: Any = work.__self__  # type: ignore[attr-defined]
 
     def put(self, job: Any) -> None:
@@ -256,12 +250,8 @@ class SimWriter:
         self._report(result)
 
     def stop(self) -> None:
-        self._stopped = True
+        """No thread runs."""
 
 
-def full() -> Exception:
-    return engine.plyvel.IOError(b"IO error: 000005.log: No space left on device")
-
-
-def broken() -> Exception:
-    return engine.plyvel.IOError(b"IO error: 000005.log: Input/output error")
+def failure(text: bytes) -> Exception:
+    return engine.plyvel.IOError(b"IO error: 000005.log: " + text)

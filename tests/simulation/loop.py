@@ -68,9 +68,6 @@ class Process:
             forget()
         self.held.clear()
 
-    def stand_still(self) -> None:
-        self.still = True
-
     def wake_up(self) -> None:
         self.still = False
         held, self.held = self.held, []
@@ -207,13 +204,10 @@ class SimLoop(VirtualLoop):
         await self.network.dial(sock, address)
 
     async def create_connection(self, factory: Any, *args: Any, sock: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
-        assert sock is not None, "not simulated"
-        assert not args
         assert not kwargs.get("ssl"), "not simulated"
         return self.network.adopt(sock, factory)
 
     async def create_server(self, factory: Any, *, sock: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
-        assert sock is not None, "not simulated"
         return self.network.listen(factory, sock)
 
     async def create_unix_server(  # type: ignore[override]

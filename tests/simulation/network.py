@@ -59,7 +59,10 @@ class End(asyncio.Transport):
         self.protocol = protocol  # type: ignore[assignment]
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self.link.facts(self).get(name, default)
+        host, _, port = self.link.address.rpartition(":")
+        there = (host, int(port)) if port.isdigit() else self.link.address
+        peer = ("127.0.0.1", 40000) if self.is_server else there
+        return {"peername": peer, "sockname": ("127.0.0.1", 25)}.get(name, default)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._high = HIGH if high is None else high
@@ -152,7 +155,7 @@ class End(asyncio.Transport):
 
     def _end(self, error: Exception | None) -> None:
         self.closed = True
-        self.link.ended(self)
+        self.link.network.on_close(self)
         self.link.loop.call_soon(self.protocol.connection_lost, error, context=self.context)
 
 
@@ -165,20 +168,13 @@ class Link:
         self.address = address
         self.is_local = address.startswith("/")
         self.fault = fault
-        self.silent = False
+        self.silent = self.broken = False
         self.client: End
         self.server: End
-        self.broken = False
 
     def latency(self) -> float:
         """Return what the next bytes take; over a Unix socket that is never long."""
         return self.network.random.uniform(1e-4, 2e-3) if self.is_local else self.network.latency()
-
-    def facts(self, end: End) -> dict[str, Any]:
-        host, _, port = self.address.rpartition(":")
-        there = (host, int(port)) if port.isdigit() else self.address
-        peer = ("127.0.0.1", 40000) if end.is_server else there
-        return {"peername": peer, "sockname": ("127.0.0.1", 25)}
 
     def break_off(self, *, silent: bool = False, after: float = 0.0) -> None:
         """Nothing more is carried; both ends learn of it, unless it is `silent`."""
@@ -190,9 +186,6 @@ class Link:
         for end in (self.client, self.server):
             when = max(after + 1e-7, self.loop.now + self.latency())
             self.loop.call_at(when, end.reset, context=end.context)
-
-    def ended(self, end: End) -> None:
-        self.network.on_close(end)
 
 
 class _Server:
@@ -286,7 +279,7 @@ class Network:
         """The system closes the sockets of a process that is gone; after a power cut nobody does."""
         if not end.closed:
             end.closed = True
-            end.link.ended(end)
+            self.on_close(end)
             if not end.link.silent:
                 when = self.loop.now + self.latency()
                 self.loop.call_at(when, end.other.reset, context=end.other.context)

@@ -60,7 +60,7 @@ class Node:
     record: Callable[[Process, str, Mapping[str, Field]], None]
     identity: Identity = field(default_factory=Identity)
     process: Process | None = None
-    worker: Worker | None = None
+    worker: Any = None
     handler: Any = None
     starts: int = 0
     wall: float = 0.0
@@ -92,7 +92,6 @@ class Node:
     async def stop(self) -> list[asyncio.Task[Any]]:
         """Return the tasks that remain. Raise ProcessDiedError if it is killed meanwhile."""
         assert self.process is not None
-        assert self.worker is not None
         process, self.handler = self.process, None
         await process.finish(self.worker.stop())
         await asyncio.sleep(0.1)
@@ -111,7 +110,7 @@ class Node:
 
     @property
     def address(self) -> str | None:
-        found = self.worker.addresses() if self.is_up and self.worker is not None else ()
+        found = self.worker.addresses() if self.is_up else ()
         return found[0] if found else None
 
 

@@ -77,9 +77,6 @@ class Receivers:
     refused: set[str] = field(default_factory=set)
     """Recipients for whom 5yz was the answer."""
 
-    def of(self, site: Site) -> Quirks:
-        return self.quirks.setdefault(site.name, Quirks())
-
     def is_sending(self, process: Process) -> bool:
         """A transaction of the process is under way."""
         return any(process_of(each.end.other) is process for each in self.under_way.values())
@@ -91,7 +88,7 @@ class Receiver(asyncio.Protocol):
     def __init__(self, receivers: Receivers, site: Site) -> None:
         self._all = receivers
         self._site = site
-        self._quirks = receivers.of(site)
+        self._quirks = receivers.quirks.setdefault(site.name, Quirks())
         self._random = receivers.random
         self._buffer = b""
         self._need = 0
@@ -101,14 +98,12 @@ class Receiver(asyncio.Protocol):
         self._recipients: list[str] = []
         self._count = 0
         self._free_at = 0.0
-        self._open = False
         self.end: End
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.end = cast(End, transport)
         refusal = self._site.greet(self._all.loop.now)
         self._site.open += 1
-        self._open = True
         if self._site.kind.silent:
             return
         if refusal is not None:
@@ -125,9 +120,7 @@ class Receiver(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._all.under_way = {k: each for k, each in self._all.under_way.items() if each is not self}
-        if self._open:
-            self._open = False
-            self._site.open -= 1
+        self._site.open -= 1
 
     def _reply(
         self, *lines: bytes, delay: float = 0.0, close: bool = False, mails: list[Mail] | None = None

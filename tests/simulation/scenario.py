@@ -278,7 +278,6 @@ class Run:
     # --- the world
 
     def answers(self, name: str, kind: str) -> tuple[float, Reading[Any]]:
-        nothing: Reading[Any] = Reading(DnsStatus.NODATA, (), 60.0)
         if not name.endswith(".test"):
             return 0.01, Reading(DnsStatus.NXDOMAIN, (), 60.0)
         if self.loop.now < self._no_names_until:
@@ -290,7 +289,7 @@ class Run:
             return 0.02, Reading(DnsStatus.OK, (MxRecord(10, self.world.site_name(name)),), 60.0)
         if kind == "A" and name.startswith("mx."):
             return 0.01, Reading(DnsStatus.OK, (self._address(name),), 60.0)
-        return 0.01, nothing
+        return 0.01, Reading(DnsStatus.NODATA, (), 60.0)
 
     def _address(self, site: str) -> str:
         self.world.site(site)
@@ -298,7 +297,7 @@ class Run:
 
     def _answer(self, host: str, port: int) -> tuple[float, Factory | OSError, Fault | None]:
         site = list(self.world.sites.values())[int(host.rsplit(".", 1)[1]) - 1]
-        self.watch.dialled(host)
+        self.watch.asked[host] = self.loop.now
         if site.is_down(self.loop.now):
             return site.kind.connecting, ConnectionRefusedError(111, "Connection refused"), None
         fault = self._cuts.pop() if self._cuts and not self._quiet else None
@@ -396,9 +395,7 @@ class Run:
 
     def _refusals(self) -> dict[str, str]:
         """Why nodes take no mail."""
-        workers = {node.name: node.worker for node in self.nodes if node.is_up}
-        stores = {name: worker.store for name, worker in workers.items() if worker is not None}
-        reasons = {name: store.unhealthy() for name, store in stores.items() if store is not None}
+        reasons = {node.name: node.worker.store.unhealthy() for node in self.nodes if node.is_up}
         return {name: reason.name for name, reason in reasons.items() if reason is not None}
 
     async def _revive(self) -> None:
@@ -420,8 +417,6 @@ class Run:
         found: dict[DeliveryKey, Delivery] = {}
 
         async def scan(node: Node) -> None:
-            assert node.worker is not None
-            assert node.worker.store is not None
             async for each in node.worker.store.scan():
                 found[each.key] = each
 
@@ -577,7 +572,7 @@ class Run:
 
     async def _stand_still(self, process: Process, seconds: float) -> None:
         with self._lasting(STANDSTILL, process.name):
-            process.stand_still()
+            process.still = True
             await asyncio.sleep(seconds)
             process.wake_up()
 
@@ -594,7 +589,7 @@ class Run:
 
         def at_write(process: Process | None) -> None:
             if process is not None and process is self.nodes[index].process and not stopped.done():
-                process.stand_still()
+                process.still = True
                 stopped.set_result(process)
                 self.sometimes["stood still at a write"] += 1
 
@@ -612,32 +607,24 @@ class Run:
             self.do_still(index, random.uniform(0.3, 1.4), seed),
         )
 
-    async def _disk(
-        self,
-        what: str,
-        fails: str,
-        share: float,
-        most: float,
-        error: Callable[[], Exception],
-        index: int,
-        seconds: float,
-        seed: int,
-    ) -> None:
+    async def _disk(self, what: str, fails: str, share: float, most: float, text: bytes, *given: Any) -> None:
         """A share of the writes or reads fails, for `most` seconds at most."""
+        index, seconds, seed = given
         random, disk = Random(seed), self.nodes[index].disk
         with self._lasting(what):
-            disk.error = lambda asked: error() if asked == fails and random.random() < share else None
+            disk.error = lambda asked: (
+                disks.failure(text) if asked == fails and random.random() < share else None
+            )
             await asyncio.sleep(min(seconds, most))
         disk.error = lambda asked: None
 
-    do_full = partialmethod(_disk, "disk full", "write", 1.0, BUSY, disks.full)
-    do_failed_write = partialmethod(_disk, "failing writes", "write", 0.3, 30.0, disks.broken)
-    do_unreadable = partialmethod(_disk, "failing reads", "read", 0.3, 30.0, disks.broken)
+    do_full = partialmethod(_disk, "disk full", "write", 1.0, BUSY, b"No space left on device")
+    do_failed_write = partialmethod(_disk, "failing writes", "write", 0.3, 30.0, b"Input/output error")
+    do_unreadable = partialmethod(_disk, "failing reads", "read", 0.3, 30.0, b"Input/output error")
 
-    async def _bucket(
-        self, what: str, share: float, most: float, index: int, seconds: float, seed: int
-    ) -> None:
+    async def _bucket(self, what: str, share: float, most: float, *given: Any) -> None:
         """The answers to a share of the requests are lost."""
+        _, seconds, seed = given
         random = Random(seed)
 
         def lost() -> bool:

@@ -40,7 +40,7 @@ class Watch:
     """The bucket that the nodes share; then each has the limits for itself."""
     _open: Counter[str] = field(default_factory=Counter)
     _spoke: defaultdict[str, deque[float]] = field(default_factory=lambda: defaultdict(deque))
-    _asked: dict[str, float] = field(default_factory=dict)
+    asked: dict[str, float] = field(default_factory=dict)
     """When a host was connected to last, or a transaction with it began."""
     _due_since: dict[DeliveryKey, float] = field(default_factory=dict)
     _full_at: float = 0.0
@@ -51,9 +51,6 @@ class Watch:
         self.loop.failures.append(f"{what} at {self.loop.now:.3f}")
 
     # Connections and rates
-
-    def dialled(self, host: str) -> None:
-        self._asked[host] = self.loop.now
 
     def opened(self, end: End) -> None:
         if end.link.address.startswith(OUTSIDE):
@@ -101,7 +98,7 @@ class Watch:
         if not data.startswith(HARMLESS) and data != b"RSET\r\n":
             self._check_lease(process, data)
         if data.startswith((b"MAIL ", b"RSET")) and b"MAIL FROM" in data:
-            self._asked[end.link.address.partition(":")[0]] = self.loop.now
+            self.asked[end.link.address.partition(":")[0]] = self.loop.now
             self._check_rate(end, process)
 
     def _check_rate(self, end: End, process: Process) -> None:
@@ -171,6 +168,6 @@ class Watch:
         for each in due:
             since = self._due_since[each.key] = before.get(each.key, now)
             host = hosts_of(each.domain)
-            if now - max(since, self._asked.get(host, 0.0), self._full_at) > PATIENCE:
+            if now - max(since, self.asked.get(host, 0.0), self._full_at) > PATIENCE:
                 self._fail(f"{each.recipient} has been due for {now - since:.0f} s, and nobody asked {host},")
                 self._full_at = now
