@@ -9,10 +9,12 @@ import pytest
 from tests.support.queueing import FlakyStore, Sink, deliveries_of, make_events, make_message
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.outcome import Attempt
+from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import SLICE, Slices
 from zonerelay.queue.settle import outcome_log as journal
 from zonerelay.queue.settle.outcome_log import AtomicWrite, OutcomeLog
-from zonerelay.store.contract import Finish
+from zonerelay.store.contract import Finish, Postpone
 
 
 class Bench:
@@ -22,7 +24,7 @@ class Bench:
         self.store = FlakyStore()
         self.ids = MessageIdSource(self.clock)
         self.journal = OutcomeLog(
-            self.store, make_events(self.sink, self.clock), Slices(self.clock.monotonic)
+            self.store, make_events(self.sink, self.clock), Slices(self.clock.monotonic), self.clock
         )
         self.done: list[str] = []
 
@@ -77,6 +79,24 @@ async def test_nobody_gets_room_while_the_store_refuses(bench: Bench) -> None:
     assert sorted(bench.done) == ["a", "b"]
     assert bench.journal.has_room
     assert not bench.journal.keys()
+
+
+async def test_a_write_that_waits_for_the_store_goes_by_a_clock_that_was_set_back(bench: Bench) -> None:
+    (finish,) = bench.put("a").changes
+    assert isinstance(finish, Finish)
+    assert await bench.journal.drain(1.0)
+    bench.store.refuses = True
+    ahead = bench.clock.now() + 3600.0
+    deferred = finish.delivery.deferred(ahead + 60.0, Attempt(ahead, Reply(451, "4.4.1", "no answer")))
+    bench.journal.reserve(1)
+    bench.journal.put(AtomicWrite([Postpone(deferred)]))
+    while bench.journal.has_room:
+        await asyncio.sleep(0)
+    bench.store.refuses = False
+    assert await bench.journal.drain(1.0)
+    (stored,) = bench.store.settled[-1]
+    assert isinstance(stored, Postpone)
+    assert stored.delivery.next_attempt == bench.clock.now() + 60.0
 
 
 async def test_a_store_that_is_repaired_is_tried_at_once(

@@ -7,6 +7,7 @@ mail) first wait up to `GATHERING` for others. Promises:
 - Its `then` is called once, after its changes are durable.
 - While the store fails, writes are kept in order and retried with back-off. A write that fails although the
   store works is retried alone and does not delay the others.
+- A due time is corrected before a retry if the clock was set back meanwhile.
 - At most `MAX_UNSETTLED` deliveries should be on their way: a caller with more waits in `room`. Callers also
   wait while the store fails, or has not responded for `SILENT` seconds, because mail whose outcome cannot be
   recorded would be sent again by the other workers that share the store.
@@ -17,11 +18,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.queue.aio import Once, Slices, Tasks
-from zonerelay.store.contract import Change, QueueStore, StoreError, Submit
+from zonerelay.store.contract import Change, Postpone, QueueStore, StoreError, Submit
 from zonerelay.telemetry.events.events import Events
 
 MAX_UNSETTLED = 1000
@@ -63,8 +65,9 @@ class AtomicWrite:
 class OutcomeLog:
     """Collects outcomes until they are written to the store."""
 
-    def __init__(self, store: QueueStore, events: Events, slices: Slices) -> None:
+    def __init__(self, store: QueueStore, events: Events, slices: Slices, clock: Clock) -> None:
         self._store = store
+        self._clock = clock
         self._events = events
         self._slices = slices
         self._tasks = Tasks("queue.journal", events)
@@ -228,7 +231,14 @@ class OutcomeLog:
         A store that was just repaired may work for only some milliseconds, so nothing waits for other writes
         here.
         """
-        progress = False
+        progress, now = False, self._clock.now()
+        for entry in self._failed:
+            entry.changes = [
+                replace(change, delivery=change.delivery.corrected_at(now))
+                if isinstance(change, Postpone)
+                else change
+                for change in entry.changes
+            ]
         for part in _parts(list(self._failed)):
             tries = [part]
             while tries:

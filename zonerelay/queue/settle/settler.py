@@ -174,7 +174,7 @@ class Settler:
         )
         self.configure(zones=zones, retry=retry, bounce=bounce)
         self._slices = Slices(clock.monotonic)
-        self.outcome_log = OutcomeLog(store, events, self._slices)
+        self.outcome_log = OutcomeLog(store, events, self._slices, clock)
         self._tasks = Tasks("queue.settle", events)
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._in_work: set[_Parcel | Unattempted] = set()
