@@ -114,6 +114,9 @@ class Ledger:
         self.log.append((now, process or "world", f"FAULT {what}", {}))
         return self.injected[-1]
 
+    def _noted(self, *kinds: str) -> list[Injected]:
+        return [each for each in self.injected if each.what in kinds]
+
     def _hits(self, process: str, start: float, stop: float) -> set[str]:
         """The faults that may repeat mail and met the process in this time."""
         return {
@@ -127,42 +130,30 @@ class Ledger:
 
     def places_unknown(self) -> bool:
         """A worker stood still as a new supervisor's quiet time ended, and has not said yet what it has."""
-        now = self.loop.now
         return any(
-            each.at < start.ended < each.ended + TIME_TO_SAY and now < each.ended + TIME_TO_SAY
-            for start in self.injected
-            if start.what == NO_SUPERVISOR
-            for each in self.injected
-            if each.what == STANDSTILL
+            each.at < start.ended < each.ended + TIME_TO_SAY and self.loop.now < each.ended + TIME_TO_SAY
+            for start, each in itertools.product(self._noted(NO_SUPERVISOR), self._noted(STANDSTILL))
         )
 
     def turns_forgotten(self, seconds: float) -> bool:
         """A worker died before it could tell a new supervisor of its turns, which bind for so long."""
         return any(
-            each.what in DEATHS
-            and start.at - 1.0 < each.at < start.ended
-            and self.loop.now < start.ended + seconds
-            for start in self.injected
-            if start.what == NO_SUPERVISOR
-            for each in self.injected
+            start.at - 1.0 < each.at < start.ended and self.loop.now < start.ended + seconds
+            for start, each in itertools.product(self._noted(NO_SUPERVISOR), self._noted(*DEATHS))
         )
 
     def taken_in_vain(self, mails: list[tuple[float, str]]) -> list[str]:
         """A relay that cannot reach the store answers 451 to MAIL, once it has noticed; it notices nothing
         while it stands still. `mails`: when MAIL was accepted, and by which node.
         """
-        slept = [
-            (each.process.partition(".")[0], each.at, each.ended)
-            for each in self.injected
-            if each.what == STANDSTILL
-        ]
         return [
             f"MAIL was answered 250 at {at:.3f}, and there is no bucket since {each.at:.3f}"
-            for each in self.injected
-            if each.what == NO_BUCKET
-            for at, node in mails
+            for each, (at, node) in itertools.product(self._noted(NO_BUCKET), mails)
             if each.at + NOTICED_WITHIN < at < each.ended
-            if not any(who == node and since < at < until + NOTICED_WITHIN for who, since, until in slept)
+            and not any(
+                still.process.startswith(f"{node}.") and still.at < at < still.ended + NOTICED_WITHIN
+                for still in self._noted(STANDSTILL)
+            )
         ]
 
     # --- the judgement
@@ -210,8 +201,7 @@ class Ledger:
         return [
             f"{offer.recipient} was offered at {offer.at:.3f}, {each.about} was suspended"
             f" from {each.begun:.3f} to {each.ended:.3f}"
-            for each in self.suspensions
-            for offer in offers
+            for each, offer in itertools.product(self.suspensions, offers)
             if each.ended is not None
             and each.begun + UNDER_WAY < offer.at < each.ended
             and each.concerns(offer.sender, offer.recipient)
@@ -222,11 +212,8 @@ class Ledger:
         """A standstill of the process held up what was under way."""
         process = process_of(end.other)
         return process is not None and any(
-            each.what == STANDSTILL
-            and each.process == process.name
-            and each.at <= begun + UNDER_WAY
-            and at <= each.ended + UNDER_WAY
-            for each in self.injected
+            each.process == process.name and each.at <= begun + UNDER_WAY and at <= each.ended + UNDER_WAY
+            for each in self._noted(STANDSTILL)
         )
 
     def _judge_copy(self, mail: Mail, found: list[str]) -> None:

@@ -110,18 +110,11 @@ class End(asyncio.Transport):
 
     def close(self) -> None:
         if not self.closed:
-            self._end(None)
-            loop = self.link.loop
-            if not self.link.silent:
-                self._arrives = max(self._arrives + 1e-7, loop.now + self.link.latency())
-                loop.call_at(self._arrives, self.other._peer_closed, context=self.other.context)
+            self._end(None, self.other._peer_closed, self._arrives + 1e-7)
 
     def abort(self) -> None:
         if not self.closed:
-            self._end(None)
-            if not self.link.silent:
-                when = self.link.loop.now + self.link.latency()
-                self.link.loop.call_at(when, self.other.reset, context=self.other.context)
+            self._end(None, self.other.reset)
 
     # What the network does
 
@@ -153,10 +146,17 @@ class End(asyncio.Transport):
         if not self.closed:
             self._end(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
 
-    def _end(self, error: Exception | None) -> None:
+    def _end(
+        self, error: Exception | None, arrival: Callable[[], None] | None = None, not_before: float = 0.0
+    ) -> None:
+        """The other end, unless the connection is silent, learns of it by `arrival`."""
         self.closed = True
         self.link.network.on_close(self)
-        self.link.loop.call_soon(self.protocol.connection_lost, error, context=self.context)
+        loop = self.link.loop
+        loop.call_soon(self.protocol.connection_lost, error, context=self.context)
+        if arrival is not None and not self.link.silent:
+            self._arrives = max(not_before, loop.now + self.link.latency())
+            loop.call_at(self._arrives, arrival, context=self.other.context)
 
 
 class Link:

@@ -6,7 +6,6 @@ They speak to the handler that the control socket speaks to, and repeat what has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +31,8 @@ class _Operator(Answer):
 
 
 class Operators:
-    def __init__(self, run: Run, nodes: Sequence[Node]) -> None:
-        self._run = run
-        self._nodes = nodes
-        self._loop = run.loop
+    def __init__(self, run: Run) -> None:
+        self._run, self._nodes = run, run.nodes
         self.over: set[str] = set()
         """The suspensions that have ended on every node: they hold nothing any more."""
 
@@ -93,14 +90,14 @@ class Operators:
             effect=random.choice(("suspend", "suspend", "hold")),
         )
         given = [await self.ask(node, request) for node in self._nodes]
-        suspension = Suspension(pattern, self._loop.now, by_sender)
+        suspension = Suspension(pattern, self._run.loop.now, by_sender)
         # A hold lets mail pass that was released, and an order with an end goes by a clock that may be set.
         if request.effect == "suspend" and ends is None and all(each and each.new for each in given):
             self._run.ledger.suspensions.append(suspension)
         await asyncio.sleep(seconds)
         for each in self._run.ledger.suspensions:
             if each.about == pattern and each.ended is None:
-                each.ended = self._loop.now
+                each.ended = self._run.loop.now
         # The order of another operator about the same mail had its id first: that one ends, too.
         if all([await self.insist(node, requests.Resume(about=about)) for node in self._nodes]):
             self.over |= {each.order.id for each in given if each is not None}

@@ -126,11 +126,9 @@ def draw(seed: int) -> Plan:
     messages = tuple(
         Event(_moment(random), "mail", (number, random.getrandbits(32))) for number in range(count)
     )
-    often, faults = OFTEN.get(focus, ()), []
-    for _ in range(random.choice((0, 1, 2, 4, 8))):
-        faults.append(_fault(random, store, workers, ()))
-    for _ in range(random.choice((1, 2, 4)) if focus else 0):
-        faults.append(_fault(random, store, workers, often))
+    faults = [_fault(random, store, workers, "") for _ in range(random.choice((0, 1, 2, 4, 8)))]
+    if focus:
+        faults += [_fault(random, store, workers, focus) for _ in range(random.choice((1, 2, 4)))]
     return Plan(
         seed=seed,
         store=store,
@@ -179,13 +177,13 @@ OFTEN = {
 }
 
 
-def _fault(random: Random, store: str, workers: int, often: tuple[str, ...]) -> Event:
+def _fault(random: Random, store: str, workers: int, focus: str) -> Event:
     node = random.randrange(workers)
     at = random.uniform(0.0, BUSY) if random.random() < 0.5 else 1.0 + random.random() * 2
     kinds = ANYWHERE + (ON_DISK if store == "leveldb" else IN_BUCKET)
     if store == "leveldb" and workers > 1:
         kinds = (*kinds, "supervisor", "hesitating")
-    what = random.choice(often or kinds)
+    what = random.choice(OFTEN.get(focus, kinds))
     return Event(at, what, (node, random.choice((0.3, 3.0, 20.0, 60.0)), random.getrandbits(32)))
 
 
@@ -218,7 +216,6 @@ class Run:
         self._losing: list[Callable[[], bool]] = []
         """The faults of the bucket at this moment."""
         self._quiet = False
-        self._tasks: list[asyncio.Task[Any]] = []
         self.network.answer = self._answer
         self._table: LimitTable | None = None
         self._limits: LimitServer | None = None
@@ -242,7 +239,7 @@ class Run:
         self.network.on_write = self.watch.written
         self.receivers.at_once = self.watch.sent_at_once
         self.nodes = [self._node(index, disk) for index, disk in enumerate(disks)]
-        self.operators = Operators(self, self.nodes)
+        self.operators = Operators(self)
 
     def _node(self, index: int, disk: Disk) -> Node:
         is_shared = self.plan.store == "s3"
@@ -310,10 +307,9 @@ class Run:
             await self._start_supervisor()
         for node in self.nodes:
             await node.start()
-        for event in (*self.plan.messages, *self.plan.faults):
-            self._tasks.append(asyncio.create_task(self._happen(event)))
+        events = asyncio.gather(*map(self._happen, (*self.plan.messages, *self.plan.faults)))
         looking = asyncio.create_task(self._look())
-        await asyncio.gather(*self._tasks)
+        await events
         looking.cancel()
         self._quiet = True
         keeper.TICK = 1.0
