@@ -203,17 +203,10 @@ class Webhooks:
         events = []
         for each in reported:
             delivery, outcome, next_attempt, _ = each
-            fields = attempt_fields(
-                delivery,
-                delivery.zone,
-                outcome,
-                str(outcome.reply),
-                destination,
-                max(now - delivery.created, 0.0),
-                next_attempt,
-                seconds,
-                redact,
-            )
+            age = max(now - delivery.created, 0.0)
+            fields = attempt_fields(delivery, outcome, next_attempt, destination, age, seconds)
+            fields["recipient"] = redact.mailbox(delivery.recipient)
+            fields["reply"] = redact.about(str(outcome.reply), delivery.recipient)
             events.append((_type_of(each), now, fields | about))
         names = [each.name for each in couriers]
         submit = self._submit(names, reported[0][0].message_id, 1, events)

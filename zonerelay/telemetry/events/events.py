@@ -18,6 +18,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Protocol
 
 from zonerelay.model.address import Mailbox
@@ -44,6 +46,9 @@ from zonerelay.telemetry.metrics.metrics import (
 Field = str | int | float | bool | None
 Emit = Callable[[str, str, dict[str, Field]], None]
 """Takes the level, the name of the event and its fields."""
+
+Result = tuple[Delivery, Outcome, float | None]
+"""The outcome of an attempt, and after a deferral the time of the next."""
 
 MAX_HOSTS = 5  # named in one line
 MAX_ALIKE = 100
@@ -403,7 +408,7 @@ class Events:
 
     def attempted(
         self,
-        attempts: Iterable[tuple[Delivery, Outcome, float | None]],
+        attempts: Iterable[Result],
         *,
         destination: str,
         seconds: float | None = None,
@@ -414,33 +419,43 @@ class Events:
         The log has a line for each recipient; the history has one event for all recipients with the same
         result.
         """
-        now, redact = self._clock.now(), self._redact
-        own = None if self._history is None else self._history.redactor
-        kept: _Alike | None = None
-        for delivery, outcome, next_attempt in attempts:
-            verdict = str(outcome.verdict)
-            created = delivery.created
+        now = self._clock.now()
+        for _, results in groupby(attempts, _common):
+            alike = list(results)
+            delivery, outcome, _ = alike[0]
+            verdict, created = str(outcome.verdict), delivery.created
             # An operator may send mail before the release time that its sender requested.
             age = now - created if now > created else 0.0
-            zone = delivery.zone
-            self.metrics.settled(delivery.queue.label, verdict, age, in_doubt=outcome.in_doubt)
+            count = len(alike)
+            self.metrics.settled(delivery.queue.label, verdict, age, count, in_doubt=outcome.in_doubt)
             if verdict == "delivered":
                 self.metrics.last_delivered.value = int(now)
             if outcome.host:
-                self.metrics.replies.received(outcome.host, 0 if outcome.local else outcome.reply.code)
-            record = (delivery, zone, outcome, str(outcome.reply), destination, age, next_attempt, seconds)
-            shown = attempt_fields(*record, redact)
-            self._emit("info", verdict, shown)
-            if own is not None:
-                fields = shown if own is redact else attempt_fields(*record, own)
-                if kept is None or not kept.takes(verdict, fields):
-                    self._keep(kept)
-                    kept = _Alike(verdict, fields)
-        self._keep(kept)
+                code = 0 if outcome.local else outcome.reply.code
+                self.metrics.replies.received(outcome.host, code, count)
+            fields = attempt_fields(*alike[0], destination, age, seconds)
+            recipients = [delivery.recipient for delivery, _, _ in alike]
+            shown = _shown(outcome, recipients, self._redact)
+            for recipient, reply in shown:
+                self._emit("info", verdict, {**fields, "recipient": recipient, "reply": reply})
+            if self._history is not None:
+                own = self._history.redactor
+                stored = shown if own is self._redact else _shown(outcome, recipients, own)
+                self._keep(self._history, verdict, fields, stored)
 
-    def _keep(self, alike: _Alike | None) -> None:
-        if self._history is not None and alike is not None:
-            self._history.put(alike.verdict, alike.fields())
+    def _keep(
+        self, history: HistorySink, verdict: str, fields: dict[str, Field], shown: Sequence[tuple[str, str]]
+    ) -> None:
+        """Write results that differ only in their recipients to the history. `shown` has recipients with the
+        replies about them.
+        """
+        for reply, about in groupby(shown, itemgetter(1)):
+            while recipients := [recipient for recipient, _ in islice(about, MAX_ALIKE)]:
+                found = {**fields, "recipient": recipients[0], "reply": reply}
+                if len(recipients) > 1:
+                    found["to"] = " ".join(recipients)
+                    del found["recipient"]
+                history.put(verdict, found)
 
     def dropped(self, keys: Sequence[DeliveryKey]) -> None:
         """Record deliveries that an operator removed. `operated` logs one line for all; the history has an
@@ -686,65 +701,46 @@ class Events:
         self._emit("error", "trouble", fields)
 
 
-class _Alike:
-    """Results of one attempt that differ only in their recipients."""
-
-    __slots__ = ("_common", "_fields", "_recipients", "verdict")
-
-    def __init__(self, verdict: str, fields: dict[str, Field]) -> None:
-        self.verdict, self._fields = verdict, fields
-        self._common: list[Field] | None = None
-        self._recipients = [str(fields["recipient"])]
-
-    def takes(self, verdict: str, fields: dict[str, Field]) -> bool:
-        if self._common is None:
-            self._common = _without_recipient(self._fields)
-        if verdict != self.verdict or len(self._recipients) == MAX_ALIKE:
-            return False
-        if _without_recipient(fields) != self._common:
-            return False
-        self._recipients.append(str(fields["recipient"]))
-        return True
-
-    def fields(self) -> dict[str, Field]:
-        if len(self._recipients) == 1:
-            return self._fields
-        found = {**self._fields, "to": " ".join(self._recipients)}
-        del found["recipient"]
-        return found
+def _common(result: Result) -> tuple[object, ...]:
+    """Return all that the events of an attempt report, apart from the recipient and the reply about it."""
+    delivery, outcome, next_attempt = result
+    return (
+        outcome,
+        delivery.message_id,
+        delivery.queue,
+        delivery.created,
+        delivery.attempts,
+        next_attempt,
+    )
 
 
-def _without_recipient(fields: dict[str, Field]) -> list[Field]:
-    values = list(fields.values())
-    del values[1]  # in the same order as `attempt_fields`
-    return values
+def _shown(outcome: Outcome, recipients: Sequence[Mailbox], redact: Redactor) -> list[tuple[str, str]]:
+    """Return each recipient with the reply, which may name it."""
+    replies = redact.about_each(str(outcome.reply), recipients)
+    return list(zip(map(redact.mailbox, recipients), replies, strict=True))
 
 
-def attempt_fields(  # noqa: PLR0917 - a call for every recipient; a partial's keywords cost a dict each
+def attempt_fields(  # noqa: PLR0917 - in the order of a `Result`
     delivery: Delivery,
-    zone: str,
     outcome: Outcome,
-    reply: str,
+    next_attempt: float | None,
     destination: str,
     age: float,
-    next_attempt: float | None,
     seconds: float | None,
-    redact: Redactor,
 ) -> dict[str, Field]:
-    """Return the fields of an attempt for the log, the history and webhooks. `zone` is the delivery's,
-    `reply` the outcome's.
+    """Return the fields of an attempt for the log, the history and webhooks, which add `recipient` and
+    `reply`.
     """
-    recipient = delivery.recipient
     found: dict[str, Field] = {
         "id": delivery.message_id,
-        "recipient": redact.mailbox(recipient),
-        "zone": zone,
+        "recipient": "",
+        "zone": delivery.zone,
         "destination": destination,
         "host": outcome.host,
         "peer": outcome.peer,
         "tls": outcome.tls,
         "attempt": delivery.attempts + (1 if outcome.counts else 0),
-        "reply": redact.about(reply, recipient),
+        "reply": "",
         "age": round(age, 3),
     }
     if outcome.source:

@@ -25,7 +25,7 @@ import re
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -139,12 +139,19 @@ class Redactor:
         """Redact a peer's text about a mailbox, including the mailbox's local part alone and its domain
         alone.
         """
-        local, _, domain = mailbox.rpartition("@")
-        if self.enabled and _stands_alone(local.lower(), text.lower()):
+        return next(self.about_each(text, (mailbox,)))
+
+    def about_each(self, text: str, mailboxes: Iterable[Mailbox]) -> Iterator[str]:
+        """Yield `about` for each of these mailboxes. Most texts name none, and are redacted once."""
+        general, lower = self.text(text), text.lower()
+        for mailbox in mailboxes:
+            local, _, domain = mailbox.rpartition("@")
+            if not self.enabled or not _stands_alone(local.lower(), lower):
+                yield general
+                continue
             name, _, there = self.mailbox(mailbox).partition("@")
             cleaned = _replace_word(text, local, name)
-            text = text if cleaned == text else _replace_word(cleaned, domain, there)
-        return self.text(text)
+            yield self.text(text if cleaned == text else _replace_word(cleaned, domain, there))
 
     def always(self) -> Redactor:
         """Return an enabled redactor with the same pseudonyms: for texts that are stored elsewhere."""

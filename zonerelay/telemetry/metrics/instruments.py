@@ -399,9 +399,9 @@ class Histogram:
     def count(self) -> int:
         return sum(self._counts)
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
 
     def family(self) -> Metric:
         buckets: list[tuple[str, float]] = []

@@ -246,9 +246,11 @@ class ReplyMetrics(Instruments):
             (site, kind) for site in (*dict.fromkeys(SITES.values()), OTHER) for kind in REPLY_CLASSES
         )
 
-    def received(self, host: str, code: int) -> None:
-        """Count the last reply to one recipient's attempt; a code of 0 means that the host gave none."""
-        self._replies.add(_labels_of(host, code))
+    def received(self, host: str, code: int, count: int = 1) -> None:
+        """Count the last reply to the attempts for `count` recipients; a code of 0 means that the host gave
+        none.
+        """
+        self._replies.add(_labels_of(host, code), count)
 
 
 @lru_cache(maxsize=1024)
@@ -425,15 +427,17 @@ class Metrics:
     def suspended(self, zone: str) -> None:
         self._suspended.add((queue_of(zone).label,))
 
-    def settled(self, zone: str, verdict: str, age: float, *, in_doubt: bool = False) -> None:
-        """Count one recipient's result, by the label of its zone; `age` is the seconds since acceptance."""
+    def settled(self, zone: str, verdict: str, age: float, count: int = 1, *, in_doubt: bool = False) -> None:
+        """Count the result for `count` recipients, by the label of their zone; `age` is the seconds since
+        acceptance.
+        """
         if in_doubt:
-            self._deliveries.add((zone, "in_doubt"))
+            self._deliveries.add((zone, "in_doubt"), count)
             if verdict == "deferred":
                 return
-        self._deliveries.add((zone, verdict))
+        self._deliveries.add((zone, verdict), count)
         if verdict == "delivered":
-            self._seconds.observe(age if age > 0.0 else 0.0)
+            self._seconds.observe(age if age > 0.0 else 0.0, count)
 
     def outbound_tls(self, zone: str, level: str, result: str) -> None:
         """Count a TLS session. `level` is the requirement in the end; `result` is ok, failed, or fallback to
