@@ -46,6 +46,7 @@ def claims_of(running: Running) -> OutboxClaims:
     return running.worker.parts.queue._outbox.store.claims  # type: ignore[union-attr]  # what it has at hand
 
 
+@pytest.mark.proof
 async def test_slow_mailboxes_do_not_hold_up_the_rows_of_another_one(bed: OutboxBed, sink: Sink) -> None:
     async with Tarpit() as tarpit, bed.relay() as running:
         slow = [bed.mailbox(tarpit.port, password=None, smtp_tls="none") for _ in range(SLOW)]

@@ -49,7 +49,7 @@ async def test_next_host_is_tried_when_one_greets_badly(
     start_sink: StartSink, start_courier: StartCourier, manners: Manners
 ) -> None:
     bad, good = await start_sink(manners), await start_sink()
-    courier = start_courier(settings=DeliverySettings(greeting_timeout=2.0, quit_timeout=0.5))
+    courier = start_courier(settings=DeliverySettings(greeting_timeout=0.7, quit_timeout=0.5))
     assert (await courier.deliver(make_batch(make_message(), route_to(bad.port, good.port))))[0].verdict is D
     [outcome] = await courier.deliver(make_batch(make_message(), route_to(bad.port)))
     assert (outcome.verdict, outcome.scope, outcome.reply.is_transient) == (F, Scope.HOST, True)

@@ -489,7 +489,7 @@ async def test_a_partition_that_was_left_is_adopted_at_once(opened: Opened) -> N
 async def test_a_living_node_keeps_its_lease(opened: Opened) -> None:
     living = await opened(0)
     engine = opened.engine()
-    for _ in range(12):
+    for _ in range(7):
         await asyncio.sleep(LEASE / 5)
         assert [peer.is_over for peer in await engine.peers()] == [False]
         living.check()
