@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zonerelay.cli.terminal.exits import USAGE, CliError
+from zonerelay.cli.terminal.exits import USAGE, CliError, refused
 from zonerelay.operations.errors import ControlError
 
 if TYPE_CHECKING:
@@ -53,10 +53,8 @@ def load_settings(option: Path | None) -> Settings:
     from zonerelay.config.load import ConfigError, load
 
     path = config_path(option)
-    try:
+    with refused(ConfigError, status=USAGE):
         return load(path)
-    except ConfigError as error:
-        raise CliError(str(error), USAGE) from error
 
 
 def load_for_reading(option: Path | None, *, quietly: bool = False) -> Settings:

@@ -10,7 +10,7 @@ import random
 import socket
 from functools import partial
 
-from zonerelay.cli.terminal.exits import USAGE, CliError
+from zonerelay.cli.terminal.exits import USAGE, refused
 from zonerelay.config import rails
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.endpoints import parse_listen
@@ -51,10 +51,8 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     files = StsFiles(policy_directory(settings), writable=False)
     sts = StsPolicies(resolver, StsUnreported(), clock, files=files)
     try:
-        try:
+        with refused(ValueError, status=USAGE):
             explainer = _explainer(settings, resolver, sts, clock, hostname)
-        except ValueError as error:
-            raise CliError(str(error), USAGE) from error
         return await explainer.explain(request)
     finally:
         await sts.close()

@@ -20,7 +20,7 @@ from rich.text import Text
 from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import load_for_reading, load_settings
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import resolve_hostname
 from zonerelay.control import history
 from zonerelay.control.client import ControlClient
@@ -229,10 +229,8 @@ def pseudonym_of(settings: Settings, address: str) -> str:
 
 def _answer(ask: Callable[[], T]) -> T:
     """Call a function. Turn errors of the search or of the pseudonym key into usage errors."""
-    try:
+    with refused(SearchError, RedactKeyError, status=USAGE):
         return ask()
-    except (SearchError, RedactKeyError) as error:
-        raise CliError(str(error), USAGE) from error
 
 
 def _table(found: Sequence[Entry], known: Mapping[str, str], *, wide: bool) -> Table:

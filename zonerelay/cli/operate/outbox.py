@@ -15,7 +15,7 @@ import msgspec
 
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import OK, CliError
+from zonerelay.cli.terminal.exits import OK, CliError, refused
 from zonerelay.cli.terminal.passwords import ask, read_line
 from zonerelay.smtp.server.sasl import MAX_PASSWORD
 
@@ -60,10 +60,8 @@ def _encrypt(settings: OutboxSettings, arguments: Namespace) -> int:
     from zonerelay.outbox.database.passwords import NONCE_SIZE, seal
     from zonerelay.store.contract import StoreOpenError
 
-    try:
+    with refused(StoreOpenError):
         keys = read_keys(settings, os.environ)
-    except StoreOpenError as error:
-        raise CliError(str(error)) from error
     if not keys:
         raise CliError("[outbox] keys is empty: create a key with openssl rand -base64 32 > FILE")
     password = _password()
@@ -86,10 +84,8 @@ def _status(settings: OutboxSettings, arguments: Namespace) -> int:
 
     if not settings.url:
         raise CliError("the outbox is not configured: set [outbox] url to its database")
-    try:
+    with refused(StoreError):
         found = asyncio.run(_ask(settings))
-    except StoreError as error:
-        raise CliError(str(error)) from error
     if arguments.json:
         output.print_line(found)
         return OK

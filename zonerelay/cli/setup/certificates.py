@@ -19,7 +19,7 @@ from cryptography import x509
 from zonerelay.cli.relay import config_path
 from zonerelay.cli.setup.new_files import refuse_existing, write_new
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import OK, USAGE, CliError, refused
 from zonerelay.config.load import ConfigError, load
 from zonerelay.config.settings import Settings, resolve_hostname
 from zonerelay.process.certificate import Issued, Name, issue, written
@@ -54,10 +54,8 @@ def _name(name: str) -> Name:
         return x509.IPAddress(ipaddress.ip_address(literal_address(name) or name))
     except ValueError:
         star = "*." if name.startswith("*.") else ""
-    try:
+    with refused(ValueError, before=f"--name {text.clean(name)}: ", status=USAGE):
         return x509.DNSName(star + ascii_domain(name.removeprefix(star)))
-    except ValueError as error:
-        raise CliError(f"--name {text.clean(name)}: {error}", USAGE) from error
 
 
 def _own_names(config: Path | None) -> list[str]:

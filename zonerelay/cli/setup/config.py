@@ -7,7 +7,7 @@ from argparse import Namespace
 
 from zonerelay.cli.relay import config_path
 from zonerelay.cli.terminal import output
-from zonerelay.cli.terminal.exits import OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import OK, USAGE, refused
 from zonerelay.cli.terminal.text import clean_lines
 from zonerelay.config import toml_text
 from zonerelay.config.load import ConfigError, read
@@ -21,10 +21,8 @@ def show(arguments: Namespace) -> int:
         document = defaults()
     else:
         path = config_path(arguments.config)
-        try:
+        with refused(ConfigError, status=USAGE):
             settings, report = read(path)
-        except ConfigError as error:
-            raise CliError(str(error), USAGE) from error
         shown = toml_text.changed if arguments.changed else toml_text.effective
         document = f"# {clean_lines(str(path))}\n{shown(settings, report)}"
     if arguments.json:

@@ -23,7 +23,7 @@ from rich.text import Text
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.setup.new_files import refuse_existing, write_new
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, refused
 from zonerelay.config.settings import Settings, read_key_file, read_selector
 from zonerelay.message.dkim.dns_record import Finding, RecordStatus, judge, record_name, record_text, strings
 from zonerelay.message.dkim.keys import DkimEntry, DkimKeys
@@ -82,10 +82,8 @@ def check(arguments: Namespace) -> int:
     if not settings.dkim:
         output.chatter().print("There is no [[dkim]] key in the configuration.")
         return OK
-    try:
+    with refused(ValueError, status=USAGE):
         keys = DkimKeys(settings.dkim, read=read_key_file, ascii_domain=ascii_domain)
-    except ValueError as error:
-        raise CliError(str(error), USAGE) from error
     now = time.time()
     found = asyncio.run(_look_up(settings, keys.entries))
     rows = [_checked(entry, finding, now) for entry, finding in zip(keys.entries, found, strict=True)]
@@ -98,17 +96,13 @@ def check(arguments: Namespace) -> int:
 
 
 def _domain(domain: str) -> str:
-    try:
+    with refused(ValueError, before=f"--domain {text.clean(domain)}: ", status=USAGE):
         return ascii_domain(domain)
-    except ValueError as error:
-        raise CliError(f"--domain {text.clean(domain)}: {error}", USAGE) from error
 
 
 def _selector(selector: str) -> str:
-    try:
+    with refused(ValueError, before="--selector: ", status=USAGE):
         return read_selector(selector)
-    except ValueError as error:
-        raise CliError(f"--selector: {error}", USAGE) from error
 
 
 def _instructions(domain: str, selector: str, path: Path, name: str, record: str) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from zonerelay.cli.relay import load_needed
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import OK, CliError
+from zonerelay.cli.terminal.exits import OK, CliError, refused
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import identities
 from zonerelay.config.credentials.file import CredentialsError
@@ -25,7 +25,7 @@ def token(arguments: Namespace) -> int:
     settings = load_needed(arguments.config, "spool")
     path = identities.identities_file(settings.spool.path.parent)
     say = output.chatter().print
-    try:
+    with refused(IdentitiesError):
         match arguments.verb:
             case "add":
                 _check_user(settings, arguments.name, arguments.scope, arguments.user)
@@ -44,8 +44,6 @@ def token(arguments: Namespace) -> int:
             case "remove":
                 identities.remove(path, arguments.name)
                 say(f"Token {arguments.name} was removed: the next request with it is refused.")
-    except IdentitiesError as error:
-        raise CliError(str(error)) from error
     return OK
 
 
@@ -59,10 +57,8 @@ def _check_user(settings: Settings, name: str, scope: Scope, user: str) -> None:
                 f"add {name} --scope submit --user USER"
             )
         return
-    try:
+    with refused(CredentialsError, after=f". Add the user first: zonerelay user add {user}"):
         found = credentials.read(path)
-    except CredentialsError as error:
-        raise CliError(f"{error}. Add the user first: zonerelay user add {user}") from error
     if user not in found:
         raise CliError(f"the user {user} is not in {path}; add it with: zonerelay user add {user}")
 

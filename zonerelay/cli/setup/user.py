@@ -26,7 +26,7 @@ import msgspec
 
 from zonerelay.cli.relay import load_needed, load_settings
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import OK, USAGE, CliError, refused
 from zonerelay.cli.terminal.passwords import ask, read_line
 from zonerelay.config import rails
 from zonerelay.config.credentials import file as credentials
@@ -72,10 +72,8 @@ _IN_THE_LINE = ("senders", "priority")
 
 def user(arguments: Namespace) -> int:
     path = arguments.file or load_needed(arguments.config, "auth").auth.credentials
-    try:
+    with refused(CredentialsError):
         status = _VERBS[arguments.verb](arguments, path)
-    except CredentialsError as error:
-        raise CliError(str(error)) from error
     for file in (path, rails.file_beside(path)):
         _say_when_nearly_full(file)
     return status
@@ -174,10 +172,8 @@ def _set(assignments: list[str], arguments: Namespace, path: Path) -> int:
                 there = dataclasses.replace(there, priority=priority)
         return there
 
-    try:
+    with refused(ValueError, after="; nothing was changed", status=USAGE):
         _change(path, name, change, lambda _, there: rails.changed(there, others, _IN_THE_LINE))
-    except ValueError as error:
-        raise CliError(f"{error}; nothing was changed", USAGE) from error
     _say(f"{text.clean(name)} was changed: {', '.join(assignments)}. It counts from the next message.")
     if others:
         _advise(rails.file_beside(path), made=False)
@@ -210,10 +206,8 @@ def _default(arguments: Namespace, path: Path) -> int:
         print("\n".join(lines) or "There are none: every user may do what its own guard rails say.")
         return OK
     _users(path)
-    try:
+    with refused(ValueError, after="; nothing was changed", status=USAGE):
         rails.change_default(path, arguments.assignment)
-    except ValueError as error:
-        raise CliError(f"{error}; nothing was changed", USAGE) from error
     _say(f"The default was changed: {', '.join(arguments.assignment)}. It counts from the next message.")
     _advise(file, made=False)
     return OK
@@ -346,19 +340,15 @@ def _users(path: Path, *, missing_ok: bool = False) -> dict[str, User]:
 
 def _new_name(name: str) -> str:
     name = prepare_user(name)
-    try:
+    with refused(ValueError, status=USAGE):
         credentials.check_name(name)
-    except ValueError as error:
-        raise CliError(str(error), USAGE) from error
     return name
 
 
 def _senders(patterns: list[str]) -> tuple[str, ...]:
-    try:
+    with refused(ValueError, before="--sender: ", status=USAGE):
         # Remove duplicates, and keep the given order.
         return tuple(dict.fromkeys(credentials.check_sender(pattern) for pattern in patterns))
-    except ValueError as error:
-        raise CliError(f"--sender: {error}", USAGE) from error
 
 
 def _exists(name: str, path: Path) -> CliError:

@@ -36,7 +36,7 @@ from zonerelay.cli.spool import home_files
 from zonerelay.cli.spool.exchange import check_rooms, loading
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import Backend, Settings
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError
@@ -209,14 +209,12 @@ def restore(arguments: Namespace) -> int:
         spool, octets = settings.spool, sum(path.stat().st_size for path in _files(source / _HOME))
         mail = sum(path.stat().st_size for path in source.glob("[0-9][0-9].*"))
         check_rooms(spool, 0 if is_shared(spool) else mail, octets)
-        try:
+        kept = ". Everything restored so far is kept; run the command again to continue"
+        with (
+            refused(StoreError, TransferError, OSError, after=kept),
+            refused(OrdersError, before="nothing was restored: ", status=USAGE),
+        ):
             messages, deliveries, unusable = asyncio.run(_restore(settings, source, sheet, home))
-        except OrdersError as error:
-            raise CliError(f"nothing was restored: {error}", USAGE) from error
-        except (StoreError, TransferError, OSError) as error:
-            raise CliError(
-                f"{error}. Everything restored so far is kept; run the command again to continue"
-            ) from error
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sheet.made))
     print(f"{text.plural(messages, 'message')} with {text.deliveries(deliveries)} restored, as of {when}.")
     return FAILED if unusable else OK
@@ -224,7 +222,7 @@ def restore(arguments: Namespace) -> int:
 
 def _checked(source: Path) -> BackupSheet:
     """Return the description of a backup. Raise CliError unless every file exists and is unchanged."""
-    try:
+    with refused(OSError, msgspec.MsgspecError, before=f"{source} is not a zonerelay backup: ", status=USAGE):
         raw = (source / _SHEET).read_bytes()
         if (version := msgspec.json.decode(raw, type=_Format).format) != FORMAT:
             raise CliError(f"{source} has format {version}; this release supports {FORMAT}", USAGE)
@@ -234,8 +232,6 @@ def _checked(source: Path) -> BackupSheet:
                 raise CliError(
                     f"{source / name} is damaged: its checksum differs from the one in {_SHEET}", USAGE
                 )
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CliError(f"{source} is not a zonerelay backup: {error}", USAGE) from error
     return sheet
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output
-from zonerelay.cli.terminal.exits import CliError
+from zonerelay.cli.terminal.exits import CliError, refused
 from zonerelay.config.settings import Settings
 from zonerelay.control.handler import Bodies
 from zonerelay.delivery.rewrite.rendering import Renderer
@@ -38,7 +38,7 @@ async def _send(
     settings: Settings, request: QueueCat, show: Callable[[MessageBody | BodyPiece], None]
 ) -> None:
     zones = {zone.name: zone for zone in settings.zone}
-    try:
+    with refused(StoreError, ValueError):
         for worker in spools(settings.spool):
             async with opened(settings, worker) as store:
                 bodies = Bodies(store, _renderer(settings, store), zone=zones.get, read=lambda *_: None)
@@ -48,8 +48,6 @@ async def _send(
                 except MessageNotFoundError:
                     continue
                 return
-    except (StoreError, ValueError) as error:
-        raise CliError(str(error)) from error
     raise CliError(f"message {request.message_id} is not in the queue")
 
 

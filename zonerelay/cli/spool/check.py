@@ -20,7 +20,7 @@ from rich.text import Text
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.spool import home_files
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.store.check import HARMLESS, Contents, Examination, Finding, Findings
 from zonerelay.store.contract import StoreError
@@ -51,10 +51,8 @@ class SpoolReport(msgspec.Struct, kw_only=True):
 def check(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     started = time.monotonic()
-    try:
+    with refused(OSError, status=USAGE):
         workers = [0, *(() if is_shared(settings.spool) else spools_beyond(settings.spool, 1))]
-    except OSError as error:
-        raise CliError(str(error), USAGE) from error
     findings = Findings()
     with output.without_log():
         parts = [_check_one(settings, worker, arguments.tmp, findings) for worker in workers]

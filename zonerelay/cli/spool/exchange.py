@@ -21,7 +21,7 @@ from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.control.acts import queue_filter
 from zonerelay.model.delivery import Delivery
@@ -196,12 +196,11 @@ def _tell(skipped: Unusable) -> None:
 @contextlib.contextmanager
 def _translated(consequence: str) -> Iterator[None]:
     """Convert errors of the store and of the exchange to CliError."""
-    try:
+    with (
+        refused(StoreError, OSError, after=f"; {consequence}"),
+        refused(TransferError, OrdersError, status=USAGE),
+    ):
         yield
-    except (TransferError, OrdersError) as error:
-        raise CliError(str(error), USAGE) from error
-    except (StoreError, OSError) as error:
-        raise CliError(f"{error}; {consequence}") from error
 
 
 def check_rooms(spool: SpoolSettings, mail: int, beside: int) -> None:

@@ -42,7 +42,7 @@ from zonerelay.cli.spool import home_files
 from zonerelay.cli.spool.exchange import check_rooms
 from zonerelay.cli.spool.stopped import RunningError, alongside, opened, spools, stopped
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
 from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
 from zonerelay.control.socket import control_socket_path
 from zonerelay.model.message_id import LENGTH, MessageId
@@ -152,15 +152,12 @@ def _source(settings: Settings) -> Iterator[Path]:
         with alongside(settings) as home:
             yield home
         return
-    try:
-        with stopped(settings) as home:
-            yield home
-    except RunningError as error:
-        raise CliError(
-            f"{error}. To accept mail during the migration, start the relay of the other configuration "
-            "first, with another [spool] path, and send clients there; then stop this one and migrate",
-            USAGE,
-        ) from error
+    beside = (
+        ". To accept mail during the migration, start the relay of the other configuration first, with "
+        "another [spool] path, and send clients there; then stop this one and migrate"
+    )
+    with refused(RunningError, after=beside, status=USAGE), stopped(settings) as home:
+        yield home
 
 
 def _enter_target(stack: contextlib.ExitStack, source: Settings, target: Settings, journal: Journal) -> int:
@@ -204,14 +201,13 @@ def _as_node(settings: Settings) -> Settings:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
+    kept = ". Everything done so far is kept; run the command again to continue"
     try:
-        yield
-    except (TransferError, OrdersError, ControlError) as error:
-        raise CliError(str(error), USAGE) from error
-    except (StoreError, OSError) as error:
-        raise CliError(
-            f"{error}. Everything done so far is kept; run the command again to continue"
-        ) from error
+        with (
+            refused(StoreError, OSError, after=kept),
+            refused(TransferError, OrdersError, ControlError, status=USAGE),
+        ):
+            yield
     except KeyboardInterrupt:
         output.chatter().print("Interrupted. Mail may be held in both queues: run it again to go on.")
         raise

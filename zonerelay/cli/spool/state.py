@@ -17,7 +17,7 @@ from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output
-from zonerelay.cli.terminal.exits import OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import OK, USAGE, CliError, refused
 from zonerelay.config.settings import Backend, Settings
 from zonerelay.model.queue_name import Kind
 from zonerelay.operations.answers import Acknowledged
@@ -37,13 +37,11 @@ def acknowledge(arguments: Namespace) -> int:
         done = connect(arguments).ask(request_of(arguments, SpoolAcknowledge), Acknowledged)
     except NotRunningError:
         settings = load_settings(arguments.config)
-        try:
+        with refused(StoreError, OSError):
             if not acknowledge_loss(settings.spool, arguments.loss):
                 raise CliError(
                     f"the spool in {settings.spool.path} has no unacknowledged loss {arguments.loss}"
                 ) from None
-        except (StoreError, OSError) as error:
-            raise CliError(str(error)) from error
         done = Acknowledged(loss=arguments.loss)
     output.print_answer(done, f"{done.loss}: acknowledged", as_json=arguments.json)
     return OK
@@ -59,10 +57,8 @@ def accept_empty(arguments: Namespace) -> int:
             "with an earlier state, so there is nothing to accept",
             USAGE,
         )
-    try:
+    with refused(StoreError, OSError):
         forgotten = forget_queue(settings)
-    except (StoreError, OSError) as error:
-        raise CliError(str(error)) from error
     if not forgotten:
         raise CliError(
             f"this machine has no recorded state of the queue in {place}: the store is already accepted as "

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.cli.spool import home_files
-from zonerelay.cli.terminal.exits import USAGE, CliError
+from zonerelay.cli.terminal.exits import USAGE, CliError, refused
 from zonerelay.config.settings import Backend
 from zonerelay.control.socket import control_socket_path
 from zonerelay.model.clock import SystemClock
@@ -66,10 +66,8 @@ def alongside(settings: Settings) -> Iterator[Path]:
     that fails.
     """
     with _private():
-        try:
+        with refused(StartError, status=USAGE):
             home = prepare_home(settings)
-        except StartError as error:
-            raise CliError(str(error), USAGE) from error
         try:
             yield home
         finally:
@@ -119,18 +117,16 @@ def spools(spool: SpoolSettings) -> tuple[int, ...]:
     """Return the numbers of the workers that have a spool. Raise CliError if there is none."""
     if is_shared(spool):
         return (0,)
-    try:
+    with refused(OSError, before=f"{spool.path}: ", status=USAGE):
         if spool.backend is not Backend.MEMORY and not spool.path.is_dir():
             raise CliError(f"there is no spool in {spool.path}")
         return (0, *spools_beyond(spool, 1))
-    except OSError as error:
-        raise CliError(f"{spool.path}: {error}", USAGE) from error
 
 
 @contextlib.asynccontextmanager
 async def opened(settings: Settings, worker: int = 0) -> AsyncIterator[Store]:
     """Open one worker's store. Raise CliError, with status 2 if it cannot be opened."""
-    try:
+    with refused(StoreError, status=USAGE):
         store = await open_store(
             spool_of(settings.spool, worker),
             Surroundings(
@@ -143,8 +139,6 @@ async def opened(settings: Settings, worker: int = 0) -> AsyncIterator[Store]:
             postgres=node_of(settings.postgres, worker),
             s3=settings.s3,
         )
-    except StoreError as error:
-        raise CliError(str(error), USAGE) from error
     try:
         yield store
     finally:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 OK = 0
 FAILED = 1
 USAGE = 2
@@ -19,3 +22,14 @@ class CliError(Exception):
     def __init__(self, text: str, status: int = FAILED) -> None:
         super().__init__(text)
         self.status = status
+
+
+@contextlib.contextmanager
+def refused(
+    *errors: type[Exception], status: int = FAILED, before: str = "", after: str = ""
+) -> Iterator[None]:
+    """Convert the errors to CliError, with text before and after theirs."""
+    try:
+        yield
+    except errors as error:
+        raise CliError(f"{before}{error}{after}", status) from error
