@@ -22,7 +22,8 @@ from zonerelay.store.spool_paths import remove_spool, spool_of, spools_beyond
 from zonerelay.supervisor.merge import merging
 from zonerelay.supervisor.merge.merging import merge_changed, merge_status
 from zonerelay.supervisor.reload import plan
-from zonerelay.telemetry.metrics.instruments import Family, MetricTotals, PerMinute, ZoneQueue, exposition
+from zonerelay.telemetry.metrics.families import Family
+from zonerelay.telemetry.metrics.instruments import MetricTotals, PerMinute, ZoneQueue, exposition
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 

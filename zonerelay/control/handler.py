@@ -37,7 +37,7 @@ from zonerelay.queue.destination.suspension import suspended
 from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter, Tally
 from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.instruments import Family
+from zonerelay.telemetry.metrics.families import Family
 
 if TYPE_CHECKING:
     from zonerelay.history.writer import History

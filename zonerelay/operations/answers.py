@@ -23,7 +23,7 @@ from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.model.queue_name import Priority, QueueName, bin_of, parse_queue, queue_of
 from zonerelay.operations.errors import ControlError, InvalidError, Kind
 from zonerelay.queue.orders.order import OrderFields
-from zonerelay.telemetry.metrics.instruments import Family
+from zonerelay.telemetry.metrics.families import Family
 
 MAX_FRAME = 16 * 1024 * 1024
 """One frame holds at most one message with all its recipients; this is far above any of them."""

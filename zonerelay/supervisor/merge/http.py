@@ -21,7 +21,8 @@ from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import PartMetrics, PartReadiness
 from zonerelay.supervisor.merge.control_client import UnansweredError, ask
 from zonerelay.supervisor.merge.relay_state import RelayState
-from zonerelay.telemetry.metrics.instruments import Family, MetricTotals, ReloadCollector, collect, exposition
+from zonerelay.telemetry.metrics.families import Family
+from zonerelay.telemetry.metrics.instruments import MetricTotals, ReloadCollector, collect, exposition
 
 METRICS_TIMEOUT = 2.0
 

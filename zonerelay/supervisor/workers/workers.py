@@ -22,7 +22,8 @@ from zonerelay.supervisor.workers.child import Child, ending
 from zonerelay.supervisor.workers.restart_policy import Action, RestartPolicy, WorkerPhase, WorkerTimeouts
 from zonerelay.supervisor.workers.rolling import RollingRestart
 from zonerelay.telemetry.events.events import Field, LogSink
-from zonerelay.telemetry.metrics.instruments import Family, MetricTotals
+from zonerelay.telemetry.metrics.families import Family
+from zonerelay.telemetry.metrics.instruments import MetricTotals
 
 MAX_WORDS = 500
 

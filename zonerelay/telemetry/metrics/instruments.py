@@ -24,12 +24,13 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
-import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+
+from zonerelay.telemetry.metrics.families import Family, Labels
 
 SHARED_QUEUE = "zonerelay_queue_deliveries"
 
@@ -67,19 +68,7 @@ _LEAST = frozenset(
 _LASTING = frozenset({SHARED_QUEUE, "zonerelay_queue_oldest_seconds"})
 _GROWING = frozenset({"counter", "histogram"})
 
-Labels = tuple[tuple[str, str], ...]
 Key = tuple[str, Labels]
-
-
-class Family(msgspec.Struct, frozen=True, array_like=True):
-    """A Prometheus metric family. `samples` are names, labels and numbers in the order in which they are
-    exported.
-    """
-
-    name: str
-    kind: str
-    help: str
-    samples: tuple[tuple[str, Labels, float], ...]
 
 
 def collect(registry: CollectorRegistry) -> tuple[Family, ...]:

@@ -29,9 +29,9 @@ from prometheus_client.registry import Collector
 
 from zonerelay import __version__
 from zonerelay.model.queue_name import queue_of
+from zonerelay.telemetry.metrics.families import Family
 from zonerelay.telemetry.metrics.instruments import (
     OTHER,
-    Family,
     Instruments,
     LoopLag,
     PerMinute,
