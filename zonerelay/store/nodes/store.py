@@ -111,7 +111,7 @@ class NodeStore:
 
     def __post_init__(self) -> None:
         self._own: HeldPartition
-        self._is_open = False
+        self._is_open = self._is_closed = False
         self._heirs: dict[int, HeldPartition] = {}
         self._first = 0
         self._adopted: dict[MessageId, HeldPartition] = {}
@@ -216,6 +216,7 @@ class NodeStore:
         return HeldPartition(node, partition, queue)
 
     async def close(self) -> None:
+        self._is_closed = True
         await self._tasks.cancel()
         for held in reversed(self._held()) if self._is_open else ():
             await held.queue.close()
@@ -275,6 +276,8 @@ class NodeStore:
             if held.node == node:
                 return QueueReads(held.partition)
         if node not in self._others:
+            if self._is_closed:
+                raise StoreError(Unhealthy.CLOSED)
             self._keepers[node] = keeper = self.engine.keeper(node)
             self._others[node] = QueueReads(keeper)
         return self._others[node]
