@@ -86,6 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Keep a test's look for garbage from a look at all other tests."""
+    gc.collect()  # from here on tuples of constants are nothing to the collector
     gc.freeze()
     gc.enable()
 
