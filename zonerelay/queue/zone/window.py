@@ -30,7 +30,8 @@ nothing is counted.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId, first_at
@@ -50,8 +51,7 @@ AGAIN = 60.0
 _NO_DOMAINS: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, gc=False):
     """A claim of the oldest due deliveries, skipping these domains. With `since` it is one of new mail. With
     `domain` it is a *refill*, of what earlier claims passed over.
     """

@@ -47,8 +47,10 @@ up to MAX_VALUE, and MAX_NODES partitions. A range in a batch is intended for th
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
+
+import msgspec
 
 from zonerelay.store.contract import StoreError, StoreOpenError
 
@@ -97,13 +99,12 @@ class KeyRange(NamedTuple):
         return self.start <= key < self.end
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True, gc=False):
     """Changes that are applied atomically: first `ranges` are emptied, then `changes` are made, where None
     removes a key.
     """
 
-    changes: Mapping[bytes, bytes | None] = field(default_factory=dict)
+    changes: Mapping[bytes, bytes | None] = msgspec.field(default_factory=dict)
     ranges: Sequence[KeyRange] = ()
     makes_room: bool = False
 
@@ -148,8 +149,7 @@ NOTHING = Position()
 """The position of a partition without batches."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True, gc=False):
     """A write as an engine receives it, with its approximate size in bytes. `position` is stored with it and
     follows that of the batch before.
     """
