@@ -48,7 +48,7 @@ def test_port_25_takes_the_capability_to_bind_it_and_nothing_else(tmp_path: Path
     )
     assert _limited_to(f"-all,+{_BIND}", config) == ["0000000000000400", "250 {}", "0"]
     assert _limited_to("-all", config) == ["0000000000000000", "1"]
-    assert "a port below 1024 needs CAP_NET_BIND_SERVICE" in (tmp_path / "log").read_text()
+    assert "a port below 1024 requires CAP_NET_BIND_SERVICE" in (tmp_path / "log").read_text()
     assert _limited_to("-all", config, handed=True) == ["0000000000000000", "250 {}", "0"]
 
 

@@ -234,7 +234,7 @@ async def test_large_message_beyond_the_limit_is_read_to_its_end_and_refused() -
         before = resident()
         assert await pour(talk, piece, 30 * MB) == 30 * MB
         talk.send(b"\r\n.\r\n")
-        assert await talk.line() == b"552 5.3.4 Message is larger than 20 MB, the limit of this listener"
+        assert await talk.line() == b"552 5.3.4 Message exceeds 20 MB, the limit of this listener"
         assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
         assert resident() - before < 16 * MB
         assert house.store.aborted == house.store.begun == 1

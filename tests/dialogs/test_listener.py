@@ -80,7 +80,7 @@ async def test_errors_are_in_words(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         for address, words in [
             (f"127.0.0.1:{port}", "the address is in use"),
-            ("192.0.2.1:2525", "this machine does not have that address"),
+            ("192.0.2.1:2525", "the address is not configured on this machine"),
             (f"unix:{tmp_path}/no/such/dir/x", "directory does not exist"),
             ("nonsense", "cannot listen on nonsense"),
         ]:

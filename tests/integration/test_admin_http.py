@@ -241,7 +241,7 @@ async def test_tls_takes_a_renewed_certificate_and_keeps_one_that_a_wrong_one_wo
         await site.server.close()
     key.write_text("no key")
     broken = Site(certificate=certificate, key=key)
-    with pytest.raises(AdminError, match="holds no private key"):
+    with pytest.raises(AdminError, match="contains no private key"):
         await broken.server.start()
     await broken.server.close()
 

@@ -82,7 +82,7 @@ async def test_a_message_streams_and_is_acknowledged_after_the_commit(served: Se
 
 async def test_refusals_are_those_of_the_relay(served: Served) -> None:
     code, text = await served.send(LARGE * 2, "zoe@example.net")
-    assert (code, text) == (552, b"5.3.4 Message is larger than 4 MB, the limit of this listener")
+    assert (code, text) == (552, b"5.3.4 Message exceeds 4 MB, the limit of this listener")
     code, text = await served.send(b"x", "a@example.net", "b@example.net", "c@example.net")
     assert (code, text[:6]) == (452, b"4.5.3 ")
     assert not served.house.store.stored

@@ -118,7 +118,7 @@ async def test_each_guard_rail_is_refused_in_its_words_without_a_reload(house: H
     house.only("zones=default")
     assert await house.send(["x@bulk.example"]) == "550 5.7.1 This user may not send through the zone bulk"
     house.only("max_message_size=1KB")
-    too_big = "552 5.3.4 Message is larger than 1 KB, the limit of this user"
+    too_big = "552 5.3.4 Message exceeds 1 KB, the limit of this user"
     large = MESSAGE + b"x" * 60 * 20 + b"\r\n"
     assert await house.send(message=large) == too_big
     assert await house.send(message=large, size=False) == too_big
@@ -171,7 +171,7 @@ async def test_quotas_count_over_restarts_and_say_when_to_come_back(tmp_path: Pa
         (near,) = await house.running.until_logged("quota-near")
         assert (near["quota"], near["used"], near["most"]) == ("recipients_per_hour", 4, 5)
         large = await house.send(message=MESSAGE + b"x" * 2000, size=False)
-        assert large == "552 5.3.4 Message is larger than 1 KB, this user's quota per day"
+        assert large == "552 5.3.4 Message exceeds 1 KB, this user's quota per day"
         (row,) = (await house.running.status()).quotas
         assert (row.user, row.quota, row.used, row.most) == ("shop", "recipients_per_hour", 4, 5)
         metrics = house.running.worker.metrics

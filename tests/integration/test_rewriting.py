@@ -229,7 +229,7 @@ async def test_what_a_next_hop_refuses_of_strangers_is_reported_to_no_third_pers
         assert not running.log.named("dsn")
         # What is about the recipient is said to the next one; what is about that message is not.
         assert (await rcpt(running, gone), await rcpt(running, full)) == (550, 250)
-        assert running.log.named("refused")[-1]["detail"] == "the next hop refuses it: 550 5.1.1"
+        assert running.log.named("refused")[-1]["detail"] == "the next hop rejects it: 550 5.1.1"
         await running.send("", [full], MESSAGE)
         await running.until_logged("no-dsn", 2)
 

@@ -153,7 +153,7 @@ async def test_a_message_that_is_too_large_is_read_no_further(way: Way) -> None:
 
     refused = await way.refuse(ZOE, pieces(), Options())
     assert refused.reason is Reason.SIZE
-    assert refused.reply.text == "Message is larger than 4 MB, the limit of this listener"
+    assert refused.reply.text == "Message exceeds 4 MB, the limit of this listener"
     assert read < 40_000_000
 
 

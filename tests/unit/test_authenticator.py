@@ -427,7 +427,7 @@ async def test_too_many_at_once_is_busy_and_not_a_failure(door: Door) -> None:
     while len(door.authenticator._checks._checks) < len(guesses):
         await asyncio.sleep(0)
     login = await door.check(RIGHT)
-    assert (login.kind, login.detail) == (LoginKind.BROKEN, "too many passwords wait to be checked")
+    assert (login.kind, login.detail) == (LoginKind.BROKEN, "too many passwords are waiting to be checked")
     door.gate.set()
     await asyncio.gather(*tasks)
     assert await door.login(RIGHT, "192.0.2.2") is LoginKind.OK

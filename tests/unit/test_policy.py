@@ -63,7 +63,7 @@ def test_a_detail_is_subject_and_detail(detail: str) -> None:
     ["", "a\r\n250 ok", "a\nb", "a\rb", "a\0b", "a\tb", "\x1b[2J", "é", "a\x7f", "x" * (MAX_REPLY_TEXT + 1)],
 )
 def test_a_reply_is_one_printable_line(text: str) -> None:
-    with pytest.raises(ValueError, match="one line of printable ASCII"):
+    with pytest.raises(ValueError, match="the text of a reply must be"):
         refuse(550, "7.1", text)
 
 
@@ -71,9 +71,9 @@ def test_a_reply_is_one_printable_line(text: str) -> None:
     "name", ["", "X Y", "X:", "X-Ä", "X\r\nBcc", "X\0", "X\t", "x" * (MAX_FIELD_NAME + 1)]
 )
 def test_a_field_name_is_one(name: str) -> None:
-    with pytest.raises(ValueError, match="not the name of a header field"):
+    with pytest.raises(ValueError, match="not a header field name"):
         accept(add=[(name, "v")])
-    with pytest.raises(ValueError, match="not the name of a header field"):
+    with pytest.raises(ValueError, match="not a header field name"):
         accept(remove=[name])
 
 
@@ -111,7 +111,7 @@ def test_received_fields_are_the_relays(name: str) -> None:
 def test_a_refusal_changes_nothing() -> None:
     mores: list[dict[str, Any]] = [{"zone": "bulk"}, {"add": (("X", "1"),)}, {"remove": ("X",)}]
     for more in mores:
-        with pytest.raises(ValueError, match="a refusal can neither"):
+        with pytest.raises(ValueError, match="a rejection can neither choose a zone"):
             Decision(reply=Reply(550, "7.1", "no"), **more)
 
 
@@ -216,10 +216,13 @@ def test_a_class_is_found_and_given_its_context(module: Callable[[str], str]) ->
     [
         ("Goode", "has no 'Goode'; did you mean 'Good'"),
         ("Nothing", "has no 'Nothing'; did you mean "),
-        ("number", "nor a handler of aiosmtpd: this object has no method such as handle_DATA"),
-        ("Other", "neither a class that derives from zonerelay.inbound.policy.Policy nor a handler"),
-        ("Asleep", "nothing would ever be asked: connect, helo, auth, mail, rcpt, headers, end_of_data"),
-        ("Base", "nothing would ever be asked"),
+        ("number", "nor an aiosmtpd handler: this object has no method such as handle_DATA"),
+        ("Other", "is neither a subclass of zonerelay.inbound.policy.Policy nor"),
+        (
+            "Asleep",
+            "would never be called; methods are connect, helo, auth, mail, rcpt, headers, end_of_data",
+        ),
+        ("Base", "it has no hook"),
         ("Picky", "cannot be used: there is no file"),
         ("Broken", "cannot be used: KeyError: 'x'"),
         ("Leaving", "cannot be used: SystemExit: 3"),
@@ -258,7 +261,7 @@ def test_a_missing_module_says_where_to_put_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mypolicy", "mypolicy:", ":Mine"])
 def test_a_name_without_its_half_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match='write it as "module:Class"'):
+    with pytest.raises(ValueError, match='expected "module:Class", not'):
         load_policy(name, PolicyContext())
 
 

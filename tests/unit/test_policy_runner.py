@@ -204,7 +204,9 @@ async def test_the_place_that_raised_is_the_policys_own() -> None:
     async with running(policy(mail=method), timeout=5) as (runner, sink):
         assert await runner.ask(MAIL) is NOT_AVAILABLE
         detail = str(sink.named("policy-failed")[0]["detail"])
-        assert detail.startswith("ValueError: a refusal has a code from 400 to 599, not 250 at test_policy_")
+        assert detail.startswith(
+            "ValueError: the code of a rejection must be from 400 to 599, not 250 at test_policy_"
+        )
         assert detail.endswith(" method")
 
 

@@ -138,7 +138,7 @@ def test_clear_text_behind_starttls_never_becomes_a_command(context: TlsContext)
         ([b"\x00\x00"], "not TLS"),
         ([b"\x80\x2e\x01\x00\x02" + bytes(50)], "SSL 2"),
         ([b"\x16", b"EHLO\r\n"], "TLS"),  # "not TLS" or "longer than TLS allows": OpenSSL's versions differ
-        ([b"\x16\x03\x01\x00\x05hello"], "out of turn"),
+        ([b"\x16\x03\x01\x00\x05hello"], "unexpected handshake message"),
         ([b"\x16\x03\x01\xff\xff" + bytes(20)], "longer than TLS allows"),
     ],
 )
@@ -163,7 +163,7 @@ def test_tls_before_1_2_is_refused_with_an_alert_and_named(
 def test_a_client_with_cbc_ciphers_only_is_refused(context: TlsContext, cipher: str) -> None:
     of_client = trusting(ssl.TLSVersion.TLSv1_2)
     of_client.set_ciphers(cipher)
-    with pytest.raises(TlsFault, match="no cipher that is allowed"):
+    with pytest.raises(TlsFault, match="the client offers no allowed cipher"):
         TlsClient(TlsChannel(context), of_client).shake()
 
 
@@ -196,10 +196,10 @@ def test_a_damaged_record_is_a_fault_and_the_last_word(context: TlsContext) -> N
     client = established(context)
     wire = bytearray(client.encrypt(b"RCPT TO:<a@b.example>\r\n"))
     wire[-1] ^= 1
-    with pytest.raises(TlsFault, match="damaged on the way"):
+    with pytest.raises(TlsFault, match="not TLS, or damaged in transit"):
         client.channel.receive(bytes(wire))
     assert client.channel.take_output() != b""  # the alert
-    with pytest.raises(TlsFault, match="damaged on the way"):
+    with pytest.raises(TlsFault, match="not TLS, or damaged in transit"):
         client.channel.receive(client.encrypt(b"NOOP\r\n"))
     assert client.channel.send(b"250 2.0.0 OK\r\n") == b""
     assert client.channel.close() == b""

@@ -192,7 +192,7 @@ class DropDirectory:
             for name in due:
                 self._try(name, before[name], found)
         except NoListenerError as error:
-            self._problem = f"{self._new}: {error}; it is tried again"
+            self._problem = f"{self._new}: {error}; retrying"
             self._waiting = before | self._waiting
             found.is_whole = False
         found.is_whole &= not self._waiting
@@ -247,11 +247,17 @@ class DropDirectory:
         except OSError as error:
             return f"{self._new} cannot be read: {error.strerror}"
         if not stat.S_ISDIR(facts.st_mode):
-            return f"{self._new} is no directory: remove it, and make one that belongs to the relay's user"
+            return (
+                f"{self._new} is not a directory; remove it, and create a directory that belongs to the "
+                "relay's user"
+            )
         if os.geteuid() in (0, facts.st_uid):
             return ""
         owner = facts.st_uid
-        return f"{self._new} belongs to user {owner}: it has to be the relay's, which removes what it takes"
+        return (
+            f"{self._new} belongs to user {owner}; it must belong to the relay's user, who removes the "
+            "submitted files"
+        )
 
     def _take(self, path: Path, facts: os.stat_result, waiting: _Waiting) -> str:
         """Submit the file, or rename it and return the reason of the refusal. Raise an exception if it is
@@ -262,7 +268,7 @@ class DropDirectory:
         most = self.max_size + MAX_ENVELOPE
         owner, content = _read(path, most) if stat.S_ISREG(facts.st_mode) else (facts.st_uid, None)
         if content is None:
-            why = f"no regular file with one name, or more than {most} octets"
+            why = f"not a regular file with a single link, or larger than {most} bytes"
         else:
             try:
                 sender, recipients, wishes, message = parse_dropped(content)
@@ -303,7 +309,7 @@ def take_by(local: Callable[[], Local | None]) -> Take:
 
     async def submit(envelope: SubmittedEnvelope, message: bytes) -> Accepted | Refused:
         if (found := local()) is None:
-            raise NoListenerError("no [[listener]] of the relay takes mail without TLS and a log-in")
+            raise NoListenerError("no [[listener]] accepts mail without TLS and a login")
         return await found.submit(found.principal, envelope, [message], DEFAULT_OPTIONS)
 
     def take(sender: str, recipients: Sequence[str], message: bytes, wishes: dict[str, str]) -> str:

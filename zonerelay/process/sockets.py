@@ -238,7 +238,7 @@ def refuse_live_socket(path: Path) -> None:
     """
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
-            raise OSError(errno.EEXIST, "a file that is not a socket is in the way")
+            raise OSError(errno.EEXIST, "a file that is not a socket exists at this path")
     except FileNotFoundError:
         return
     if answers(path):

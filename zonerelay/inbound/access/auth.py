@@ -246,9 +246,9 @@ class Authenticator:
             login = await (self._ask(attempt) if attempt.ask is None else self._asked(attempt, attempt.ask))
             login = await self._guarded(attempt, login)
         except BusyError:
-            login = Login(LoginKind.BROKEN, detail="too many passwords wait to be checked")
+            login = Login(LoginKind.BROKEN, detail="too many passwords are waiting to be checked")
         except ClosedError:
-            login = Login(LoginKind.BROKEN, detail="the relay stops")
+            login = Login(LoginKind.BROKEN, detail="the relay is shutting down")
         except Exception as error:  # noqa: BLE001  (rule 3: unknown trouble is temporary)
             self.events.error("auth", error)
             login = Login(LoginKind.BROKEN, detail="unexpected error")
@@ -292,7 +292,7 @@ class Authenticator:
                     stored = rails.second_hash
                     right = await self._is_right(attempt, stored)
         except GoneError:
-            return self._lock(attempt) or Login(LoginKind.BROKEN, detail="the lock ended meanwhile")
+            return self._lock(attempt) or Login(LoginKind.BROKEN, detail="the lock has expired")
         locked = self._lock(attempt)
         if locked is not None:
             # Guesses that were sent in parallel must not all be answered.
@@ -344,7 +344,7 @@ class Authenticator:
             account = attempt.account
             return (
                 (self._clients, (account, client), "of this user from this client"),
-                (self._networks, (account, network), "of this user in this network"),
+                (self._networks, (account, network), "of this user from this network"),
             )
         return (
             (self._clients, client, "from this client"),
@@ -356,7 +356,7 @@ class Authenticator:
         now = self.clock.monotonic()
         for table, key, what in self._counters(attempt):
             if table.locked(key, now):
-                return Login(LoginKind.LOCKED, detail=f"too many failed log-ins {what}")
+                return Login(LoginKind.LOCKED, detail=f"too many failed logins {what}")
         return None
 
     def _rank(self, attempt: _Attempt) -> int | None:

@@ -156,10 +156,10 @@ class RailsWatch(FileWatch):
 
 
 UNREADABLE = Refusal(
-    Reason.USER, Reply(451, "7.0", "What this user may do cannot be read now, try again later")
+    Reason.USER, Reply(451, "7.0", "The limits of this user cannot be read now, try again later")
 )
 UNCOUNTED = Refusal(
-    Reason.USER, Reply(451, "7.0", "The quotas of this user cannot be counted now, try again later")
+    Reason.USER, Reply(451, "7.0", "The quotas of this user cannot be checked now, try again later")
 )
 
 
@@ -192,7 +192,7 @@ class Allowance:
         most = self.rails.max_message_size
         if not most or size <= most:
             return None
-        text = f"Message is larger than {format_size(most)}, the limit of this user"
+        text = f"Message exceeds {format_size(most)}, the limit of this user"
         return Refusal(Reason.USER, Reply(552, "3.4", text))
 
     def zone_refusal(self, deliveries: Iterable[Delivery]) -> Refusal | None:

@@ -57,7 +57,7 @@ class RememberedPasswords:
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < MIN_SECRET:
-            raise ValueError(f"the secret needs {MIN_SECRET} octets or more")
+            raise ValueError(f"the secret requires at least {MIN_SECRET} bytes")
         # Hashed, because a key of BLAKE2 has at most 64 bytes.
         self._keyed = hashlib.blake2b(key=hashlib.blake2b(secret).digest(), person=b"password")
         self._until: dict[bytes, float] = {}  # oldest first, because all have the same lifetime

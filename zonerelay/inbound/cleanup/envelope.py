@@ -135,7 +135,7 @@ def _mail_refusal(submission: Submission, command: MailCommand) -> ServerReply |
         and (order := orders.refuse(submission.client_state.origin, command.sender, None, False))
     ):
         return submission.refuse(
-            replies.SUSPENDED, "MAIL", mailbox=command.sender, detail=f"by order {order}"
+            replies.SUSPENDED, "MAIL", mailbox=command.sender, detail=f"suspension {order}"
         )
     return None
 
@@ -225,7 +225,7 @@ def _perhaps_a_report(
     if first is not None:
         if not may_relay:
             if codes := strangers.refusal(first, context.clock.monotonic()):
-                return no(f"the next hop refuses it: {codes}")
+                return no(f"the next hop rejects it: {codes}")
             transaction.mail = replace(transaction.mail, ret=Ret.UNSET, envid="")
             recipient = Recipient(address=given, notify=Notify.NEVER)
         recipient, may_relay = renamed(recipient, first), True
@@ -255,7 +255,7 @@ def _take(
         and orders.are_refusing
         and (order := _order_against(submission, orders, transaction, given))
     ):
-        return submission.refuse(replies.SUSPENDED, "RCPT", mailbox=given, detail=f"by order {order}")
+        return submission.refuse(replies.SUSPENDED, "RCPT", mailbox=given, detail=f"suspension {order}")
     if key in transaction.recipients:
         return replies.RECIPIENT_OK
     if transaction.allowance is not None:

@@ -629,7 +629,7 @@ class Intake:
             limit = max(sizes[each.zone] for each in deliveries)
             answer = replies.in_detail(
                 replies.TOO_BIG,
-                f"Message is larger than {format_size(limit)}, which is as much as is sent on",
+                f"Message exceeds {format_size(limit)}, the maximum size that can be relayed",
             )
             self.refuse(answer, "larger than its zones send")
             return None

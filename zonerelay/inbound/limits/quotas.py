@@ -69,7 +69,7 @@ class Full:
         what, _, window = self.limit.split("_")
         most = format_size(self.most) if what == "octets" else f"{self.most} {what}"
         if math.isinf(self.seconds):
-            return Reply(552, "3.4", f"Message is larger than {most}, this user's quota per {window}")
+            return Reply(552, "3.4", f"Message exceeds {most}, this user's quota per {window}")
         return Reply(
             452, "7.1", f"Limit of {most} per {window} reached, try again in {_in_words(self.seconds)}"
         )
@@ -228,7 +228,7 @@ class Quotas:
         try:
             found = await question
         except AuthorityError as error:
-            self.problem = f"usage is not counted, and users with quotas are refused temporarily: {error}"
+            self.problem = f"usage cannot be counted, so users with quotas are rejected temporarily: {error}"
             self._open = False
             raise
         self.problem = ""

@@ -93,7 +93,7 @@ class UsageFile:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, function)
         except (sqlite3.Error, OSError) as error:
-            what_to_do = "; move it away, and usage is counted from zero" if is_damage(error) else ""
+            what_to_do = "; move it away to restart counting from zero" if is_damage(error) else ""
             raise AuthorityError(f"{self._file}: {in_words(error)}{what_to_do}") from error
 
 

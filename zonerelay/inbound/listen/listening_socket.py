@@ -18,10 +18,10 @@ from zonerelay.process.sockets import Inherited, bound_path
 BACKLOG = 1024  # connections that the kernel queues while the event loop is busy
 
 _WORDS = {
-    errno.EADDRINUSE: "the address is in use: another mail server, or a second zonerelay, listens there",
-    errno.EACCES: "permission denied: a port below 1024 needs CAP_NET_BIND_SERVICE, "
-    "a Unix socket needs a directory that zonerelay may write to",
-    errno.EADDRNOTAVAIL: "this machine does not have that address",
+    errno.EADDRINUSE: "the address is in use by another mail server or another zonerelay",
+    errno.EACCES: "permission denied: a port below 1024 requires CAP_NET_BIND_SERVICE; a Unix socket requires "
+    "a directory that zonerelay can write to",
+    errno.EADDRNOTAVAIL: "the address is not configured on this machine",
     errno.ENOENT: "the socket's directory does not exist",
 }
 

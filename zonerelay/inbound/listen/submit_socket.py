@@ -43,7 +43,11 @@ _AGAIN = frozenset({Reason.SHUTDOWN, Reason.MEMORY})
 _NO_WORKER = Refused(Reason.SHUTDOWN, Reply(421, "3.2", "No worker accepts mail now"))
 _LOST = Refused(
     Reason.LOCAL_ERROR,
-    Reply(451, "3.0", "The worker was lost before it answered: it is not known whether it has the message"),
+    Reply(
+        451,
+        "3.0",
+        "The connection to the worker was lost before its reply: the message may have been accepted",
+    ),
     retry_after=5.0,
 )
 

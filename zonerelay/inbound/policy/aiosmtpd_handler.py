@@ -70,9 +70,9 @@ _HOOKS: dict[str, type[Event]] = {
     **{event.step: event for event in HANDLER_EVENTS},
 }
 _NOT_ASKED = {
-    "handle_AUTH": 'log-ins are checked by authenticator = "module:callable"',
-    "handle_STARTTLS": "session.ssl is set in every later hook",
-    "handle_PROXY": "proxy_networks decides, and session.peer is the client",
+    "handle_AUTH": 'logins are checked by authenticator = "module:callable"',
+    "handle_STARTTLS": "session.ssl is available in all later hooks",
+    "handle_PROXY": "proxy_networks is used instead, and session.peer is the client",
 }
 
 Hook = Callable[..., Any]  # Any: an operator's code
@@ -103,7 +103,9 @@ class Server:
     __class__ = SMTP  # type: ignore[assignment]  # for isinstance checks in hooks
 
     def __getattr__(self, name: str) -> object:
-        raise AttributeError(f"server.{name} is not there: a hook returns its reply, and the relay writes it")
+        raise AttributeError(
+            f"server.{name} is not available: a hook returns its reply, which the relay sends"
+        )
 
 
 class _Dialog:
@@ -152,17 +154,17 @@ class HandlerPolicy(Policy):
         super().__init__(context)
         for name, instead in _NOT_ASKED.items():
             if hasattr(handler, name):
-                raise ValueError(f"{name} is not asked here: {instead}")
+                raise ValueError(f"the hook {name} is not supported: {instead}")
         if mechanisms := [name for name in dir(handler) if _MECHANISM.match(name)]:
-            raise ValueError(f"{mechanisms[0]} is not asked here: {_NOT_ASKED['handle_AUTH']}")
+            raise ValueError(f"the hook {mechanisms[0]} is not supported: {_NOT_ASKED['handle_AUTH']}")
         self._handler = handler
         self._hooks: dict[str, Hook] = {
             name: getattr(handler, name) for name in _HOOKS if hasattr(handler, name)
         }
         if "handle_DATA" not in self._hooks and hasattr(handler, "process_message"):
-            raise ValueError("process_message is of aiosmtpd's past: write handle_DATA")
+            raise ValueError("process_message is deprecated in aiosmtpd; use handle_DATA")
         if not self._hooks:
-            raise ValueError(f"it has no hook, so nothing would ever be asked: {', '.join(_HOOKS)}")
+            raise ValueError(f"it has no hook and would never be called; hooks are {', '.join(_HOOKS)}")
         self._lists_lines = "handle_EHLO" in self._hooks and _takes_lines(self._hooks["handle_EHLO"])
         in_loop = {_HOOKS[name] for name, hook in self._hooks.items() if _is_async(hook)}
         for name in self._hooks:
@@ -259,7 +261,7 @@ class AuthenticatorStep:
             )
             if not isinstance(result, AuthResult):
                 kind = type(result).__name__
-                return Failure(FailureKind.BAD_DECISION, f"answered {kind} instead of an AuthResult")
+                return Failure(FailureKind.BAD_DECISION, f"returned {kind} instead of an AuthResult")
             if result.success is True:
                 dialog.auth_data = result.auth_data
                 return ACCEPT
@@ -322,7 +324,7 @@ def _changes(event: Event, before: dict[str, Any], envelope: Envelope) -> Change
     may_change = _MAY_CHANGE.get(type(event), frozenset())
     for field in changed:
         if field not in may_change:
-            raise UnusableError(f"it changed envelope.{field}, which cannot take effect here")
+            raise UnusableError(f"it changed envelope.{field}, which has no effect here")
     sender = _sender(event, envelope) if "mail_from" in changed or isinstance(event, Mail) else None
     added: list[str] = []
     removed: set[str] = set()
@@ -335,11 +337,11 @@ def _changes(event: Event, before: dict[str, Any], envelope: Envelope) -> Change
 def _sender(event: Event, envelope: Envelope) -> str | None:
     sender: object = envelope.mail_from
     if not isinstance(sender, str) or not sender:
-        raise UnusableError("it accepted and left envelope.mail_from without a sender")
+        raise UnusableError("it accepted the sender but left envelope.mail_from empty")
     if isinstance(event, Mail):
         given = _options(event.size, event.body, event.smtputf8)
         if envelope.mail_options and envelope.mail_options != given:
-            raise UnusableError("it changed envelope.mail_options, which cannot take effect")
+            raise UnusableError("it changed envelope.mail_options, which has no effect")
         if sender == (event.sender or NULL):
             return None
     return "" if sender == NULL else sender
@@ -348,16 +350,16 @@ def _sender(event: Event, envelope: Envelope) -> str | None:
 def _recipients(event: Event, before: list[str], now: object) -> tuple[list[str], set[str]]:
     """Return the recipients that the hook added, and those that it removed."""
     if not isinstance(now, list) or not all(isinstance(each, str) for each in now):
-        raise UnusableError("envelope.rcpt_tos is no list of addresses any more")
+        raise UnusableError("envelope.rcpt_tos is no longer a list of addresses")
     expected = [*before, event.recipient] if isinstance(event, Rcpt) else before
     if now == expected:
         return [], set()
     wanted, known = dict.fromkeys(now), set(expected)
     added, removed = [each for each in wanted if each not in known], known - wanted.keys()
     if isinstance(event, Rcpt) and event.recipient in removed and not added:
-        raise UnusableError("it accepted and did not append the recipient to envelope.rcpt_tos")
+        raise UnusableError("it accepted the recipient but did not append it to envelope.rcpt_tos")
     if not wanted:
-        raise UnusableError("it accepted and left no recipient in envelope.rcpt_tos")
+        raise UnusableError("it accepted the message but left envelope.rcpt_tos empty")
     return added, removed
 
 
@@ -378,7 +380,8 @@ def _reply(status: object) -> Reply:
     found = _REPLY.fullmatch(text)
     if found is None or (found[2] and found[2] != text[0]):
         raise UnusableError(
-            f"it answered {text[:80]!r}: a reply is one line of ASCII, '250 OK' or '550 5.7.1 No'"
+            f"it returned {text[:80]!r}; a reply must be a single line of ASCII, such as '250 OK' or '550 "
+            "5.7.1 No'"
         )
     reply = Reply(int(found[1]), found[3] or "0.0", found[4] or ("OK" if text[0] == "2" else "Refused"))
     if not reply.is_positive:
@@ -394,11 +397,11 @@ def _lines_of(status: object, given: Sequence[str]) -> tuple[str, ...]:
     invalid.
     """
     if not isinstance(status, list) or not all(isinstance(each, str) for each in status):
-        raise UnusableError("it did not answer the list of the lines of the reply")
+        raise UnusableError("it did not return the list of reply lines")
     lines = tuple(each[4:] for each in status)
     if lines[:1] != tuple(given[:1]) or not set(lines) <= set(given):
         raise UnusableError(
-            "it changed or added a line of the reply: lines can be taken out, behind the first"
+            "it changed or added a line of the reply; a hook may only remove lines after the first"
         )
     return lines if lines != tuple(given) else ()
 
@@ -469,4 +472,4 @@ def _in_thread(steps: Coroutine[Any, Any, Answer]) -> Answer:  # Any: asyncio's 
     except StopIteration as done:
         answer: Answer = done.value
         return answer
-    raise RuntimeError("a hook in a thread cannot wait for the loop")
+    raise RuntimeError("a hook that runs in a thread cannot wait for the event loop")

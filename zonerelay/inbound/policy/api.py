@@ -179,7 +179,7 @@ class Decision:
         if self.reply is not None:
             _check_reply(self.reply)
             if self.zone or self.edits_header:
-                raise ValueError("a refusal can neither choose a zone nor change the header")
+                raise ValueError("a rejection can neither choose a zone nor change the header")
         if len(self.add) > MAX_EDITS or len(self.remove) > MAX_EDITS:
             raise ValueError(f"more than {MAX_EDITS} header fields")
         for name in self.remove:
@@ -281,24 +281,25 @@ def _require(right: bool, what: str) -> None:
 def _check_reply(reply: Reply) -> None:
     _require(isinstance(reply, Reply), "reply is a zonerelay.model.reply.Reply: use refuse()")
     if not 400 <= reply.code <= 599:
-        raise ValueError(f"a refusal has a code from 400 to 599, not {reply.code}")
+        raise ValueError(f"the code of a rejection must be from 400 to 599, not {reply.code}")
     if not _DETAIL.fullmatch(reply.detail):
         raise ValueError(
-            f'detail is subject and detail of the status alone, such as "7.1", not {reply.detail!r}'
+            f'detail must be the subject and detail of the status, such as "7.1", not {reply.detail!r}'
         )
     if not _TEXT.fullmatch(reply.text) or len(reply.text) > MAX_REPLY_TEXT:
         raise ValueError(
-            f"a reply's text is one line of printable ASCII, at most {MAX_REPLY_TEXT} characters"
+            f"the text of a reply must be a single line of printable ASCII of at most {MAX_REPLY_TEXT} "
+            "characters"
         )
 
 
 def _check_name(name: str) -> None:
     _require(isinstance(name, str), "a field's name is a str")
     if not _NAME.fullmatch(name) or len(name) > MAX_FIELD_NAME:
-        raise ValueError(f"not the name of a header field: {name[:MAX_FIELD_NAME]!r}")
+        raise ValueError(f"not a header field name: {name[:MAX_FIELD_NAME]!r}")
     if name.lower() == "received":
         # RFC 5321 4.4: they MUST NOT be changed or deleted, because they stop mail loops.
-        raise ValueError("Received fields are the relay's alone")
+        raise ValueError("Received fields can be added only by the relay")
 
 
 def _check_value(name: str, value: str) -> None:
@@ -306,7 +307,8 @@ def _check_value(name: str, value: str) -> None:
     if not _VALUE.fullmatch(value):
         # UTF-8 here would require SMTPUTF8 from every server on the path (RFC 6532).
         raise ValueError(
-            f"the value of {name} is one line of printable ASCII: encode the rest with email.header.Header"
+            f"the value of {name} must be a single line of printable ASCII; encode other characters with "
+            "email.header.Header"
         )
     if len(value) > MAX_FIELD_VALUE or any(len(word) > MAX_WORD for word in value.split()):
         raise ValueError(

@@ -34,7 +34,7 @@ def load_policy(name: str, context: PolicyContext) -> Policy:
         return _made(name, lambda: _handler_policy(name, found, context))
     if not any(getattr(found, e.step) is not getattr(Policy, e.step) for e in EVENTS):
         steps = ", ".join(event.step for event in EVENTS)
-        raise ValueError(f"{name} has no method of an event, so nothing would ever be asked: {steps}")
+        raise ValueError(f"{name} has no method for an event and would never be called; methods are {steps}")
     return _made(name, lambda: found(context))
 
 
@@ -60,11 +60,11 @@ def _handler_policy(name: str, found: object, context: PolicyContext) -> Policy:
     if not any(_HOOK.fullmatch(each) for each in dir(found)):
         what = "class" if inspect.isclass(found) else "object"
         raise _WrongKindError(
-            f"{name} is neither a class that derives from zonerelay.inbound.policy.Policy nor a handler of "
-            f"aiosmtpd: this {what} has no method such as handle_DATA{_instead(name)}"
+            f"{name} is neither a subclass of zonerelay.inbound.policy.Policy nor an aiosmtpd handler: "
+            f"this {what} has no method such as handle_DATA{_instead(name)}"
         )
     if context.file is not None:
-        raise ValueError("a handler of aiosmtpd does not get policy_file: leave it out")
+        raise ValueError("policy_file is not passed to an aiosmtpd handler; remove it")
     # Imported here, so that aiosmtpd uses no memory unless there is a handler.
     from zonerelay.inbound.policy.aiosmtpd_handler import HandlerPolicy  # noqa: PLC0415
 
@@ -78,7 +78,7 @@ def _object(found: object) -> object:
         inspect.signature(found).bind()
     except TypeError as error:
         raise ValueError(
-            f"{error}: make the object in a module of yours, and name that object instead of the class"
+            f"{error}; create the object in a module of your own, and name the object instead of the class"
         ) from error
     made: object = found()
     return made
@@ -103,7 +103,7 @@ def _made(name: str, make: Callable[[], Made]) -> Made:
 def _named(name: str) -> object:
     module_name, _, attribute = name.partition(":")
     if not (module_name and attribute):
-        raise ValueError(f'write it as "module:Class", not {name!r}')
+        raise ValueError(f'expected "module:Class", not {name!r}')
     found: object = getattr(_module(module_name), attribute, None)
     if found is None:
         raise ValueError(f"module {module_name!r} has no {attribute!r}{_instead(name)}")
@@ -118,10 +118,12 @@ def _module(name: str) -> ModuleType:
         if missing and (name == missing or name.startswith(f"{missing}.")):
             file = f"{missing.partition('.')[0]}.py"
             raise ValueError(
-                f"there is no module {missing!r}: name the directory that holds {file} in PYTHONPATH "
-                f"(systemd: Environment=PYTHONPATH=…), or install it into {sys.prefix}"
+                f"the module {missing!r} was not found; add the directory of {file} to PYTHONPATH "
+                f"(systemd: Environment=PYTHONPATH=…), or install it in {sys.prefix}"
             ) from error
-        raise ValueError(f"cannot import {name!r}: it needs {missing!r}, which is not installed") from error
+        raise ValueError(
+            f"cannot import {name!r}: it requires {missing!r}, which is not installed"
+        ) from error
     except (Exception, SystemExit) as error:
         raise ValueError(f"cannot import {name!r}: {type(error).__name__}: {error}") from error
 

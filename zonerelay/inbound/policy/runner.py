@@ -123,7 +123,7 @@ class PolicyRunner:
         loop = asyncio.get_running_loop()
         executor = self._loop if is_async else self._threads
         if self._closed or executor.stuck(loop.time() - self._timeout):
-            return Failure(FailureKind.BUSY, "every thread is still at an event that took too long")
+            return Failure(FailureKind.BUSY, "all threads are busy with events that timed out")
         call = Call(question, loop)
         executor.submit(call)
         try:
@@ -137,7 +137,7 @@ class PolicyRunner:
             return call.answer.result()
         if not call.started:
             return Failure(FailureKind.BUSY, f"no thread was available within {self._timeout:g} s")
-        return Failure(FailureKind.TIMEOUT, f"no answer in {self._timeout:g} s")
+        return Failure(FailureKind.TIMEOUT, f"timed out after {self._timeout:g} s")
 
     def _checked(self, event: Event, decision: Decision) -> Result:
         problem = ""
@@ -145,7 +145,7 @@ class PolicyRunner:
             if type(event) not in _CHOOSES_ZONE:
                 problem = f"a zone cannot be chosen at {event.step}"
             elif decision.zone not in self._zones():
-                problem = f"there is no zone {decision.zone!r}"
+                problem = f"zone {decision.zone!r} does not exist"
         if decision.edits_header and type(event) not in _EDITS_HEADER:
             problem = f"the header cannot be changed at {event.step}; change it at headers"
         return Failure(FailureKind.BAD_DECISION, problem) if problem else decision

@@ -97,7 +97,7 @@ def understood(answer: object) -> Result:
         answer.close()
         hint = ": write the method as async def"
     kind = type(answer).__name__
-    return Failure(FailureKind.BAD_DECISION, f"answered {kind} instead of a Decision or None{hint}")
+    return Failure(FailureKind.BAD_DECISION, f"returned {kind} instead of a Decision or None{hint}")
 
 
 def described(error: BaseException) -> str:

@@ -55,7 +55,7 @@ def apply(
             sender = _checked(reverse_path(f"<{changes.sender}>"), smtputf8=mail.smtputf8)
         added = [_checked(forward_path(f"<{each}>"), smtputf8=mail.smtputf8) for each in changes.added]
     except CommandError as error:
-        return _unusable(context, step, f"it named a wrong address: {error.reply}")
+        return _unusable(context, step, f"it set an invalid address: {error.reply}")
     for mailbox in added:
         recipient = Recipient(address=mailbox) if given is None else renamed(given, mailbox)
         wanted.setdefault(recipient_key(mailbox), recipient)
@@ -95,7 +95,7 @@ def _refusal(
     if len(addresses) > context.settings.max_recipients:
         return replies.too_many_recipients(
             context.settings.max_recipients
-        ), "with those that the handler added"
+        ), "including those added by the handler"
     if context.access is not None:
         user = client_state.user.name if client_state.user is not None else ""
         for address in addresses:

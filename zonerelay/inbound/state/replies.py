@@ -144,15 +144,15 @@ def chunk_taken(size: int) -> ServerReply:
 
 
 def too_big(limit: int) -> ServerReply:
-    return in_detail(TOO_BIG, f"Message is larger than {format_size(limit)}, the limit of this listener")
+    return in_detail(TOO_BIG, f"Message exceeds {format_size(limit)}, the limit of this listener")
 
 
 def much_too_big(limit: int) -> ServerReply:
-    return in_detail(MUCH_TOO_BIG, f"Message is larger than {format_size(limit)}, the limit of this listener")
+    return in_detail(MUCH_TOO_BIG, f"Message exceeds {format_size(limit)}, the limit of this listener")
 
 
 def header_too_big(limit: int) -> ServerReply:
-    return in_detail(HEADER_TOO_BIG, f"Message header is larger than {format_size(limit)}")
+    return in_detail(HEADER_TOO_BIG, f"Message header exceeds {format_size(limit)}")
 
 
 def too_many_recipients(limit: int) -> ServerReply:
@@ -248,7 +248,7 @@ TOO_MANY_CONNECTIONS = _bye(421, "3.2", "Too many connections", Reason.CONNECTIO
 TOO_MANY_FROM_CLIENT = _bye(421, "7.0", "Too many connections from you", Reason.CLIENT_CONNECTIONS)
 TOO_MANY_FROM_NETWORK = _bye(421, "7.0", "Too many connections from your network", Reason.NETWORK_CONNECTIONS)
 TOO_MUCH_MEMORY = _bye(421, "3.2", "Too busy, try again later", Reason.MEMORY)
-TOO_MANY_LOGINS = _bye(421, "7.0", "Too many failed log-ins", Reason.AUTH)
+TOO_MANY_LOGINS = _bye(421, "7.0", "Too many failed logins", Reason.AUTH)
 TOO_MANY_COMMANDS = _bye(421, "7.0", "Too many commands", Reason.COMMANDS)
 TOO_MANY_ERRORS = _bye(421, "7.0", "Too many errors", Reason.ERRORS)
 IDLE = _bye(421, "4.2", "Timeout waiting for the client", Reason.IDLE)

@@ -195,13 +195,15 @@ def target(to: str) -> tuple[str, str]:
         domain = ascii_domain(domain)
         mailbox, rest = reverse_path(f"<{local or 'x'}@{domain}>")
     except (ValueError, CommandError) as error:
-        raise ValueError(f'"{to}" is no address that mail can be sent to') from error
+        raise ValueError(f'"{to}" is not an address that mail can be sent to') from error
     if rest or not mailbox.isascii():
         raise ValueError(
-            f'"{to}" is no address in ASCII: what is before the @ would need SMTPUTF8 everywhere'
+            f'"{to}" is not an ASCII address: its local part would require SMTPUTF8 on the whole route'
         )
     if len(domain) > MAX_DOMAIN:
-        raise ValueError(f"a domain of at most {MAX_DOMAIN} characters leaves room for what is before the @")
+        raise ValueError(
+            f"the domain may have at most {MAX_DOMAIN} characters, to leave space for the local part"
+        )
     return local, domain
 
 

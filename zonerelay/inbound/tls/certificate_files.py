@@ -124,11 +124,11 @@ def _read(path: Path, what: str, failure: type[CertificateError] = CertificateEr
 def _read_problem(path: Path, what: str, error: OSError) -> str:
     if error.errno == errno.ENOENT:
         target = " (a link to a file that does not exist)" if path.is_symlink() else ""
-        return f"{path} does not exist{target}: the {what} has to be there"
+        return f"{path} does not exist{target}; expected the {what} there"
     if error.errno == errno.EACCES:
         return (
-            f"{path} may not be read by the relay's user (uid {os.geteuid()}): permission denied. Give its "
-            "group the right to read the file and to pass through the directories above it"
+            f"{path} is not readable by the relay's user (uid {os.geteuid()}): permission denied. Give its "
+            "group read access to the file and access to its parent directories"
         )
     if error.errno == errno.EISDIR:
         return f"{path} is a directory, not a {what}"
@@ -137,20 +137,20 @@ def _read_problem(path: Path, what: str, error: OSError) -> str:
 
 def _parse_certificates(path: Path, text: bytes) -> list[x509.Certificate]:
     if b"-----BEGIN CERTIFICATE-----" not in text:
-        raise CertificateError(f"{path} holds no certificate: {_what_it_is(text)}")
+        raise CertificateError(f"{path} contains no certificate: {_what_it_is(text)}")
     try:
         return x509.load_pem_x509_certificates(text)
     except ValueError as error:
-        raise CertificateError(f"{path} holds a certificate that is damaged: {error}") from error
+        raise CertificateError(f"{path} contains a damaged certificate: {error}") from error
 
 
 def _what_it_is(text: bytes) -> str:
     if b"PRIVATE KEY-----" in text:
-        return "it is a private key (are certificate and key swapped?)"
+        return "it is a private key (check whether certificate and key are swapped)"
     if b"CERTIFICATE REQUEST-----" in text:
-        return "it is a certificate request (CSR), which an authority has yet to sign"
+        return "it is a certificate request (CSR), which must be signed by an authority first"
     if b"-----BEGIN " in text:
-        return "it is PEM of another kind"
+        return "it is PEM of another type"
     if text[:1] == b"\x30":
         return "it looks like DER; convert it with openssl x509 -inform DER -outform PEM"
     return "it is not PEM" if text.strip() else "it is empty"
@@ -159,25 +159,28 @@ def _what_it_is(text: bytes) -> str:
 def _parse_key(path: Path, text: bytes) -> CertificateKey:
     if b"PRIVATE KEY-----" not in text:
         swapped = b"-----BEGIN CERTIFICATE-----" in text
-        what = "only a certificate (are certificate and key swapped?)" if swapped else _what_it_is(text)
-        raise KeyFileError(f"{path} holds no private key: {what}")
+        what = (
+            ("only a certificate (check whether certificate and key are swapped)")
+            if swapped
+            else _what_it_is(text)
+        )
+        raise KeyFileError(f"{path} contains no private key: {what}")
     try:
         # Parse only this block: the same file may contain certificates and EC PARAMETERS.
         block = _KEY_BLOCK.search(text)
         key = serialization.load_pem_private_key(block[0] if block else text, None)
     except TypeError as error:
         raise KeyFileError(
-            f"{path} is encrypted with a passphrase, which no operator could type at every start: write "
-            "the key "
-            "without one (openssl pkey) and protect the file by its rights"
+            f"{path} is encrypted with a passphrase, which the relay cannot enter; store the key without a "
+            "passphrase (openssl pkey) and protect the file by its permissions"
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
         # The library's text is omitted: no documentation guarantees that it contains nothing of the key.
-        raise KeyFileError(f"{path} holds a private key that is damaged or of an unknown kind") from error
+        raise KeyFileError(f"{path} contains a private key that is damaged or of an unknown type") from error
     if not isinstance(key, _CertificateKeys):
         kind = {dsa.DSAPrivateKey: "DSA", ed448.Ed448PrivateKey: "Ed448"}
         name = next((name for type_, name in kind.items() if isinstance(key, type_)), "this type of")
-        raise KeyFileError(f"{path}: {name} keys are of no use in TLS: take ECDSA P-256 or RSA")
+        raise KeyFileError(f"{path}: {name} keys cannot be used for TLS; use ECDSA P-256 or RSA")
     return key
 
 
@@ -190,13 +193,13 @@ def _match(
             continue
         if at:
             raise CertificateError(
-                f"{certificate_path}: the certificates are in the wrong order: the server's own has to come "
-                "first, its issuer's after it"
+                f"{certificate_path}: the certificates are in the wrong order: the server's certificate "
+                "must be first, followed by its issuers"
             )
         return
     raise KeyFileError(
-        f"the key in {key_path} does not belong to the certificate in {certificate_path} (was only one of "
-        "them renewed?)"
+        f"the key in {key_path} does not match the certificate in {certificate_path} (check whether only "
+        "one of them was renewed)"
     )
 
 

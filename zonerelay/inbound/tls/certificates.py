@@ -309,7 +309,7 @@ class Certificates:
         self._tell_expiring([entry])
         if is_exposed(entry.key) and entry.key not in self._exposed_reported:
             self._exposed_reported.add(entry.key)
-            note = f"{entry.key}: every user of this machine can read the private key: chmod o-r it"
+            note = f"{entry.key}: the private key is readable by all users of this machine; run chmod o-r"
             self._events.lifecycle("advice", note=note)
 
     def _tell_expiring(self, entries: list[_Entry]) -> None:

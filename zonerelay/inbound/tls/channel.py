@@ -27,25 +27,25 @@ _SSL2_HELLO = 0x80
 
 _WORDS = {
     "inappropriate fallback": "the client offers an older TLS version than it supports (downgrade attack)",
-    "no shared cipher": "the client offers no cipher that is allowed",
-    "no shared group": "the client offers no key exchange group that is allowed",
-    "no suitable groups": "the client offers no key exchange group that is allowed",
-    "no suitable key share": "the client offers no key exchange group that is allowed",
+    "no shared cipher": "the client offers no allowed cipher",
+    "no shared group": "the client offers no allowed key exchange group",
+    "no suitable groups": "the client offers no allowed key exchange group",
+    "no suitable key share": "the client offers no allowed key exchange group",
     "no shared signature algorithms": (
         "the client supports no signature algorithm that our certificate can use"
     ),
     "no suitable signature algorithm": (
         "the client supports no signature algorithm that our certificate can use"
     ),
-    "wrong version number": "not TLS, or damaged on the way",
-    "decryption failed or bad record mac": "a record was damaged on the way or is not TLS",
+    "wrong version number": "not TLS, or damaged in transit",
+    "decryption failed or bad record mac": "a record is not TLS or was damaged in transit",
     "packet length too long": "a record is longer than TLS allows",
     "encrypted length too long": "a record is longer than TLS allows",
     "data length too long": "a record is longer than TLS allows",
     "excessive message size": "a handshake message is longer than allowed",
-    "unexpected message": "a handshake message came out of turn",
+    "unexpected message": "unexpected handshake message",
     "callback failed": "the client asks for a server name that is not ASCII",
-    "no renegotiation": "the client wants to renegotiate, which is not allowed",
+    "no renegotiation": "the client requested renegotiation, which is not allowed",
 }
 _TOO_OLD = frozenset({"unsupported protocol", "version too low", "no protocols available"})
 _VERSIONS = {b"\x03\x00": "SSL 3", b"\x03\x01": "TLS 1.0", b"\x03\x02": "TLS 1.1"}
@@ -83,8 +83,8 @@ def fault_text(reason: str, offered: str) -> str:
         return f"the client closed TLS (alert: {name})"
     if reason in _TOO_OLD:
         return (
-            f"the client offers {offered}, and only TLS 1.2 and 1.3 are allowed: update it, or let it send"
-            " without TLS from a network that allow_networks names"
+            f"the client offers {offered}, but only TLS 1.2 and 1.3 are allowed; update it, or let it send "
+            "without TLS from a network in allow_networks"
         )
     return _WORDS.get(reason, f"TLS failed: {reason}")
 
@@ -156,7 +156,7 @@ class TlsChannel:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._session = context.wrap_bio(self._in, self._out, server_side=True)
         self._octets = 0
-        self._offered = "no version that is known"
+        self._offered = "no known version"
         self._fault = ""  # not the exception, whose traceback would keep this object alive
         self._has_tickets = False  # in the output, and nothing else
         self.established = False
