@@ -269,7 +269,7 @@ AUTH = 'auth = "optional"\nunsafe = ["cleartext-auth"]\n'
         ),
         (
             f'policy = "{HANDLERS}:Proxied"',
-            "the hook handle_PROXY is not supported: proxy_networks is used instead",
+            "the hook handle_PROXY is not supported: proxy_networks",
         ),
         (f'policy = "{HANDLERS}:Gateway"\npolicy_file = "/x"', "policy_file is not passed to an aiosmtpd"),
         (f'authenticator = "{HANDLERS}:PasswordBook"', "listener[0].authenticator: is not used with auth ="),

@@ -126,10 +126,10 @@ def test_a_text_with_several_addresses_goes_to_all_or_is_refused() -> None:
     for column in ("to_addresses", "cc_addresses", "bcc_addresses"):
         for text in (SEVERAL, SEVERAL.replace(",", ";"), f"Us: {SEVERAL};"):
             assert people(**{column: [text]}) == ["a@example.com", "b@example.com"]
-    with pytest.raises(BadRowError, match="to_addresses has no address at place 2 of 2"):
+    with pytest.raises(BadRowError, match="to_addresses contains no address at position 2 of 2"):
         people(to_addresses=["a@example.com, bob"])
     for column in ("from_address", "sender"):
-        with pytest.raises(BadRowError, match=f"{column} has 2 addresses: it takes one"):
+        with pytest.raises(BadRowError, match=f"{column} must contain exactly one address, but has 2"):
             people(**{"to_addresses": ["a@example.com"], column: SEVERAL})
 
 
@@ -290,10 +290,10 @@ def test_a_password_opens_with_any_of_the_keys_and_for_its_server_only() -> None
         ({"host": "[::1]", "tls": "none", "user": ""}, ""),
         ({"host": "smtp.example.net", "tls": "none", "user": ""}, "for a server on loopback"),
         ({"tls": "none"}, "without a user name"),
-        ({"tls": "ssl"}, "smtp_tls is none of"),
-        ({"port": 0}, "smtp_port is no port"),
-        ({"host": "not a host"}, "smtp_host is no host name"),
-        ({"sealed": ""}, "without smtp_password_encrypted"),
+        ({"tls": "ssl"}, "smtp_tls must be one of"),
+        ({"port": 0}, "smtp_port is not a port"),
+        ({"host": "not a host"}, "smtp_host is not a host name"),
+        ({"sealed": ""}, "but smtp_password_encrypted is not"),
     ],
 )
 def test_a_mailbox_that_cannot_be_used_says_why(changes: dict[str, object], problem: str) -> None:
@@ -371,7 +371,7 @@ def test_a_large_file_is_in_memory_once() -> None:
     assert len(whole) == made.message.size
     _, attached = email.message_from_bytes(whole, policy=email.policy.default).iter_parts()
     assert attached.get_content() == octets
-    with pytest.raises(BadRowError, match="more than max_message_size"):
+    with pytest.raises(BadRowError, match="max_message_size"):
         Composer(1_000_000)._compose(row, Content(text="t", attachments=attachments))
     escaped = b'[{"content": "QUJ\\u0044", "filename": "b"}]'
     assert b"QUJD" in Composer(5_000)._compose(row, Content(attachments=escaped)).data

@@ -220,7 +220,7 @@ def test_a_class_is_found_and_given_its_context(module: Callable[[str], str]) ->
         ("Other", "is neither a subclass of zonerelay.inbound.policy.Policy nor"),
         (
             "Asleep",
-            "would never be called; methods are connect, helo, auth, mail, rcpt, headers, end_of_data",
+            "methods are connect, helo, auth, mail, rcpt, headers, end_of_data",
         ),
         ("Base", "it has no hook"),
         ("Picky", "cannot be used: there is no file"),

@@ -101,9 +101,9 @@ def recipients_of(row: Mapping[str, object], default_author: str = "") -> Recipi
     bcc = _addresses(row, "bcc_addresses")
     everybody = tuple(dict.fromkeys(each.mailbox for each in (*to, *cc, *bcc)))
     if not everybody:
-        raise BadRowError("there is no recipient in to_addresses, cc_addresses or bcc_addresses")
+        raise BadRowError("to_addresses, cc_addresses and bcc_addresses contain no recipient")
     if len(everybody) > MAX_RECIPIENTS:
-        raise BadRowError(f"there are more than {MAX_RECIPIENTS} recipients")
+        raise BadRowError(f"the message has more than {MAX_RECIPIENTS} recipients")
     sender = _text(row.get("sender"))
     return Recipients(
         author, address(sender, "sender").mailbox if sender else author.mailbox, to, cc, everybody
@@ -117,7 +117,7 @@ def _text(value: object) -> str:
 def _addresses(row: Mapping[str, object], column: str) -> tuple[Address, ...]:
     values = cast("Sequence[object] | None", row.get(column)) or ()  # text[] in the database
     if not all(value is None or isinstance(value, str) for value in values):
-        raise BadRowError(f"{column} is no plain list: it has several dimensions")
+        raise BadRowError(f"{column} must be a one-dimensional list")
     texts = (value if isinstance(value, str) else "" for value in values)
     return tuple(each for text in texts for each in addresses(text, column))
 
@@ -130,25 +130,25 @@ def address(text: str, column: str) -> Address:
         text = f'"{quoted}" <{text[len(name) + 1 :]}'  # a name that lacks its quotes
     found = addresses(text, column)
     if len(found) > 1:
-        raise BadRowError(f"{column} has {len(found)} addresses: it takes one")
+        raise BadRowError(f"{column} must contain exactly one address, but has {len(found)}")
     return found[0]
 
 
 def addresses(text: str, column: str) -> tuple[Address, ...]:
     """Parse at least one address. Commas or semicolons separate several. Raises BadRowError."""
     if _CONTROL.search(text):
-        raise BadRowError(f"{column} has a line end or another control character in it")
+        raise BadRowError(f"{column} contains a line end or another control character")
     entries = read_addresses(text).entries
     for at, entry in enumerate(entries, 1):
         if "@" not in entry.address:
-            where = f"{column} has no address" + (
-                f" at place {at} of {len(entries)}" if at > 1 or len(entries) > 1 else ""
+            where = f"{column} contains no address" + (
+                f" at position {at} of {len(entries)}" if at > 1 or len(entries) > 1 else ""
             )
             raise BadRowError(
                 f'{where}: expected a@b.example, Name <a@b.example> or "Name, Title" <a@b.example>'
             )
     if not entries:
-        raise BadRowError(f"{column} has no address: write a@b.example or Name <a@b.example>")
+        raise BadRowError(f"{column} contains no address; expected a@b.example or Name <a@b.example>")
     return tuple(Address(mailbox(each.address, column), _checked_name(each.name, column)) for each in entries)
 
 
@@ -157,19 +157,19 @@ def mailbox(text: str, column: str) -> Mailbox:
     try:
         found, behind = forward_path(f"<{text}>")
         if behind or "@" not in found:
-            raise BadRowError(f"{column} has no address: write a@b.example or Name <a@b.example>")
+            raise BadRowError(f"{column} contains no address; expected a@b.example or Name <a@b.example>")
         local, _, domain = found.rpartition("@")
         if not domain.isascii() and not is_literal(domain):
             found = Mailbox(f"{local}@{ascii_domain(domain)}")
     except (CommandError, ValueError) as error:
         words = error.reply.text if isinstance(error, CommandError) else str(error)
-        raise BadRowError(f"{column} has a wrong address: {words}") from None
+        raise BadRowError(f"{column} contains an invalid address: {words}") from None
     return found
 
 
 def _checked_name(name: str, column: str) -> str:
     if len(name) > MAX_NAME:
-        raise BadRowError(f"{column} has a name of more than {MAX_NAME} characters")
+        raise BadRowError(f"{column} contains a name of more than {MAX_NAME} characters")
     return name
 
 
@@ -201,7 +201,9 @@ def _headers(json: str | None) -> Iterator[tuple[str, str | Sequence[Address]]]:
     try:
         found = msgspec.json.decode(json, type=dict[str, str] | None) or {}
     except (msgspec.MsgspecError, RecursionError):
-        raise BadRowError('headers is not a JSON object of texts, as {"Reply-To": "a@b.example"}') from None
+        raise BadRowError(
+            'headers must be a JSON object of strings, such as {"Reply-To": "a@b.example"}'
+        ) from None
     checked = HeaderFields().checked
     return (field for name, value in found.items() if (field := checked(name, value)) is not None)
 
@@ -217,7 +219,7 @@ class HeaderFields:
         key = name.lower()
         _check_header(name, key, value)
         if key in self._seen:
-            raise BadRowError("headers has a field twice")
+            raise BadRowError("headers contains a field twice")
         self._seen.add(key)
         if len(self._seen) > MAX_HEADERS:
             raise BadRowError(f"headers has more than {MAX_HEADERS} fields")
@@ -235,11 +237,11 @@ class HeaderFields:
 
 def _check_header(name: str, key: str, value: str) -> None:
     if not _FIELD_NAME.fullmatch(name):
-        raise BadRowError("headers has a name that is no field name")
+        raise BadRowError("headers contains an invalid field name")
     if key in _OURS or key.startswith(_OURS_IN_FRONT):
-        raise BadRowError(f"headers may not have {name}: the relay makes it from the other columns")
+        raise BadRowError(f"headers must not contain {name}, which the relay creates from the other columns")
     if _CONTROL.search(value):
-        raise BadRowError(f"headers: {name} has a line end or another control character in it")
+        raise BadRowError(f"headers: {name} contains a line end or another control character")
     if len(value) > MAX_HEADER:
         raise BadRowError(f"headers: {name} is too long")
     try:
@@ -254,7 +256,7 @@ def _files(json: bytes | None) -> Iterator[File]:
     try:
         found = msgspec.json.decode(json, type=list[_File] | None) or []
     except (msgspec.MsgspecError, RecursionError):
-        raise BadRowError(f"attachments is not a JSON list as {_SHAPE}") from None
+        raise BadRowError(f"attachments must be a JSON list such as {_SHAPE}") from None
     if len(found) > MAX_FILES:
         raise BadRowError(f"attachments has more than {MAX_FILES} files")
     for at, file in enumerate(found):
@@ -270,18 +272,18 @@ def checked_file(file: File, where: str) -> File:
     """Return the file if its type and name are valid in header fields. Raises BadRowError."""
     kind = file.content_type.lower()
     if not _CONTENT_TYPE.fullmatch(file.content_type) or kind.startswith(("multipart/", "message/")):
-        raise BadRowError(f"{where}.content_type is no type of a file, as application/pdf")
+        raise BadRowError(f"{where}.content_type is not a media type such as application/pdf")
     if len(file.name) > MAX_FILE_NAME or _CONTROL.search(file.name):
-        raise BadRowError(f"{where}.filename is too long or has a control character in it")
+        raise BadRowError(f"{where}.filename is too long or contains a control character")
     if file.content_id and not _CONTENT_ID.fullmatch(file.content_id):
-        raise BadRowError(f"{where}.content_id has characters that it may not have")
+        raise BadRowError(f"{where}.content_id contains invalid characters")
     return file
 
 
 def checked_subject(subject: str) -> str:
     """Return the subject if it is valid in a header field. Raises BadRowError."""
     if _CONTROL.search(subject):
-        raise BadRowError("subject has a line end or another control character in it")
+        raise BadRowError("subject contains a line end or another control character")
     if len(subject) > MAX_SUBJECT:
         raise BadRowError(f"subject has more than {MAX_SUBJECT} characters")
     return subject
@@ -292,7 +294,7 @@ def checked_text(text: str | None, column: str) -> str | None:
     receivers reject.
     """
     if text is not None and "\0" in text:
-        raise BadRowError(f"{column} has a NUL in it, which no message may have")
+        raise BadRowError(f"{column} contains a NUL, which is not allowed in messages")
     return text
 
 
@@ -302,7 +304,7 @@ def _text_of(json: msgspec.Raw) -> bytes | memoryview:
     """
     view = memoryview(json)
     if bytes(view[:1]) != b'"':
-        raise BadRowError(f"attachments is not a JSON list as {_SHAPE}")
+        raise BadRowError(f"attachments must be a JSON list such as {_SHAPE}")
     if any(b"\\" in bytes(view[at : at + _LOOK_AT]) for at in range(0, len(view), _LOOK_AT)):
         return msgspec.json.decode(json, type=str).encode()
     return view[1:-1]

@@ -228,13 +228,13 @@ class OutboxStore:
         """Raise ClaimLostError if the claim was lost, as `QueueStore` does."""
         lapsed = message_id in self.claims.rows and not self.keeper.holds_lease
         if lapsed or self._is_lost(message_id):
-            raise ClaimLostError(f"message {message_id}: the claim on it was lost")
+            raise ClaimLostError(f"message {message_id}: its claim has expired")
 
     async def _composed(self, message_id: MessageId) -> Composed:
         row = self.claims.rows.get(message_id)
         if row is None:
             if self._is_lost(message_id):
-                raise MessageSettledError(f"message {message_id}: the claim on it was lost")
+                raise MessageSettledError(f"message {message_id}: its claim has expired")
             return await self._for_operators(message_id)
         composed = self._composer.known(message_id)
         self.check_claim(message_id)
@@ -249,7 +249,7 @@ class OutboxStore:
             raise
         except BadRowError as error:
             self._refuse(row, str(error))
-            raise MessageSettledError(f"message {message_id}: row {row.id} is wrong: {error}") from error
+            raise MessageSettledError(f"message {message_id}: row {row.id} is invalid: {error}") from error
 
     def _is_lost(self, message_id: MessageId) -> bool:
         return any(key.message_id == message_id for key in self._lost)
@@ -264,7 +264,7 @@ class OutboxStore:
         try:
             row = await self.reader.row(row_of(message_id))
             if row is None:
-                raise MessageNotFoundError(f"there is no message {message_id}")
+                raise MessageNotFoundError(f"message {message_id} does not exist")
             return await self._made(row)
         except BadRowError as error:
             raise MessageNotFoundError(f"message {message_id}: {error}") from error

@@ -19,8 +19,8 @@ BACKLOG = 1024  # connections that the kernel queues while the event loop is bus
 
 _WORDS = {
     errno.EADDRINUSE: "the address is in use by another mail server or another zonerelay",
-    errno.EACCES: "permission denied: a port below 1024 requires CAP_NET_BIND_SERVICE; a Unix socket requires "
-    "a directory that zonerelay can write to",
+    errno.EACCES: "permission denied: a port below 1024 requires CAP_NET_BIND_SERVICE; a Unix socket "
+    "requires a directory that zonerelay can write to",
     errno.EADDRNOTAVAIL: "the address is not configured on this machine",
     errno.ENOENT: "the socket's directory does not exist",
 }

@@ -35,7 +35,9 @@ def read_key(text: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != KEY_SIZE:
-        raise PasswordError(f"is no key of {KEY_SIZE} octets in base64: openssl rand -base64 32 makes one")
+        raise PasswordError(
+            f"is not a base64-encoded key of {KEY_SIZE} bytes; create one with openssl rand -base64 32"
+        )
     return key
 
 
@@ -47,13 +49,13 @@ def seal(password: str, key: bytes, nonce: bytes, *, host: str, port: int, user:
 def unseal(sealed: str, keys: Sequence[bytes], *, host: str, port: int, user: str) -> str:
     """Decrypt a password. Raises PasswordError."""
     if not sealed.startswith(PREFIX) or len(sealed) > MAX_SEALED:
-        raise PasswordError("is not what zonerelay outbox encrypt-password writes")
+        raise PasswordError("was not written by zonerelay outbox encrypt-password")
     try:
         data = _unbase64(sealed.removeprefix(PREFIX))
     except ValueError:
-        raise PasswordError("is damaged: it is no base64") from None
+        raise PasswordError("is damaged: it is not valid base64") from None
     if not keys:
-        raise PasswordError("cannot be opened: there is no key in [outbox] keys")
+        raise PasswordError("cannot be decrypted: [outbox] keys contains no key")
     for key in keys:
         try:
             opened = AESGCM(key).decrypt(data[:NONCE_SIZE], data[NONCE_SIZE:], _bound(host, port, user))
@@ -61,7 +63,7 @@ def unseal(sealed: str, keys: Sequence[bytes], *, host: str, port: int, user: st
         except (InvalidTag, ValueError):
             continue
     raise PasswordError(
-        "cannot be opened with any of [outbox] keys: another key, or host, port or user have changed since"
+        "cannot be decrypted with any key of [outbox] keys: the key, or host, port or user have changed since"
     )
 
 

@@ -190,8 +190,8 @@ async def _check_columns(fetch: Fetch, names: Names) -> None:
     wrong = await _problems(fetch, names)
     if wrong:
         raise StoreOpenError(
-            f"[outbox]: {'; '.join(wrong)}. zonerelay outbox schema prints what makes the tables;"
-            " create_tables = true lets the relay do it"
+            f"[outbox]: {'; '.join(wrong)}. Create the tables with the output of zonerelay outbox schema, "
+            "or set create_tables = true"
         )
 
 
@@ -219,8 +219,8 @@ async def _check_rights(fetch: Fetch, names: Names) -> None:
     if found:
         missing = ", ".join(f"{right} on {names.schema}.{table}" for right, table in found)
         raise StoreOpenError(
-            f"[outbox]: the role of the relay lacks rights: {missing}. zonerelay outbox schema prints what"
-            " grants them"
+            f"[outbox]: the role of the relay lacks privileges: {missing}. Grant them with the output of "
+            "zonerelay outbox schema"
         )
 
 

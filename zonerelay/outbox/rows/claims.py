@@ -275,7 +275,7 @@ class OutboxClaims:
             mailbox = self._mailbox_of(columns)
             row = read_row(columns, self._default, mailbox)
             if mailbox is None and row.zone not in self._known_zones():
-                raise BadRowError("the relay has no zone of this name")
+                raise BadRowError("no zone with this name is configured")
         except BadRowError as error:
             self._events.row_refused(columns[0], str(error))
             self.put(refused(columns[0], columns[1], columns[4], str(error)))
@@ -301,7 +301,7 @@ class OutboxClaims:
             return None
         mailbox = self.mailboxes.use(mailbox_zone(columns[3]))
         if mailbox is None:
-            raise BadRowError("there is no mailbox with this mailbox_id")
+            raise BadRowError("no mailbox has this mailbox_id")
         return mailbox
 
     def finished(self, row: Row) -> None:

@@ -108,7 +108,7 @@ class Composer:
         except OSError as error:
             output.file.close()
             raise StoreError(
-                f"a large message of the outbox cannot be put into a file: {error.strerror}"
+                f"a large message of the outbox cannot be written to a file: {error.strerror}"
             ) from error
         message = Message(
             envelope=row.envelope(),
@@ -138,7 +138,7 @@ class _Output:
         """Append a chunk. Raises BadRowError if the message becomes too large, and OSError."""
         self.size += len(piece)
         if self.size > self._max_size:
-            raise BadRowError(f"the message has more than max_message_size, {self._max_size} octets")
+            raise BadRowError(f"the message exceeds max_message_size ({self._max_size} bytes)")
         if self._in_header:
             self._look_for_end(piece)
         if b"\r\n." in piece or b"\r\n." in self._end + piece[:2]:

@@ -60,14 +60,14 @@ class Mailbox:
                 max(map(len, (self.from_address, self.host, self.user))) > MAX_TEXT,
                 f"a column has more than {MAX_TEXT} characters",
             ),
-            (not self.host or _host(self.host) is None, "smtp_host is no host name and no address"),
-            (not 0 < self.port < 65536, "smtp_port is no port"),
-            (self.tls not in _MODES, f"smtp_tls is none of {', '.join(_MODES)}"),
+            (not self.host or _host(self.host) is None, "smtp_host is not a host name or an address"),
+            (not 0 < self.port < 65536, "smtp_port is not a port"),
+            (self.tls not in _MODES, f"smtp_tls must be one of {', '.join(_MODES)}"),
             (
                 in_clear and bool(self.user or not _is_loopback(self.host)),
-                "smtp_tls = none is for a server on loopback, and without a user name",
+                "smtp_tls = none is allowed only for a server on loopback and without a user name",
             ),
-            (bool(self.user and not self.sealed), "smtp_username without smtp_password_encrypted"),
+            (bool(self.user and not self.sealed), "smtp_username is set, but smtp_password_encrypted is not"),
         )
         return next((f"mailbox {self.id}: {text}" for wrong, text in checks if wrong), "")
 
@@ -189,7 +189,7 @@ class Mailboxes:
         """Return the password of a mailbox. Raises SecretError."""
         mailbox = self._known.get(zone)
         if mailbox is None:
-            raise SecretError("the mailbox is not in the table any more")
+            raise SecretError("the mailbox is no longer in the table")
         return mailbox.password(self._keys)
 
     def problems(self) -> Iterator[str]:

@@ -52,7 +52,7 @@ class OutboxReader:
         # Base64 and quoted-printable make a message little smaller than its row. Composing finds the other
         # cases.
         if found[0][0] > 2 * self._max_size:
-            raise BadRowError(f"the row has {found[0][0]} octets, more than max_message_size allows")
+            raise BadRowError(f"the row has {found[0][0]} bytes, which exceeds max_message_size")
         return int(found[0][0])
 
     async def content(self, row: int) -> Content:

@@ -235,10 +235,10 @@ class Row:
 def read_row(columns: Columns, default_zone: str, mailbox: TableMailbox | None) -> Row:
     """Create a row from these columns. Raises BadRowError."""
     if not columns[_OK]:
-        raise BadRowError(f"the addresses have more than {MAX_PEOPLE} octets")
+        raise BadRowError(f"the addresses exceed {MAX_PEOPLE} bytes")
     created = -1 if columns[5] is None else columns[5]
     if not 0 <= columns[0] <= MAX_ROW or not 0 <= created <= MAX_CREATED:
-        raise BadRowError("id is negative or beyond 2^60, or created_at is missing, infinite or no such year")
+        raise BadRowError("id is negative or larger than 2^60, or created_at is missing or out of range")
     people = recipients_of(
         dict(zip(PEOPLE, columns[_PEOPLE], strict=True)), mailbox.from_address if mailbox else ""
     )
