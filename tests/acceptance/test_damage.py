@@ -85,9 +85,9 @@ async def test_hole_in_the_log_is_a_problem_until_an_operator_acknowledges_it(tm
         await AT_ONCE(relay.start)
         assert relay.http("/readyz")[0] == 200, "what was lost does not come back by refusing more"
         (problem,) = (await AT_ONCE(status, relay)).problems
-        assert "; they name " in problem, "what was written together is lost together"
+        assert "they refer to" in problem, "what was written together is lost together"
         (told,) = relay.events("store-damaged")
-        assert "the spool lost something" in told["detail"]
+        assert "the spool lost data" in told["detail"]
         identity = problem.rpartition(" ")[2]
         refused = await AT_ONCE(run, relay, "spool", "acknowledge", "00000000")
         assert refused.returncode == 1

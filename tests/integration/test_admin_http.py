@@ -217,7 +217,7 @@ async def test_an_address_in_use_is_named(site: Site) -> None:
         readiness=site._readiness,
         on_error=lambda where, error: None,
     )
-    with pytest.raises(AdminError, match=r"127\.0\.0\.1:\d+ for HTTP: the address is in use: [^(]*$"):
+    with pytest.raises(AdminError, match=r"127\.0\.0\.1:\d+ for HTTP: the address is in use by [^(]*$"):
         await second.start()
     await second.close()
 

@@ -257,7 +257,7 @@ HOSTILE_RECIPIENTS = [
     ("hangs", "timed out after 0.3 s"),
     ("raises", "RuntimeError: no such luck at handlers.py"),
     ("exits", "SystemExit: 3 at handlers.py"),
-    ("asks", "AttributeError: server.push is not there"),
+    ("asks", "AttributeError: server.push is not available"),
     ("mangles", "it set an invalid address"),
     ("content", "it changed envelope.content"),
     ("number", "returned int instead of a reply"),

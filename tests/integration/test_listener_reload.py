@@ -327,7 +327,7 @@ async def test_a_policy_that_cannot_be_made_leaves_the_one_before(policies: str,
             assert await client.rcpt() == 550
         (problem,) = await problems(tmp_path)
         assert f"the listener at {first.address} stays as it was: " in problem
-        assert "does not exist" in problem
+        assert "policy_file has to be there" in problem
 
 
 async def test_a_listener_with_tls_is_added_and_taken_away(tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def test_a_copy_without_room_is_not_begun(tmp_path: Path) -> None:
     script = f'mount -t tmpfs -o size=1m none "$3"; {CHECK} --tmp "$3" || status=$?; ls -A "$3"; exit $status'
     ran = in_namespace(script, sys.executable, configured(tmp_path), small)
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert f"{small} needs 0.0" in ran.stderr
-    assert "GB are free; name a directory on the spool's own file system" in ran.stderr
+    assert f"{small} requires 0.0" in ran.stderr
+    assert "use a directory on the same file system" in ran.stderr
 
 
 def test_a_history_that_cannot_be_read_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +136,7 @@ def test_the_shelf_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFix
     )
     for words in (["check"], ["repair"], ["backup", f"{tmp_path}/backup"]):
         assert main(["spool", *words, "--config", str(config)]) == 2
-        assert "copy that file while the relay is stopped" in capsys.readouterr().err
+        assert "its shelf is a single file" in capsys.readouterr().err
 
 
 def test_a_spool_that_is_a_mount_of_its_own_keeps_the_old_files_in_it(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ class TestStart:
         assert len(await store.claim(queue_of("default"), 10, now=NOW)) == 2
         await store.close()
         shutil.rmtree(queue.settings.path / "scratch")
-        with pytest.raises(StoreOpenError, match=r"nodes/0/log/0+3 is damaged.*files are as they were"):
+        with pytest.raises(StoreOpenError, match=r"nodes/0/log/0+3 is damaged.*files were not changed"):
             await queue.open()
         assert entry.read_bytes() == raw
 
@@ -209,7 +209,7 @@ class TestDirectories:
         async with queue_in(tmp_path):
             pass
         for taken in (tmp_path / "q", tmp_path / "q" / "messages"):
-            with pytest.raises(StoreOpenError, match="a directory of its own"):
+            with pytest.raises(StoreOpenError, match="must be a separate directory"):
                 await queue_in(tmp_path, scratch_directory=taken).open()
 
     @pytest.mark.parametrize("away", ["env_directory", "meta_directory"])
@@ -221,7 +221,7 @@ class TestDirectories:
         async with queue:
             (delivery,) = await store_message(queue.store, 1)
         apart[away].rename(tmp_path / "unmounted")
-        with pytest.raises(StoreOpenError, match="is its file system mounted"):
+        with pytest.raises(StoreOpenError, match="check whether its file system is mounted"):
             await queue.open()
         (apart[away] / "zonerelay.lock").unlink()
         apart[away].rmdir()
@@ -236,7 +236,7 @@ class TestDirectories:
         await queue.store.close()
         shutil.rmtree(queue.settings.path / "nodes")
         for _ in range(2):
-            with pytest.raises(StoreOpenError, match=r"there is no log .* and 1 bodies"):
+            with pytest.raises(StoreOpenError, match=r"contains no log, but 1 bodies"):
                 await queue.open()
         assert len(bodies(queue)) == 1
 

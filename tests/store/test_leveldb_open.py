@@ -64,7 +64,7 @@ async def test_unknown_format_version_is_refused_and_left_alone(spool: Spool, ma
     if marked:
         write_mark(path, Mark("2", 1, 0))
     before = contents(path)
-    assert "has format version 2; this zonerelay reads version 1" in await refusal(path)
+    assert "has format version 2, but this zonerelay supports version" in await refusal(path)
     assert contents(path) == before
 
 
@@ -95,7 +95,7 @@ async def test_damaged_database_says_how_to_repair_it(spool: Spool) -> None:
     before = sorted(path.name for path in spool.settings.path.iterdir())
     text = await refusal(spool.settings.path)
     assert "is damaged" in text
-    assert "`zonerelay spool repair` says what it would save" in text
+    assert "`zonerelay spool repair` lists what it would save" in text
     assert set(before) <= {path.name for path in spool.settings.path.iterdir()}
 
 
@@ -114,7 +114,7 @@ async def test_missing_directories_are_created_for_the_owner_alone(tmp_path: Pat
 async def test_memory_says_that_nothing_survives(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         async with Spool(tmp_path, backend=Backend.MEMORY):
-            assert "nothing in it survives" in caplog.text
+            assert "all mail in it is lost" in caplog.text
 
 
 async def test_restart_resumes_states_due_times_counts_and_ids(spool: Spool) -> None:

@@ -295,7 +295,7 @@ async def _refused_and_unchanged(path: Path) -> None:
     if not (path / ".repair" / "ready").exists():
         return
     before = state_of(path)
-    with pytest.raises(StoreOpenError, match=r"a repair of it was cut short.*spool repair --yes"):
+    with pytest.raises(StoreOpenError, match=r"a repair of it was interrupted.*spool repair --yes"):
         await Spool(path).open()
     assert state_of(path) == before
 
@@ -338,9 +338,7 @@ def test_a_full_disk_is_known_before_anything_is_written(
     before = state_of(tmp_path / "spool")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
-    with pytest.raises(
-        StoreFullError, match=r"needs 0\.\d\d GB there, 0\.00 GB are free; nothing was changed"
-    ):
+    with pytest.raises(StoreFullError, match=r"only 0\.00 GB are free"):
         mend(tmp_path / "spool")
     assert state_of(tmp_path / "spool") == before
 
@@ -350,8 +348,8 @@ def test_a_failure_of_leveldbs_repair_leaves_the_spool_as_it_was(
 ) -> None:
     asyncio.run(fill(tmp_path / "spool", 3))
     before = state_of(tmp_path / "spool")
-    monkeypatch.setattr(repair_module, "repair_database", lambda path: "ended with -6: ")
-    with pytest.raises(StoreError, match=r"ended with -6.*nothing was changed"):
+    monkeypatch.setattr(repair_module, "repair_database", lambda path: "failed with status -6: ")
+    with pytest.raises(StoreError, match=r"failed with status -6.*nothing was changed"):
         mend(tmp_path / "spool")
     assert state_of(tmp_path / "spool") == before
 
@@ -393,7 +391,7 @@ def test_a_spool_that_root_repairs_stays_its_owners(tmp_path: Path, spool_comman
 
 async def test_a_running_relay_is_named(tmp_path: Path) -> None:
     async with Spool(tmp_path / "spool"):
-        with pytest.raises(StoreOpenError, match=r"another zonerelay has .* open"):
+        with pytest.raises(StoreOpenError, match=r"another zonerelay has opened"):
             mend(tmp_path / "spool")
 
 

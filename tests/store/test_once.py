@@ -353,7 +353,9 @@ async def test_a_register_that_cannot_be_used_is_a_problem_until_it_can(
     with pytest.raises(StoreError):
         await submit(one, 1)
     (problem,) = one.problems()
-    assert "another process has locked it: messages with a key are refused temporarily" in problem
+    assert (
+        "another process has locked it: messages with an idempotency key are rejected temporarily"
+    ) in problem
     other.close()
     assert await answer(one, 2) == 2
     assert one.problems() == ()

@@ -110,9 +110,12 @@ async def spool(request: pytest.FixtureRequest, home: None) -> AsyncIterator[Spo
 @pytest.mark.parametrize(
     ("spool", "text"),
     [
-        (ignores_none_match, "carries out a PUT with If-None-Match: \\* where an object is.*shared = false"),
-        (refuses_new_objects, "refuses a PUT with If-None-Match: \\* where no object is.*shared = false"),
-        (knows_no_conditions, "does not know a PUT with If-None-Match: .* 501 .*shared = false"),
+        (
+            ignores_none_match,
+            "accepts a PUT with If-None-Match: \\* although the object exists.*shared = false",
+        ),
+        (refuses_new_objects, "rejects a PUT with If-None-Match: \\* for a new object.*shared = false"),
+        (knows_no_conditions, "does not support a PUT with If-None-Match: .* 501 .*shared = false"),
         (denies_deleting, "403 AccessDenied to DeleteObject"),
         (denies_listing, "403 AccessDenied to ListObjectsV2"),
         (locks_objects, "object lock with a default retention.*use a bucket without"),

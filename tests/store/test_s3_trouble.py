@@ -272,7 +272,7 @@ async def test_one_relay_alone_refuses_a_second_while_it_lives(home: None) -> No
     )
     async with first:
         await store_message(first.store, 1)
-        with pytest.raises(StoreOpenError, match="only one relay at a time"):
+        with pytest.raises(StoreOpenError, match="only one relay may run"):
             await second.open()
         await first.reopen()
         assert await claim_ids(first.store) == [1]

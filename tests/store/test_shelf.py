@@ -78,7 +78,7 @@ async def test_a_crash_is_noticed_and_what_was_there_at_the_start_remains(
 
 async def test_second_opener_is_told_who_may_have_the_shelf(tmp_path: Path) -> None:
     async with shelved(tmp_path):
-        with pytest.raises(StoreOpenError, match=r"another zonerelay has .* open"):
+        with pytest.raises(StoreOpenError, match=r"another zonerelay has opened"):
             await shelved(tmp_path).open()
     async with shelved(tmp_path):
         pass
@@ -92,7 +92,7 @@ async def test_damage_is_refused_and_nothing_is_changed(tmp_path: Path, place: i
     content = bytearray(shelf.read_bytes())
     content[place] ^= 1
     shelf.write_bytes(content)
-    with pytest.raises(StoreOpenError, match=r"is damaged, or of another release.* or move it away"):
+    with pytest.raises(StoreOpenError, match=r"was written by another release.* or move it away"):
         await shelved(tmp_path).open()
     assert shelf.read_bytes() == content
 
@@ -104,7 +104,7 @@ async def test_a_shelf_of_python_is_refused(tmp_path: Path, database: str) -> No
         opened: shelve.Shelf[bytes] = shelve.Shelf(module.open(str(tmp_path / "queue.shelf"), "c"))
         with opened as shelf:
             shelf["message"] = b"x"
-        with pytest.raises(StoreOpenError, match=r"of another release"):
+        with pytest.raises(StoreOpenError, match="was written by another release"):
             await shelved(tmp_path).open()
 
 

@@ -156,7 +156,7 @@ async def test_a_relay_that_lives_is_in_the_way(tmp_path: Path, backend: Backend
     async with Spool(tmp_path / "spool", backend=backend, s3=s3, clock=SystemClock()) as spool:
         await with_large(spool)
         before = told((await checked(spool, tmp_path))[1])
-        with pytest.raises(StoreError, match="relays use the queue"):
+        with pytest.raises(StoreError, match="the queue is in use by relays"):
             await repaired(spool)
         assert told((await checked(spool, tmp_path))[1]) == before
 
@@ -179,7 +179,7 @@ async def test_a_body_that_the_database_cannot_read_is_found(
         _, findings = await checked(spool, tmp_path)
         assert findings.counts == {Fault.UNREADABLE: 1}
         assert findings.kept[0].message_id == f"{5:016x}"
-        with pytest.raises(StoreError, match="administrator repairs first"):
+        with pytest.raises(StoreError, match="administrator must repair it first"):
             await repaired(spool)
         assert (await checked(spool, tmp_path))[1].counts == findings.counts
 

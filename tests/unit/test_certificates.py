@@ -218,7 +218,7 @@ _ED448 = ed448.Ed448PrivateKey.generate().private_bytes(
         (b"", MADE.key_pem, "contains no certificate"),
         (MADE.pem, b"", "contains no private key"),
         (MADE.key_pem, MADE.pem, "swapped"),
-        (MADE.pem, MADE.pem, "holds no private key: only a certificate"),
+        (MADE.pem, MADE.pem, "contains no private key: only a certificate"),
         (_csr(MADE), MADE.key_pem, "certificate request (CSR)"),
         (MADE.der, MADE.key_pem, "DER"),
         (b"text", MADE.key_pem, "it is not PEM"),
@@ -248,7 +248,7 @@ def test_files_that_are_not_there_or_are_no_files_are_refused_in_words(tmp_path:
     dangling = tmp_path / "dangling.pem"
     dangling.symlink_to(tmp_path / "gone.pem")
     for path, words in (
-        (tmp_path / "absent.pem", "does not exist: the certificate"),
+        (tmp_path / "absent.pem", "does not exist; expected the certificate"),
         (dangling, "a link to a file that does not exist"),
         (tmp_path, "is a directory"),
         (Path("/dev/null"), "is not a file"),

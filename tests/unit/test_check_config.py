@@ -78,7 +78,7 @@ def test_a_certificate_that_is_not_there_is_a_problem_with_its_key_and_line(
     found = check(listener(f'"{tmp_path}/none.pem"'))
     assert (found.status, found.out) == (2, [])
     assert found.err == [
-        f"listener[0].certificate: {tmp_path}/none.pem does not exist: the certificate has to be there "
+        f"listener[0].certificate: {tmp_path}/none.pem does not exist; expected the certificate there "
         "(line 4)"
     ]
 
@@ -228,7 +228,7 @@ def test_a_pattern_that_can_match_nothing_is_a_problem_where_it_stands(check: Ch
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('policy = "nowhere_at_all:X"', "listener[0].policy: there is no module 'nowhere_at_all': name the"),
+        ('policy = "nowhere_at_all:X"', "listener[0].policy: the module 'nowhere_at_all' was not found"),
         ('policy = "tests.bench.policies:Nothin"', "did you mean 'Nothing'?"),
     ],
 )
@@ -256,7 +256,7 @@ AUTH = 'auth = "optional"\nunsafe = ["cleartext-auth"]\n'
         ),
         (
             f'policy = "{HANDLERS}:Mailbox"',
-            "missing a required argument: 'mail_dir': make the object",
+            "missing a required argument: 'mail_dir'; create the object",
         ),
         (f'policy = "{HANDLERS}:Gatewai"', "did you mean 'Gateway'? (line 3)"),
         (

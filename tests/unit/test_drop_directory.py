@@ -221,4 +221,4 @@ def test_a_directory_that_is_none_is_a_problem(scene: Scene) -> None:
     scene.new.rmdir()
     scene.new.write_text("x")
     assert not scene.drop._pass().is_whole
-    assert "is no directory" in scene.drop.problems()[0]
+    assert "is not a directory" in scene.drop.problems()[0]

@@ -79,7 +79,7 @@ def test_a_field_name_is_one(name: str) -> None:
 
 @pytest.mark.parametrize("value", ["a\r\nBcc: x@y", "a\nb", "a\rb", "a\0b", "\x1b", "é", "a\x7f", "a\u2028b"])
 def test_a_value_is_one_printable_line(value: str) -> None:
-    with pytest.raises(ValueError, match="X-Note is one line of printable ASCII"):
+    with pytest.raises(ValueError, match="X-Note must be a single line of printable ASCII"):
         accept(add=[("X-Note", value)])
 
 
@@ -222,7 +222,7 @@ def test_a_class_is_found_and_given_its_context(module: Callable[[str], str]) ->
             "Asleep",
             "methods are connect, helo, auth, mail, rcpt, headers, end_of_data",
         ),
-        ("Base", "it has no hook"),
+        ("Base", "has no method for an event"),
         ("Picky", "cannot be used: there is no file"),
         ("Broken", "cannot be used: KeyError: 'x'"),
         ("Leaving", "cannot be used: SystemExit: 3"),
@@ -239,7 +239,7 @@ def test_a_class_that_cannot_be_used_is_refused_in_words(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("import no_such_library", "it needs 'no_such_library', which is not installed"),
+        ("import no_such_library", "it requires 'no_such_library', which is not installed"),
         ("import sys; sys.exit(1)", "cannot import '.*': SystemExit: 1"),
         ("def broken(:", "cannot import '.*': SyntaxError"),
         ("1 // 0", "cannot import '.*': ZeroDivisionError"),
@@ -254,7 +254,7 @@ def test_a_module_that_cannot_be_imported_says_why(
 
 @pytest.mark.parametrize("name", ["no_such_policy", "no_such_policy.inner"])
 def test_a_missing_module_says_where_to_put_it(name: str) -> None:
-    with pytest.raises(ValueError, match=r"holds no_such_policy\.py in PYTHONPATH") as caught:
+    with pytest.raises(ValueError, match=r"the directory of no_such_policy\.py to PYTHONPATH") as caught:
         load_policy(f"{name}:Mine", PolicyContext())
     assert sys.prefix in str(caught.value)
 

@@ -153,7 +153,7 @@ def test_tls_before_1_2_is_refused_with_an_alert_and_named(
     context: TlsContext, version: ssl.TLSVersion, name: str
 ) -> None:
     client = TlsClient(TlsChannel(context), trusting(version))
-    with pytest.raises(TlsFault, match=f"the client offers {name}, and"):
+    with pytest.raises(TlsFault, match=f"the client offers {name}, but"):
         client.shake()
     client.answer(client.channel.take_output())
     assert "PROTOCOL_VERSION" in str(client.error)
@@ -196,10 +196,10 @@ def test_a_damaged_record_is_a_fault_and_the_last_word(context: TlsContext) -> N
     client = established(context)
     wire = bytearray(client.encrypt(b"RCPT TO:<a@b.example>\r\n"))
     wire[-1] ^= 1
-    with pytest.raises(TlsFault, match="not TLS, or damaged in transit"):
+    with pytest.raises(TlsFault, match="damaged in transit"):
         client.channel.receive(bytes(wire))
     assert client.channel.take_output() != b""  # the alert
-    with pytest.raises(TlsFault, match="not TLS, or damaged in transit"):
+    with pytest.raises(TlsFault, match="damaged in transit"):
         client.channel.receive(client.encrypt(b"NOOP\r\n"))
     assert client.channel.send(b"250 2.0.0 OK\r\n") == b""
     assert client.channel.close() == b""

@@ -45,8 +45,14 @@ def _postgres(spool: Spool) -> None:
 
 
 MARKS: dict[str, tuple[Callable[[Spool], None], str]] = {
-    "leveldb": (_leveldb, r"format version 2; this zonerelay reads version 1: run the release that wrote it"),
-    "disk": (_disk, r"zonerelay\.lock is not of a queue that this zonerelay can read: run the release that"),
+    "leveldb": (
+        _leveldb,
+        "format version 2, but this zonerelay supports version 1",
+    ),
+    "disk": (
+        _disk,
+        r"zonerelay\.lock does not belong to a queue that this zonerelay can read",
+    ),
     "redis": (_redis, r"says b'2 2': .* knows 1; a newer zonerelay may have been here: start that one"),
     "postgres": (_postgres, r"version 99, .* a newer zonerelay has been here; start that one"),
 }
@@ -66,10 +72,10 @@ def test_a_newer_queue_is_refused_and_left_alone(name: str, tmp_path: Path) -> N
 
 OLD = {
     "shelf": r"it was written by Python's shelve\. Nothing was changed\. Start the release that wrote it",
-    "disk": r"holds a disk queue of zonerelay 0\.1\.0, .* Nothing was changed\. Start 0\.1\.0 on it until",
-    "redis": r"holds the queue of zonerelay 0\.1\.0, which this version does not read",
-    "postgres": r"holds the queue of zonerelay 0\.1\.0, which this version does not read",
-    "s3": r"holds a queue of zonerelay 0\.1\.0, which .* Nothing was changed\. Start 0\.1\.0 on it until",
+    "disk": r"contains a disk queue of zonerelay 0\.1\.0, .* Nothing was changed",
+    "redis": "contains the queue of zonerelay 0\\.1\\.0",
+    "postgres": "contains the queue of zonerelay 0\\.1\\.0",
+    "s3": r"contains a queue of zonerelay 0\.1\.0, .* Nothing was changed",
 }
 
 

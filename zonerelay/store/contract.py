@@ -45,9 +45,9 @@ class Unhealthy(StrEnum):
     DAMAGED = "the spool is damaged"
     WRITE_FAILED = "the spool cannot be written"
     CLOSED = "the spool is closed"
-    SERVER_DOWN = "the spool's server cannot be reached"
-    SERVER_DENIES = "the spool's server denies what the queue needs"
-    SERVER_UNSAFE = "the spool's server may lose what it has acknowledged"
+    SERVER_DOWN = "the spool's server is unreachable"
+    SERVER_DENIES = "the user of the spool's server lacks privileges"
+    SERVER_UNSAFE = "the spool's server may lose acknowledged writes"
     DATABASE_DOWN = "the database cannot be used"
     NO_LEASE = "the lease on the queue has expired"
 
@@ -231,7 +231,7 @@ class InProgressError(StoreError):
 def check_kept(once: Once, kept: Kept) -> None:
     """Compare the content with that of the kept key, and raise StoredBeforeError or OtherContentError."""
     if kept.digest != once.digest:
-        raise OtherContentError(f"another message, {kept.message_id}, was stored by the same key")
+        raise OtherContentError(f"another message, {kept.message_id}, was stored with the same key")
     raise StoredBeforeError(kept.message_id, kept.answer)
 
 

@@ -54,7 +54,7 @@ def _check_snapshot(spool: Path, examination: Examination) -> Contents:
         return Contents(0, 0, octets)
     try:
         for loss in db.losses.open:  # damage that was repaired in the snapshot when it was opened
-            named = f"; they name {', '.join(loss.messages[:3])}" if loss.messages else ""
+            named = f"; they refer to {', '.join(loss.messages[:3])}" if loss.messages else ""
             damaged(f"{loss.what}{named}")
         return run_through(compare(SpoolKeys(db), findings, examination.tell, octets=octets))
     finally:
@@ -81,6 +81,6 @@ def _name_blocks(spool: Path, tables: list[Path], examination: Examination) -> b
             examination.findings.add(Fault.UNREADABLE, where, "its index or its end is damaged")
             continue
         for start, end in damaged_blocks(raw):
-            text = f"octets {start:,} to {end:,} are damaged{named_in(raw[start:end])}"
+            text = f"bytes {start:,} to {end:,} are damaged{named_in(raw[start:end])}"
             examination.findings.add(Fault.UNREADABLE, where, text)
     return examination.findings.counts[Fault.UNREADABLE] > before

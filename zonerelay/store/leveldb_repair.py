@@ -117,8 +117,8 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
     needed, free = 2 * octets + _SLACK, shutil.disk_usage(spool).free
     if free < needed:
         raise StoreFullError(
-            f"the repair of {spool} needs {needed / 1e9:.2f} GB there, {free / 1e9:.2f} GB are free; nothing"
-            " was changed"
+            f"the repair of {spool} requires {needed / 1e9:.2f} GB there, but only {free / 1e9:.2f} GB are "
+            "free; nothing was changed"
         )
     old = work / "old"
     old.mkdir(parents=True, mode=0o700)
@@ -153,8 +153,9 @@ def _refuse_other_formats(spool: Path) -> None:
         mark = read_mark(spool)
         if mark is not None and mark.format != records.FORMAT_VERSION.decode():
             raise StoreError(
-                f"the spool {spool} has format {mark.format}, this release repairs"
-                f" {records.FORMAT_VERSION.decode()}: use the release that wrote it; nothing was changed"
+                f"the spool {spool} has format {mark.format}, but this release "
+                f"repairs {records.FORMAT_VERSION.decode()}; use the release that wrote it. Nothing was "
+                "changed"
             )
 
 
@@ -162,8 +163,8 @@ def _refuse_foreign(spool: Path, source: LevelDb) -> None:
     first = next(source.rows(b"", limit=1), None)
     if first is not None and first[0].partition(b" ")[0] not in _WORDS:
         raise StoreError(
-            f"{spool} holds a LevelDB database that is not a zonerelay spool: its first key is"
-            f" {first[0][:40]!r}; nothing was changed"
+            f"{spool} contains a LevelDB database that is not a zonerelay spool: its first key "
+            f"is {first[0][:40]!r}; nothing was changed"
         )
 
 
@@ -191,7 +192,7 @@ def _collect(spool: Path, old: Path, tell: Tell) -> tuple[list[str], list[str]]:
             highest += 1
             (old / f"{highest:06d}.log").write_bytes(write_log(map(as_batch, found)))
             end = blocks[-1].end if blocks else 0
-            read = f"{end:,} of its {len(raw.octets):,} octets hold records that were read"
+            read = f"records were read from the first {end:,} of {len(raw.octets):,} bytes"
             lost.append(f"{path.name} has no index that can be read: {read}{named_in(raw.octets[end:])}")
     mark = _mark_of(spool)
     logs = [(path, _read(path, lost).octets) for path in needed.logs]
@@ -199,16 +200,17 @@ def _collect(spool: Path, old: Path, tell: Tell) -> tuple[list[str], list[str]]:
         tell(0, 0)
         (old / log.path.name).write_bytes(write_log(log.contents.records))
         for gap in log.contents.gaps:
-            where = f"octets {gap.start:,} to {gap.end:,} of {log.path.name} are damaged"
+            where = f"bytes {gap.start:,} to {gap.end:,} of {log.path.name} are damaged"
             if gap.end >= len(log.raw):
-                where = f"{log.path.name} is damaged or missing from octet {gap.start:,} on"
+                where = f"{log.path.name} is damaged or missing from byte {gap.start:,}"
             lost.append(where + named_in(log.raw[gap.start : gap.end]))
     present = {int(path.stem) for path in needed.logs}
     wanted = {needed.log} if needed.log else set[int]()
     if mark is not None and mark.size and mark.log >= needed.log:
         wanted.add(mark.log)
     lost += [
-        f"{number:06d}.log is missing, which held the newest mail" for number in sorted(wanted - present)
+        (f"{number:06d}.log, which contained the newest mail, is missing")
+        for number in sorted(wanted - present)
     ]
     return lost, noted
 
@@ -296,7 +298,7 @@ def _manifest(spool: Path, noted: list[str]) -> Manifest:
     try:
         current = (spool / "CURRENT").read_bytes().decode("ascii").strip()
         if not current.startswith("MANIFEST-"):
-            raise ValueError("it names no manifest")
+            raise ValueError("it does not name a manifest")
         path = spool / current
     except (OSError, ValueError) as error:
         found = sorted(path for path in _database_files(spool) if path.name.startswith("MANIFEST-"))

@@ -51,8 +51,8 @@ from zonerelay.store.surroundings import driver
 T = TypeVar("T")
 
 _SHELF = (
-    '[spool] backend = "memory" is for tests: its shelf is one file, which a start reads whole or refuses;'
-    " copy that file while the relay is stopped, or export its mail: zonerelay spool export"
+    '[spool] backend = "memory" is for tests: its shelf is a single file that is checked as a whole at '
+    "startup. Copy the file while the relay is stopped, or export its mail with zonerelay spool export"
 )
 
 

@@ -125,7 +125,7 @@ async def _open_alone(engine: Engine, around: Surroundings, seen: Path) -> Store
                 wait=1.5 * engine.lease,
             )
         except NodeTakenError as error:
-            raise StoreOpenError(f"{error}: with shared = false only one relay at a time may run") from error
+            raise StoreOpenError(f"{error}: with shared = false only one relay may run at a time") from error
 
     return await open_queue(opened, around, release=engine.close)
 

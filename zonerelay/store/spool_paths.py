@@ -105,7 +105,7 @@ def remove_spool(spool: SpoolSettings, worker: int) -> None:
 
     A directory is renamed first, because a partly removed spool would count as damaged.
     """
-    assert worker > 0, "the first worker's spool holds the others"
+    assert worker > 0, "the spool of the first worker contains the others"
     for place in directories_of(spool):
         directory = place / name_of(worker)
         if directory.is_dir():

@@ -98,6 +98,6 @@ def driver(extra: str, *modules: str) -> Iterator[None]:
             raise
         package = _PACKAGES[extra]
         raise StoreOpenError(
-            f"[spool] backend: {extra} needs the Python package {package}; in zonerelay's source,"
-            f" with the relay's own pip: pip install -r locks/{extra}.lock"
+            f"[spool] backend: {extra} requires the Python package {package}; in zonerelay's source "
+            f"directory, with the relay's own pip, run: pip install -r locks/{extra}.lock"
         ) from error

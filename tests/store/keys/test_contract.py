@@ -352,7 +352,7 @@ async def test_a_store_that_is_away_for_long_is_told_and_comes_back(opened: Open
         return "after"
 
     engine.lose = lose
-    with pytest.raises(StoreError, match="not known"):
+    with pytest.raises(StoreError, match="unknown whether"):
         await partition.write(put(a="2"))
     with pytest.raises(StoreError):
         await partition.write(put(a="3"))
@@ -420,7 +420,7 @@ async def test_an_empty_store_is_refused(place: Place, opened: Opened) -> None:
     await first.write(put(a="1"))
     await first.close()
     place.restore(None)
-    with pytest.raises(StrangeStoreError, match="it has no mark, as an empty one"):
+    with pytest.raises(StrangeStoreError, match="it has no mark, like an empty store"):
         await opened(seen_file=opened.seen_file())
     seen_file = opened.seen_file()
     seen_file.forget()

@@ -28,4 +28,4 @@ def test_a_full_disk_can_be_emptied(tmp_path: Path, name: str, megabytes: int) -
 
 def test_a_file_system_without_inodes_is_told_as_such(tmp_path: Path) -> None:
     said = run("inodes_worker", str(tmp_path)).splitlines()
-    assert [("no inodes" in line, "df -i" in line) for line in said] == [(True, True)] * 2, said
+    assert [("no free inodes" in line, "df -i" in line) for line in said] == [(True, True)] * 2, said

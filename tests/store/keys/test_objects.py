@@ -214,7 +214,7 @@ async def test_a_gap_in_the_log_is_an_error(queue: Queue) -> None:
         await partition.write(Write({b"a": b"%d" % number}))
     await partition.close()
     (queue.directory / "queue/nodes/0/log" / f"{3:016d}").unlink()
-    with pytest.raises(StoreError, match="is missing, and later ones exist"):
+    with pytest.raises(StoreError, match="is missing, but later entries exist"):
         await queue.open("new index")
 
 
@@ -368,7 +368,7 @@ async def test_a_log_that_is_shorter_than_the_last_beat_says_is_an_error(queue: 
     await partition.close()
     for slot in range(5, 30):
         (queue.directory / "queue/nodes/0/log" / f"{slot:016d}").unlink(missing_ok=True)
-    with pytest.raises(StoreError, match="is missing, and later ones exist"):
+    with pytest.raises(StoreError, match="is missing, but later entries exist"):
         await queue.open("new index")
 
 

@@ -165,7 +165,7 @@ async def test_unsafe_settings_and_a_missing_server_are_refused(tmp_path: Path) 
         with pytest.raises(StoreOpenError, match="fsync = off"):
             await open_partition(PostgresEngine(access_to(server.url)), 0, token="x", clock=SystemClock())
         url = server.url
-    with pytest.raises(StoreError, match="the database does not answer"):
+    with pytest.raises(StoreError, match="the database does not respond"):
         await open_partition(PostgresEngine(access_to(url)), 0, token="x", clock=SystemClock())
 
 

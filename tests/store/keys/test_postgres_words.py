@@ -111,7 +111,7 @@ async def test_a_standby_is_refused(opened: Opening) -> None:
         server.shut_down()
         (server.data / "standby.signal").touch()
         server.start()
-        with pytest.raises(StoreOpenError, match="a standby, which only reads"):
+        with pytest.raises(StoreOpenError, match="the database server is a read-only standby"):
             await opened(access_to(server.url))
 
 
@@ -135,7 +135,7 @@ async def test_a_batch_that_stopped_waiting_for_its_standby_is_not_acknowledged(
 
 
 async def test_a_server_that_is_not_there_or_has_gone_is_told(opened: Opening) -> None:
-    with pytest.raises(StoreError, match="the database does not answer"):
+    with pytest.raises(StoreError, match="the database does not respond"):
         await opened(access_to("postgresql://mail@127.0.0.1:1/mail"))
     trouble: list[StoreError] = []
     with PostgresServer() as server:
@@ -271,7 +271,7 @@ async def test_a_pool_that_is_too_small_is_told(opened: Opening) -> None:
     with PgBouncer(shared_postgres(), "session", size=1) as pool:
         access = access_to(pool.url, lease=2.0)
         partition = await opened(access)
-        with pytest.raises(StoreError, match="too few connections"):
+        with pytest.raises(StoreError, match="its pool may be too small"):
             await partition.get([b"a"])
 
 

@@ -70,7 +70,7 @@ async def test_a_full_server_refuses_new_mail_and_takes_outcomes(server: RedisSe
     server.configure("maxmemory", "6mb")
     refused = asyncio.ensure_future(partition.write(Write({b"new": bytes(1000)})))
     outcome = partition.write(Write({b"old 1": None, b"outcome": b"delivered"}, makes_room=True))
-    with pytest.raises(StoreFullError, match="no memory left"):
+    with pytest.raises(StoreFullError, match="the spool's server is out of memory"):
         await refused
     await outcome
     assert await partition.get([b"new", b"old 1", b"outcome"]) == [None, None, b"delivered"]
@@ -117,7 +117,7 @@ async def test_an_emptied_server_is_refused(server: RedisServer) -> None:
     partition = await opened(server.url, patience=0.1)
     await partition.write(Write({b"a": b"1"}))
     server.ask("FLUSHALL")
-    with pytest.raises(StoreOpenError, match="it has no mark, as an empty one"):
+    with pytest.raises(StoreOpenError, match="it has no mark, like an empty store"):
         await partition.write(Write({b"a": b"2"}))
     assert server.ask("DBSIZE") == b":0\r\n"
     await partition.abandon()

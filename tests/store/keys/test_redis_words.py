@@ -67,7 +67,7 @@ async def test_a_sentinel_is_named_as_one(opened: Opening, tmp_path: Path) -> No
     settings.touch()
     with (
         RedisServer(port=free_port(), arguments=(str(settings), "--sentinel")) as sentinel,
-        pytest.raises(StoreOpenError, match="this is a Sentinel, which keeps no data"),
+        pytest.raises(StoreOpenError, match="this is a Sentinel, which stores no data"),
     ):
         await opened(sentinel.url)
 
@@ -75,7 +75,7 @@ async def test_a_sentinel_is_named_as_one(opened: Opening, tmp_path: Path) -> No
 async def test_a_replica_says_of_which_server(server: RedisServer, opened: Opening) -> None:
     with (
         RedisServer({"replicaof": "127.0.0.1 1"}) as replica,
-        pytest.raises(StoreOpenError, match=re.escape("a replica of 127.0.0.1:1 and cannot be written")),
+        pytest.raises(StoreOpenError, match=re.escape("a read-only replica of 127.0.0.1:1")),
     ):
         await opened(replica.url)
 
@@ -100,10 +100,10 @@ async def test_too_few_replicas_are_told(server: RedisServer, opened: Opening) -
     trouble: list[StoreError] = []
     partition = await opened(server.url, failures=trouble)
     server.configure("min-replicas-to-write", "1")
-    with pytest.raises(StoreError, match="fewer replicas than its min-replicas-to-write asks for"):
+    with pytest.raises(StoreError, match="the server has fewer replicas than min-replicas-to-write"):
         await partition.write(Write({b"a": b"1"}))
     assert trouble
-    with pytest.raises(StoreError, match="fewer replicas than its min-replicas-to-write asks for"):
+    with pytest.raises(StoreError, match="the server has fewer replicas than min-replicas-to-write"):
         await opened(server.url)
     server.configure("min-replicas-to-write", "0")
     await written(partition, b"a")
@@ -121,7 +121,7 @@ async def test_a_right_that_is_taken_away_changes_nothing_and_is_named(
     partition = await opened(server.url, failures=trouble)
     await partition.write(Write({b"a": b"1"}))
     server.ask("ACL", "SETUSER", "default", "-hset")
-    with pytest.raises(StoreError, match="denies what the queue needs: HSET"):
+    with pytest.raises(StoreError, match="the user of the spool's server lacks privileges: HSET"):
         await partition.write(Write({b"a": None, b"b": b"2"}))
     assert server.query("ZRANGE", f"{PREFIX}keys:0", "0", "-1").startswith(b"*1\r\n$1\r\na")
     server.ask("ACL", "SETUSER", "default", "+hset", "-evalsha")
@@ -142,7 +142,7 @@ async def test_a_password_that_was_replaced_is_told_and_read_again(
     partition = await open_partition(engine, 0, token="here", clock=SystemClock(), patience=0.1)
     server.ask("ACL", "SETUSER", "mail", "resetpass", ">new")
     server.ask("CLIENT", "KILL", "USER", "mail")
-    with pytest.raises(StoreError, match="refuses the log-in of mail"):
+    with pytest.raises(StoreError, match="rejects the login of mail"):
         await partition.write(Write({b"a": b"1"}))
     secret[0] = "new"
     await written(partition, b"a")
@@ -194,7 +194,7 @@ async def test_an_idle_server_that_is_gone_is_noticed_without_mail(
     async with asyncio.timeout(5):
         while not trouble:
             await asyncio.sleep(0.02)
-    assert "the spool's server cannot be reached" in str(trouble[0])
+    assert "the spool's server is unreachable" in str(trouble[0])
 
 
 async def test_a_server_that_ends_idle_connections_disturbs_nobody(
@@ -305,7 +305,7 @@ async def test_a_node_of_a_cluster_that_points_elsewhere_is_given_up() -> None:
         assert other.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383") == b"+OK\r\n"
         assert wait_until(lambda: b"cluster_state:ok" in node.query("CLUSTER", "INFO"), timeout=15)
         async with given_up(node, "SET", "a", "b") as (reason,):
-            assert reason.startswith("another node of the Cluster has the slot of the prefix")
+            assert reason.startswith("the slot of the prefix is on another node")
             assert reason.endswith(f"15495 127.0.0.1:{other.port}")
 
 

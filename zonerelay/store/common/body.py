@@ -104,7 +104,7 @@ def check_deliveries(message_id: MessageId, deliveries: Sequence[Delivery]) -> N
     deliveries would never leave, and a delivery of another message would remove that message's body.
     """
     if not deliveries:
-        raise StoreError(f"message {message_id} needs a delivery")
+        raise StoreError(f"message {message_id} has no delivery")
     for delivery in deliveries:
         if delivery.message_id != message_id:
             raise StoreError(f"message {message_id} was given a delivery of message {delivery.message_id}")
@@ -197,7 +197,7 @@ class BodyWriter:
 
     def _check_open(self) -> None:
         if self._done:
-            raise StoreError("the message was committed or aborted")
+            raise StoreError("the message was already committed or aborted")
 
     def _cut(self, data: bytes) -> None:
         """Complete the current chunk and split further ones off `data`. Keep the rest, at least one byte, for

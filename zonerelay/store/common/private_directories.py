@@ -23,8 +23,8 @@ def make_configured(path: Path, option: str) -> None:
         durable.make_directory(path)
     except OSError as error:
         raise StoreOpenError(
-            f"cannot create the directory {path} ([spool] {option}): {error.strerror}; create it and give it"
-            " to the user that zonerelay runs as, or choose another one"
+            f"cannot create the directory {path} ([spool] {option}): {error.strerror}; create it for the "
+            "user that zonerelay runs as, or choose another one"
         ) from error
     if not path.is_dir():
         raise StoreOpenError(f"{path} is not a directory; choose another [spool] {option}")
@@ -39,8 +39,8 @@ def lock_configured(descriptor: int, path: Path, option: str) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise StoreOpenError(
-            f"another zonerelay has {path} open; stop it or choose another [spool] {option}: two relays"
-            " cannot share one"
+            f"another zonerelay has opened {path}; stop it or choose another [spool] {option}, because two "
+            "relays cannot share a directory"
         ) from error
 
 

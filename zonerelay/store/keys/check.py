@@ -110,7 +110,7 @@ async def mend(
         await compare(reader, left, tell, octets=octets)
         if left.is_damaged:
             first = next(each for each in left.kept if each.fault not in HARMLESS)
-            raise StoreError(f"the repaired spool is not sound: {first}")
+            raise StoreError(f"the repaired spool is invalid: {first}")
     return contents
 
 
@@ -321,7 +321,7 @@ class _Comparison:
                     continue
                 entry, value = await self._get_all([key, records.delivery_key(named)])
                 if entry is not None and value is None:
-                    what = "there is no such delivery"
+                    what = "the delivery does not exist"
                 elif entry is not None and _due(named, value) not in (None, key):
                     what = "the delivery is due at another time"
                 else:
@@ -335,7 +335,7 @@ class _Comparison:
                     where = records.delivery_key(named)
                     entry, value = await self._get_all([key, where])
                     if entry is None and _due(named, value) == key:
-                        what = "it is deferred, and in no index"
+                        what = "the delivery is deferred but in no index"
                         self._findings.add(Fault.INDEX_MISSING, _shown(where), what, named.message_id)
                         await self._change(key, b"")
 
@@ -353,7 +353,7 @@ class _Comparison:
                     await self._remove(key, Fault.BAD_RECORD, str(error))
                     continue
                 if await self._get(index) is None and await self._get(key) == value:
-                    what = "it is in no index, so that it is never forgotten"
+                    what = "the key is in no index, so it would never expire"
                     self._findings.add(Fault.INDEX_MISSING, _shown(key), what)
                     await self._change(index, b"")
         async for page in self._pages(records.ONCE_UNTIL_PREFIX, records.after(records.ONCE_UNTIL_PREFIX)):
@@ -466,7 +466,7 @@ def _judge(identity: MessageId, found: _Examined, there: int) -> None:
                 add(Fault.BAD_RECORD if is_read else Fault.UNREADABLE, f"{where} *", found.why)
             else:
                 if (fault := _body_fault(found.message, sizes)) is not None:
-                    found.why = f"its body is not whole: {fault[1]}"
+                    found.why = f"its body is incomplete: {fault[1]}"
                     add(fault[0], where, fault[1])
         if not there:
             add(Fault.MESSAGE_ALONE, where, "no delivery belongs to it")
@@ -478,25 +478,25 @@ def _wrong_count(found: _Examined, there: int) -> str | None:
     """Describe a wrong count of open deliveries, or return None if it is right."""
     wanted = there if found.message is None else len(found.message.envelope.recipients)
     if found.open is None:
-        return None if there in (0, wanted) else "it is not there"
+        return None if there in (0, wanted) else "it does not exist"
     if found.open == there:
         return None
-    return "it makes no sense" if found.open < 0 else f"it says {found.open:,}"
+    return "it is invalid" if found.open < 0 else f"it contains {found.open:,}"
 
 
 def _body_fault(message: Message, sizes: dict[bytes, int]) -> tuple[Fault, str] | None:
     if unreadable := [int(number) for number, size in sizes.items() if size < 0]:
         shown = ", ".join(map(str, unreadable[:5]))
-        return Fault.UNREADABLE, f"chunks that cannot be read, of {message.chunks:,}: {shown}"
+        return Fault.UNREADABLE, f"unreadable chunks of {message.chunks:,}: {shown}"
     if missing := [number for number in range(1, message.chunks + 1) if b"%06d" % number not in sizes]:
         shown = ", ".join(map(str, missing[:5]))
         return Fault.CHUNK_MISSING, f"of {message.chunks:,}: {shown}"
     if len(sizes) > message.chunks:
-        return Fault.WRONG_SIZE, f"{len(sizes):,} chunks, not {message.chunks:,}"
+        return Fault.WRONG_SIZE, f"{len(sizes):,} chunks instead of {message.chunks:,}"
     octets = sum(sizes.values())
     full = (size == CHUNK_SIZE for number, size in sizes.items() if int(number) < message.chunks)
     if octets != message.size or not all(full):
-        return Fault.WRONG_SIZE, f"its chunks have {octets:,} octets, not {message.size:,}"
+        return Fault.WRONG_SIZE, f"its chunks have {octets:,} bytes instead of {message.size:,}"
     return None
 
 

@@ -152,7 +152,7 @@ class MemoryKeys:
     def _held(self, epoch: int) -> _Partition:
         there = self._engine.partitions[self._node]
         if self._is_closed or there.epoch != epoch:
-            raise port.FencedError(f"node {self._node} has epoch {there.epoch}, the writer {epoch}")
+            raise port.FencedError(f"node {self._node} has epoch {there.epoch}, but the writer has {epoch}")
         return there
 
     def _until(self) -> float:

@@ -58,8 +58,8 @@ async def repair_engine(
     """
     if alive := await living(engine, patience, besides=_WRITER):
         raise StoreError(
-            f"relays use the queue (node {', '.join(map(str, alive))}): stop them on every machine."
-            " Nothing was changed"
+            f"the queue is in use by relays (node {', '.join(map(str, alive))}); stop them on all "
+            "machines. Nothing was changed"
         )
     repair = RecordRepair(salvage, kept, carry_out=carry_out)
     deliveries = 0
@@ -77,15 +77,15 @@ async def repair_engine(
             try:
                 partition = await open_partition(engine, node, token=_WRITER, clock=clock)
             except NodeTakenError as error:
-                raise StoreError(f"relays use the queue: {error}. Nothing was changed") from error
+                raise StoreError(f"the queue is in use by relays: {error}. Nothing was changed") from error
             try:
                 deliveries += (await mend(partition, repair, tell, partition.write)).deliveries
             finally:
                 await partition.close()
     except StoreCorruptError as error:
         raise StoreError(
-            f"{error}: what is damaged lies below the queue, and its administrator repairs first. What was"
-            " mended or salvaged until then is kept"
+            f"{error}: the damage is in the storage below the queue, whose administrator must repair it "
+            "first. Everything repaired or salvaged so far is kept"
         ) from error
     finally:
         repair.close()

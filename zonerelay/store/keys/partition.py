@@ -269,7 +269,7 @@ class Partition:
             except StoreError as refusal:
                 if self.clock.monotonic() + pause > until or self._is_closing:
                     kind = StoreFullError if isinstance(error, StoreFullError) else StoreError
-                    raise kind(f"it is not known whether the batch was stored: {refusal}") from error
+                    raise kind(f"it is unknown whether the batch was stored: {refusal}") from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -289,14 +289,16 @@ class Partition:
             state = await self.keeper.enter(self.seen.writer, mark=self._new_mark())
         except port.NodeTakenError as error:
             if self._has_entered:
-                raise port.FencedError(f"another writer has the partition: {error}") from error
+                raise port.FencedError(f"another writer owns the partition: {error}") from error
             raise
         judge(self.seen, state)
         if self.lease:
             self._valid_until = asked_at + self.lease
         if self._in_doubt is None:
             if self._has_entered and state.last != self.seen.last:
-                raise port.FencedError(f"another writer was here: {state.last} follows {self.seen.last}")
+                raise port.FencedError(
+                    f"another writer has written to the partition: {state.last} follows {self.seen.last}"
+                )
             self._note(self.seen.after(state))
         self._has_entered = True
         return state
@@ -309,7 +311,9 @@ class Partition:
             if batch is None:
                 return False
             if state.last not in (batch.position, self.seen.last):
-                raise port.FencedError(f"another writer was here: {state.last} is not {batch.position}")
+                raise port.FencedError(
+                    f"another writer has written to the partition: {state.last} is not {batch.position}"
+                )
             self._in_doubt = None
             self._note(self.seen.after(state))
             return state.last == batch.position
@@ -470,20 +474,21 @@ def judge(seen: Seen, state: port.State | None) -> None:
         return
     mark = "" if state is None else state.mark
     if state is None or mark != seen.mark:
-        found = f"its mark is {mark!r}" if mark else "it has no mark, as an empty one"
+        found = f"its mark is {mark!r}" if mark else "it has no mark, like an empty store"
         raise port.StrangeStoreError(
-            f"the store does not hold the queue that this machine knows (mark {seen.mark!r}): {found}."
-            " Nothing was changed there. Bring its data back, or the right server. If it was emptied on"
-            " purpose, run zonerelay spool accept-empty on each machine that shares it"
+            "the store does not contain the queue that this machine last used "
+            f"(mark {seen.mark!r}): {found}. Nothing was changed there. Restore its data, or connect to "
+            "the right server. If the store was emptied on purpose, run zonerelay spool accept-empty on "
+            "each machine that shares it"
         )
     last = state.last
     if state.epoch < seen.epoch or last.epoch < seen.last.epoch or last.number < seen.last.number:
         raise port.OlderStateError(
-            f"the store holds an older state of the queue: its last batch is number {last.number} (epoch"
-            f" {state.epoch}), and this machine has stored number {seen.last.number} (epoch {seen.epoch})."
-            " It may be a former primary, or a file that was cut or restored. Nothing was changed there."
-            " Bring the newer state back, or the right server. If that is not possible, run zonerelay spool"
-            " accept-empty"
+            f"the store contains an older state of the queue: its last batch is number {last.number} "
+            f"(epoch {state.epoch}), but this machine has stored number {seen.last.number} "
+            f"(epoch {seen.epoch}). It may be a former primary, or a truncated or restored file. Nothing "
+            "was changed there. Restore the newer state, or connect to the right server. If that is not "
+            "possible, run zonerelay spool accept-empty"
         )
 
 

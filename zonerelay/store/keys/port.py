@@ -92,7 +92,7 @@ class KeyRange(NamedTuple):
         """Return the range of all keys that begin with `prefix`."""
         stem = prefix.rstrip(b"\xff")
         if not stem:
-            raise ValueError("no key ends this range")
+            raise ValueError("this range has no end key")
         return cls(prefix, stem[:-1] + bytes([stem[-1] + 1]))
 
     def holds(self, key: bytes) -> bool:

@@ -282,14 +282,15 @@ SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), array_re
 def _check(version: int, access: Access, *, is_standby: bool, off: Sequence[str]) -> None:
     if version < OLDEST_VERSION * 10_000:
         raise StoreOpenError(
-            f"the database server is PostgreSQL {version // 10_000}; zonerelay needs {OLDEST_VERSION}"
+            f"the database server is PostgreSQL {version // 10_000}; zonerelay requires {OLDEST_VERSION} "
+            "or later"
         )
     if is_standby:
-        raise StoreOpenError("the database server is a standby, which only reads: connect to the primary")
+        raise StoreOpenError("the database server is a read-only standby; connect to the primary")
     if off and not access.accepts_loss:
         raise StoreOpenError(
-            f"the database server has {' = off and '.join(off)} = off: it would lose mail that was"
-            ' acknowledged. Turn it on (docs/store/postgres.md), or write [postgres] unsafe = ["mail-loss"]'
+            f"the database server has {' = off and '.join(off)} = off and would lose acknowledged mail. "
+            'Enable it (docs/store/postgres.md), or set [postgres] unsafe = ["mail-loss"]'
         )
 
 
@@ -355,8 +356,8 @@ class PostgresKeys:
             rows = await fetch(sql["enter"], self._node, writer, self._access.lease)
         if not rows:
             raise port.NodeTakenError(
-                f"another relay is node {self._node} of this database, and its lease has not ended: give each"
-                " relay that shares it its own [postgres] node"
+                f"another relay is node {self._node} of this database, and its lease has not expired; use "
+                "a different [postgres] node for each relay that shares the database"
             )
         ((epoch, batch_epoch, batch, _),) = rows
         self._epoch, self._last = epoch, port.Position(batch_epoch, batch)
@@ -402,8 +403,8 @@ class PostgresKeys:
         """Return the error for a batch whose epoch and previous number do not match the partition."""
         state = await self._look(fetch)
         if state is not None and state.epoch > epoch:
-            return port.FencedError(f"node {self._node} has epoch {state.epoch}, the writer {epoch}")
-        return StoreError(f"the database does not hold the state that node {self._node} has written: {state}")
+            return port.FencedError(f"node {self._node} has epoch {state.epoch}, but the writer has {epoch}")
+        return StoreError(f"the database does not contain the state written by node {self._node}: {state}")
 
     async def room(self) -> int | None:
         return None
@@ -417,7 +418,9 @@ class PostgresKeys:
                 state = await self._look(link.fetch)
                 if state is None or state.epoch < epoch or state.last.number < last.number:
                     link.cut()
-                    raise port.OlderStateError(f"a new connection finds an older state of the queue: {state}")
+                    raise port.OlderStateError(
+                        f"a new connection returned an older state of the queue: {state}"
+                    )
                 self._checked[connection] = link
             yield link
 
@@ -435,8 +438,8 @@ async def _make_tables(fetch: Fetch, access: Access) -> None:
     schema = f'"{access.schema}"'
     if (await fetch("SELECT to_regclass($1) IS NOT NULL", f"{schema}.schema_version"))[0][0]:
         raise StoreOpenError(
-            f"schema {access.schema} of the database holds the queue of zonerelay 0.1.0, which this version"
-            " does not read. Let 0.1.0 deliver what is in it, or name another schema in [postgres] schema"
+            f"schema {access.schema} of the database contains the queue of zonerelay 0.1.0, which this "
+            "version does not read. Let 0.1.0 deliver its mail, or use another schema in [postgres] schema"
         )
     # The lock lasts for the transaction. Two relays that start together must not both create the schema.
     await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay keys {access.schema}")
@@ -453,6 +456,6 @@ async def _check_rights(fetch: Fetch, schema: str) -> None:
     missing = [row[0] for row in await fetch(_MISSING, schema)]
     if missing:
         raise StoreOpenError(
-            f"the role of [postgres] url lacks rights in schema {schema}: {', '.join(missing)}. Grant them,"
-            " or make the role the owner of the tables (docs/store/postgres.md)"
+            f"the role of [postgres] url lacks privileges in schema {schema}: {', '.join(missing)}. Grant "
+            "them, or make the role the owner of the tables (docs/store/postgres.md)"
         )

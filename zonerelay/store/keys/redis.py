@@ -272,8 +272,8 @@ async def _check_format(wire: Wire, prefix: str) -> None:
     """Raise StoreOpenError if the prefix has the queue of an earlier version."""
     if await wire.call("GET", f"{prefix}format") is not None:
         raise StoreOpenError(
-            f"[redis] prefix: {prefix} holds the queue of zonerelay 0.1.0, which this version does not read."
-            " Let 0.1.0 deliver what is in it, or name another prefix"
+            f"[redis] prefix: {prefix} contains the queue of zonerelay 0.1.0, which this version does not "
+            "read. Let 0.1.0 deliver its mail, or use another prefix"
         )
 
 
@@ -345,7 +345,7 @@ class RedisKeys:
         reply = await _SCRIPTS["enter"].run(wire, names, *values)
         if not isinstance(reply, list):
             raise port.NodeTakenError(
-                f"another relay is node {self._node} of this server, and its lease has not ended"
+                f"another relay is node {self._node} of this server, and its lease has not expired"
             )
         stored = _bytes_or_none(reply[0]) or b""
         epoch, batch_epoch, batch = _numbers(reply[1:])
@@ -394,9 +394,10 @@ class RedisKeys:
             return
         stored, number = (int(_bytes_or_none(each) or 0) for each in reply)
         if stored > epoch:
-            raise port.FencedError(f"node {self._node} has epoch {stored}, the writer {epoch}")
+            raise port.FencedError(f"node {self._node} has epoch {stored}, but the writer has {epoch}")
         raise StoreError(
-            f"the server does not hold what node {self._node} has written: epoch {stored}, batch {number}"
+            f"the server does not contain the state written by node {self._node}: epoch {stored}, "
+            f"batch {number}"
         )
 
     async def room(self) -> int | None:
@@ -409,7 +410,7 @@ class RedisKeys:
             epoch, last = self._epoch, self._last  # set before the query, because a batch may be active
             state = await self._look(wire)
             if state is None or state.epoch < epoch or state.last.number < last.number:
-                raise port.OlderStateError(f"a new connection finds an older state of the queue: {state}")
+                raise port.OlderStateError(f"a new connection returned an older state of the queue: {state}")
             self._checked[connection] = wire
         return wire
 

@@ -127,9 +127,12 @@ class RecordRepair:
         is_whole = found.message is not None and not found.why
         why = found.why
         if is_whole:
-            why = "no delivery has a record, so it was delivered or they are lost; it is whole in the salvage"
+            why = (
+                "no delivery has a record: the message was delivered, or its deliveries are lost; the "
+                "salvage contains all of it"
+            )
         elif found.message is None and not deliveries:
-            why = f"{why}: an upload that never ended, or what is left of a message"
+            why = f"{why}: an unfinished upload, or the remains of a message"
         named = [*sorted(known), *unknown, *(each for each in found.unreadable if each not in unknown)]
         self.lose(f"message {identity} to {', '.join(named[:10]) or 'recipients that nothing names'}: {why}")
         await self._give(found, deliveries, unknown, why, is_whole=is_whole)

@@ -65,12 +65,12 @@ class SeenFile:
             self.seen = msgspec.json.decode(os.pread(self._file, _WIDTH, 0), type=Seen)
         except BlockingIOError as error:
             os.close(self._file)
-            raise NodeTakenError(f"another process of this machine uses {path}") from error
+            raise NodeTakenError(f"{path} is in use by another process of this machine") from error
         except (OSError, msgspec.MsgspecError) as error:
             os.close(self._file)
             raise StoreOpenError(
-                f"{path} cannot be read: {error}. It says how far the queue had come; remove it to accept the"
-                " store as it is"
+                f"{path} cannot be read: {error}. It contains the last known state of the queue; remove it "
+                "to accept the store as it is"
             ) from error
 
     def note(self, seen: Seen) -> None:

@@ -98,7 +98,7 @@ def repair_database(path: Path) -> str:
     # Without paranoid_checks it keeps damaged bytes, some of them with new checksums.
     ran = subprocess.run([sys.executable, "-c", _REPAIR, path], capture_output=True, check=False)  # noqa: S603 - our own program
     said = ran.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-    return f"ended with {ran.returncode}: {said}" if ran.returncode else ""
+    return f"failed with status {ran.returncode}: {said}" if ran.returncode else ""
 
 
 def damaged_tables(path: Path) -> list[int]:
@@ -445,7 +445,7 @@ def is_full(error: Exception) -> bool:
 
 def is_locked(error: Exception) -> bool:
     """Return whether another process, or this one, has the database open."""
-    return has_words(error, errno.EAGAIN) or words(error).endswith("already held by process")
+    return has_words(error, errno.EAGAIN) or words(error).endswith("already locked by this process")
 
 
 def has_words(error: Exception, *numbers: int) -> bool:

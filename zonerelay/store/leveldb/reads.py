@@ -234,7 +234,7 @@ class QueueReads:
         """
         (raw,) = await self.keys.get([records.metadata_key(message_id)])
         if raw is None:
-            raise MessageNotFoundError(f"no message {message_id}")
+            raise MessageNotFoundError(f"message {message_id} does not exist")
         try:
             message = records.decode_message(message_id, raw)
         except StoreCorruptError as error:
@@ -284,7 +284,7 @@ class QueueReads:
         for number, chunk in zip(numbers, raw, strict=True):
             if chunk is None:
                 if await self._look_up(records.exists_key(message_id)) is None:
-                    raise MessageNotFoundError(f"message {message_id} was removed while it was read")
+                    raise MessageNotFoundError(f"message {message_id} was removed while it was being read")
                 text = f"message {message_id}: chunk {number} of {last} is missing"
                 self._on_unreadable(text)
                 raise StoreCorruptError(text)

@@ -134,7 +134,7 @@ class SpoolReads(QueueReads):
         foreign = self._db.foreign_files()
         if not foreign:
             return ""
-        return f"files in {self.name} that are not the database's: {', '.join(foreign[:3])}"
+        return f"files in {self.name} that do not belong to the database: {', '.join(foreign[:3])}"
 
 
 def drop_hints(db: LevelDb) -> None:

@@ -47,7 +47,7 @@ def take_snapshot(spool: Path, into: Path) -> None:
             shutil.rmtree(into, ignore_errors=True)
             raise
         shutil.rmtree(into, ignore_errors=True)
-    raise StoreError(f"{spool} changes faster than it can be read, {TRIES} times in a row; try again later")
+    raise StoreError(f"{spool} was modified while it was being read, {TRIES} times in a row; try again later")
 
 
 def _manifest_state(spool: Path) -> tuple[bytes, int]:
@@ -102,8 +102,9 @@ def _copy(spool: Path, into: Path, names: list[str]) -> None:
     free = shutil.disk_usage(into).free
     if needed > free:
         raise StoreFullError(
-            f"{into.parent} needs {needed / 1e9:.2f} GB for a copy of {spool}, {free / 1e9:.2f} GB are free;"
-            " name a directory on the spool's own file system, where links are enough"
+            f"{into.parent} requires {needed / 1e9:.2f} GB for a copy of {spool}, but "
+            f"only {free / 1e9:.2f} GB are free; use a directory on the same file system as the spool, "
+            "where hard links suffice"
         )
     for name in names:
         shutil.copyfile(spool / name, into / name)

@@ -105,28 +105,28 @@ class LevelDb(Database):
         path, text = self.path, words(error)
         if is_locked(error):
             return StoreOpenError(
-                f"another zonerelay has {path} open; stop it or choose another [spool] path"
+                f"another zonerelay has opened {path}; stop it or choose another [spool] path"
             )
         if is_full(error) and lacks_inodes(path):
             return NoRoomToOpenError(
-                f"the file system of the spool {path} has no inodes left (df -i): remove files there and"
-                f" start again ({text})"
+                f"the file system of the spool {path} has no free inodes (df -i); remove files there and "
+                f"restart ({text})"
             )
         if is_full(error):
             return NoRoomToOpenError(
-                f"the file system of the spool {path} is full: free {rough_size(self._needed())} and start"
-                f" again ({text})"
+                f"the file system of the spool {path} is full; free {rough_size(self._needed())} and "
+                f"restart ({text})"
             )
         if has_words(error, errno.EACCES, errno.EPERM, errno.EROFS):
             return StoreOpenError(
-                f"the spool {path} cannot be written: {text}; check its owner, its mode and the mount of its"
-                " disk"
+                f"the spool {path} cannot be written: {text}; check its owner, its mode and the mount "
+                "options of its disk"
             )
         if has_words(error, errno.EIO):
             return StoreOpenError(
-                f"the disk of the spool {path} fails: {text}; nothing was changed. Look at the kernel's"
-                " messages, and copy the directory to another disk while it can be read (GNU ddrescue for"
-                " single files); to take new mail meanwhile, set another [spool] path"
+                f"the disk of the spool {path} has an error: {text}; nothing was changed. Check the kernel "
+                "log, and copy the directory to another disk while it can be read (GNU ddrescue for single "
+                "files); to accept new mail in the meantime, set another [spool] path"
             )
         return DamagedSpoolError(path, text)
 
@@ -291,13 +291,13 @@ class LevelDb(Database):
 def _judge_format(path: Path, found: bytes | None, *, is_empty: bool) -> None:
     if found is None and not is_empty:
         raise StoreOpenError(
-            f"{path} holds a LevelDB database that is not a zonerelay spool; choose another [spool] path"
+            f"{path} contains a LevelDB database that is not a zonerelay spool; choose another [spool] path"
         )
     if found not in (None, records.FORMAT_VERSION):
         raise StoreOpenError(
-            f"the spool in {path} has format version {found.decode('ascii', 'replace')};"
-            f" this zonerelay reads version {records.FORMAT_VERSION.decode()}:"
-            " run the release that wrote it, or drain it there first"
+            f"the spool in {path} has format version {found.decode('ascii', 'replace')}, but this "
+            f"zonerelay supports version {records.FORMAT_VERSION.decode()}; run the release that wrote it, "
+            "or drain it there first"
         )
 
 
@@ -305,11 +305,11 @@ def _make_directory(path: Path) -> None:
     make_configured(path, "path")
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         raise StoreOpenError(
-            f"the file system of the spool directory {path} is read-only, perhaps because its disk fails:"
-            " look at the kernel's messages; nothing was changed"
+            f"the file system of the spool directory {path} is read-only, perhaps because of a disk error; "
+            "check the kernel log. Nothing was changed"
         )
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise StoreOpenError(
-            f"the spool directory {path} cannot be written by this user; give it to the user that"
-            " zonerelay runs as, or choose another [spool] path"
+            f"the spool directory {path} is not writable by this user; give it to the user that zonerelay "
+            "runs as, or choose another [spool] path"
         )

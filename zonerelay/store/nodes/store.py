@@ -368,7 +368,7 @@ class NodeStore:
     async def _holder_of(self, message_id: MessageId) -> HeldPartition:
         """Return the partition that has the message. Raises ClaimLostError."""
         if message_id in self._lost:
-            raise ClaimLostError("another node has this message now")
+            raise ClaimLostError("the message is now owned by another node")
         if not self._heirs:
             return self._own
         if (known := self._adopted.get(message_id)) is not None:
@@ -438,7 +438,7 @@ class NodeStore:
 
     def check_claim(self, message_id: MessageId) -> None:
         if message_id in self._lost:
-            raise ClaimLostError("another node has this message now")
+            raise ClaimLostError("the message is now owned by another node")
         self._adopted.get(message_id, self._own).partition.check()
 
     # --- settling
@@ -549,7 +549,7 @@ class NodeStore:
         async for each in self._asked(found):
             if each is not None:
                 return each
-        raise MessageNotFoundError(f"no message {message_id}")
+        raise MessageNotFoundError(f"message {message_id} does not exist")
 
     async def _asked(self, ask: Callable[[QueueReads], Awaitable[T]]) -> AsyncIterator[T]:
         """Call `ask` with the reads of each other node's partition. Repeat it if the partition is adopted or

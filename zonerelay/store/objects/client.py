@@ -298,7 +298,7 @@ class Bucket:
             if isinstance(found, _NotDoneError) and last:
                 found = UnsureError(str(found))
         except ConnectionClosedError as error:
-            text = f"the object store ended the connection without an answer: {error}"
+            text = f"the object store closed the connection without a response: {error}"
             found = _NotDoneError(text) if asks and not last else UnsureError(text)
         except (BotoCoreError, aiohttp.ClientError, TimeoutError, OSError) as error:
             found = UnsureError(f"the object store: {type(error).__name__}: {error}")
@@ -320,7 +320,7 @@ def _explain(response: dict[str, Any], verb: str, *, asks: bool) -> StoreError: 
     code = str(response.get("Error", {}).get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     text = str(response.get("Error", {}).get("Message", ""))[:200]
-    said = f"the object store says {status} {code} to {verb}: {text}"
+    said = f"the object store returned {status} {code} to {verb}: {text}"
     if code in _BUSY or code in _NOT_DONE or (asks and status >= 500):
         return _NotDoneError(said)
     if status == 412 or code == "PreconditionFailed":

@@ -273,5 +273,5 @@ def _store_error(error: OSError) -> StoreError:
     if error.errno not in _FULL:
         return StoreError(f"the queue directory: {error}")
     if error.filename is not None and lacks_inodes(Path(os.fsdecode(error.filename)).parent):
-        return StoreFullError(f"the queue directory: no inodes are left on its file system (df -i): {error}")
+        return StoreFullError(f"the queue directory: its file system has no free inodes (df -i): {error}")
     return StoreFullError(f"the queue directory: {error}")

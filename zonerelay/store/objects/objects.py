@@ -402,7 +402,7 @@ class ObjectKeys:
             await self._place.create("mark", mark.encode())
             stored = await self._place.read("mark")
         if stored is None:
-            raise StoreError("the mark of the queue was made, and is not there")
+            raise StoreError("the mark of the queue was created but is missing")
         was_entered = bool(self._epoch)
         self._epoch = 0
         while True:
@@ -412,7 +412,7 @@ class ObjectKeys:
                 beat = await self._engine.beat_of(self._node)
                 if not self._engine.is_over(self._node, beat):
                     raise port.NodeTakenError(
-                        f"another relay is node {self._node}, and its lease has not ended"
+                        f"another relay is node {self._node}, and its lease has not expired"
                     )
             self._tried = max(state.epoch, 0 if self._place.is_conditional else self._tried) + 1
             entry = LogEntry(self._tried, writer=writer)
@@ -461,7 +461,7 @@ class ObjectKeys:
         self._snapshot_slot = max(self._snapshot_slot, beat.snapshot)
 
     def _gap(self) -> StoreError:
-        return StoreError(f"the entry {self._slot(self._state.slot + 1)} is missing, and later ones exist")
+        return StoreError(f"the entry {self._slot(self._state.slot + 1)} is missing, but later entries exist")
 
     async def _read_on(self, ahead: int) -> None:
         while names := await self._following(ahead):
@@ -501,7 +501,7 @@ class ObjectKeys:
             chain.insert(0, self._slot(*at, before[1]))
             at = before
         if at != (slot, epoch):
-            raise StoreError(f"the entry {self._slot(*at)} is missing, and later ones exist")
+            raise StoreError(f"the entry {self._slot(*at)} is missing, but later entries exist")
         # A listing may lack very new objects.
         return chain[:ahead] or [self._slot(slot + 1, epoch, epoch)]
 
@@ -602,7 +602,7 @@ class ObjectKeys:
         async with self._turn:
             if batch.position.epoch != self._epoch or not self._is_open:
                 raise port.FencedError(
-                    f"node {self._node} has epoch {self._epoch}, the writer {batch.position.epoch}"
+                    f"node {self._node} has epoch {self._epoch}, but the writer has {batch.position.epoch}"
                 )
             await self._apply(batch)
 
@@ -697,7 +697,7 @@ class ObjectKeys:
             raise StoreError(f"node {self._node} has not been entered again yet")
         if await self._is_fenced():
             self._epoch = 0
-            raise port.FencedError(f"another writer has node {self._node}")
+            raise port.FencedError(f"another writer owns node {self._node}")
 
     async def _is_fenced(self) -> bool:
         if self._place.is_conditional:

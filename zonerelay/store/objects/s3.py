@@ -83,7 +83,7 @@ def _free_directory(indexes: Path) -> tuple[Path, int]:
             os.close(lock)
     except OSError as error:
         raise StoreOpenError(f"{indexes} cannot be used: {error}") from error
-    raise StoreOpenError(f"{indexes}: {MAX_NODES} processes use it")
+    raise StoreOpenError(f"{indexes}: in use by {MAX_NODES} processes")
 
 
 class BucketPlace:
@@ -111,9 +111,9 @@ class BucketPlace:
         """
         if await self.read("format") is not None:
             raise StoreOpenError(
-                f"the prefix {self._prefix} holds a queue of zonerelay 0.1.0, which this release does not"
-                " read. Nothing was changed. Start 0.1.0 on it until its mail is sent, then give this release"
-                " another prefix, or remove what is left below this one"
+                f"the prefix {self._prefix} contains a queue of zonerelay 0.1.0, which this release does "
+                "not read. Nothing was changed. Start 0.1.0 on it until its mail is sent; then use another "
+                "prefix for this release, or remove the remaining objects"
             )
         bucket = await self._opened()
         await self._check_versions(bucket)
@@ -124,7 +124,7 @@ class BucketPlace:
         else:
             await bucket.put(key, b"12")
         if await self.read(name) != b"12" or await self._read(name, 1, 1) != b"2":
-            raise StoreOpenError("the service does not give back what was written")
+            raise StoreOpenError("the service does not return what was written")
         async for _ in bucket.pages(key):
             break
         await bucket.delete(key)
@@ -133,21 +133,21 @@ class BucketPlace:
         try:
             await bucket.put(key, b"12", new=True)
         except ConflictError:
-            raise _unfit("refuses a PUT with If-None-Match: * where no object is") from None
+            raise _unfit("rejects a PUT with If-None-Match: * for a new object") from None
         except RefusedError as error:
             await bucket.put(key, b"12")  # raises if nothing may be written at all
-            raise _unfit(f"does not know a PUT with If-None-Match: * ({error})") from error
+            raise _unfit(f"does not support a PUT with If-None-Match: * ({error})") from error
         try:
             await bucket.put(key, b"3", new=True)
         except ConflictError:
             return
-        raise _unfit("carries out a PUT with If-None-Match: * where an object is")
+        raise _unfit("accepts a PUT with If-None-Match: * although the object exists")
 
     async def _check_versions(self, bucket: Bucket) -> None:
         if await bucket.retention():
             raise StoreOpenError(
-                "the bucket locks every new object (object lock with a default retention), so that nothing of"
-                " the queue could be removed: use a bucket without"
+                "the bucket locks every new object (object lock with a default retention), so the queue "
+                "could not delete any; use a bucket without it"
             )
         if await bucket.is_versioned():
             _log.warning(
@@ -210,8 +210,8 @@ class BucketPlace:
 
 def _unfit(what: str) -> StoreOpenError:
     return StoreOpenError(
-        f"the service {what}, so relays cannot share a queue on it; with [s3] shared = false one relay alone"
-        " can use it"
+        f"the service {what}, so relays cannot share a queue on it; with [s3] shared = false a single "
+        "relay can use it"
     )
 
 

@@ -48,13 +48,12 @@ MOST_PATIENCE = 60.0
 """Seconds that the server waits at most for the next statement of a transaction."""
 
 _INSTALL = (
-    'backend = "postgres" needs asyncpg, which is not installed; in zonerelay\'s source,'
-    " with the relay's own pip: pip install -r locks/postgres.lock"
-    " (into the environment that zonerelay runs in)"
+    'backend = "postgres" requires asyncpg, which is not installed; in zonerelay\'s source directory, '
+    "with the relay's own pip, run: pip install -r locks/postgres.lock"
 )
 _POOL = (
-    "If a pooler is in front of the database, its pool may have too few connections (default_pool_size): a"
-    " relay needs four, and two more for each node whose mail it takes over"
+    "If a connection pooler is used, its pool may be too small (default_pool_size): a relay requires four "
+    "connections, and two more for each node that it takes over"
 )
 _CONNECTION_CLASSES = ("08", "57P")
 _SICK_CLASSES = ("22", "23", "54", "53200")
@@ -380,14 +379,14 @@ def translated(driver: ModuleType, password: str = "") -> Iterator[None]:
         raise _refused(error.sqlstate or "", error.message or str(error), password) from None
     except (OSError, TimeoutError, driver.InterfaceError) as error:
         text = str(error) or type(error).__name__
-        raise ConnectionLostError(f"the database does not answer: {_hide(text, password)}") from None
+        raise ConnectionLostError(f"the database does not respond: {_hide(text, password)}") from None
     except Exception as error:  # noqa: BLE001 - the driver's own trouble must not pass for the caller's
         text = f"{type(error).__name__}: {error}"
         raise ConnectionLostError(f"the database driver failed: {_hide(text, password)}") from None
 
 
 def _refused(state: str, message: str, password: str) -> StoreError:
-    text = f"PostgreSQL says {state or '?'}: {_hide(message, password)}"
+    text = f"PostgreSQL reported {state or '?'}: {_hide(message, password)}"
     if state.startswith(_CONNECTION_CLASSES):
         return ConnectionLostError(text)
     if state in _CLASH:

@@ -90,7 +90,7 @@ async def open_disk(spool: SpoolSettings, around: Surroundings) -> LevelDbStore:
         raise
     except StoreError as error:
         raise StoreOpenError(
-            f"the queue in {directories.meta.path} cannot be opened: {error}. Its files are as they were"
+            f"the queue in {directories.meta.path} cannot be opened: {error}. Its files were not changed"
         ) from error
 
 
@@ -98,14 +98,14 @@ def judge_mark(path: Path, mark: bytes) -> None:
     """Raise StoreOpenError unless the directory with this mark belongs to a queue of this release."""
     if mark.startswith(_FIRST_FORMAT):
         raise StoreOpenError(
-            f"{path} holds a disk queue of zonerelay 0.1.0, which this release does not read. Nothing was"
-            " changed. Start 0.1.0 on it until its mail is sent, or export the mail with zonerelay spool"
-            " export of 0.1.0 and import it here; then give this release an empty directory"
+            f"{path} contains a disk queue of zonerelay 0.1.0, which this release does not read. Nothing "
+            "was changed. Start 0.1.0 on it until its mail is sent, or export the mail with zonerelay "
+            "spool export of 0.1.0 and import it here; then use an empty directory for this release"
         )
     if mark and not mark.startswith(_FORMAT):
         raise StoreOpenError(
-            f"{path / LOCK} is not of a queue that this zonerelay can read: run the release that wrote it, or"
-            " drain the queue there first"
+            f"{path / LOCK} does not belong to a queue that this zonerelay can read; run the release that "
+            "wrote it, or drain the queue there first"
         )
 
 
@@ -132,7 +132,8 @@ class Directories:
             self.env = self.meta if _same(env, meta) else self._open("env_directory", env)
             if _same(scratch, meta) or _same(scratch, env):
                 raise StoreOpenError(
-                    f"[spool] scratch_directory {scratch} needs a directory of its own: it can be emptied"
+                    f"[spool] scratch_directory {scratch} must be a separate directory, because its files "
+                    "are removed"
                 )
             self.scratch = self._open("scratch_directory", scratch)
             self._compare()
@@ -160,14 +161,15 @@ class Directories:
         meta, env = self.meta, self.env
         if meta.mark and env.mark and meta.mark != env.mark:
             raise StoreOpenError(
-                f"{env.path} and {meta.path} belong to different queues; look at [spool] {env.option} and"
-                f" {meta.option}"
+                f"{env.path} and {meta.path} belong to different queues; check [spool] {env.option} "
+                f"and {meta.option}"
             )
         if bool(meta.mark) != bool(env.mark):
             there, other = (meta, env) if meta.mark else (env, meta)
             raise StoreOpenError(
-                f"{other.path} ([spool] {other.option}) is not a part of the queue in {there.path}: is its"
-                f" file system mounted? If it is right as it is, copy {there.path / LOCK} into it"
+                f"{other.path} ([spool] {other.option}) does not belong to the queue in {there.path}; "
+                f"check whether its file system is mounted. If it is correct, copy {there.path / LOCK} "
+                "into it"
             )
         if not meta.mark:
             mark = b"%b%b\n" % (_FORMAT, uuid.uuid4().hex.encode())
@@ -184,8 +186,8 @@ class Directories:
             lost = sum(epoch_of(each.name) >= 0 for each in self.env.path.iterdir())
             if lost:
                 raise StoreOpenError(
-                    f"there is no log in {log}, and {lost} bodies are in {self.env.path}. Nothing was"
-                    " changed. Bring the log back, or move the bodies away to start with an empty queue"
+                    f"{log} contains no log, but {lost} bodies are in {self.env.path}. Nothing was "
+                    "changed. Restore the log, or move the bodies away to start with an empty queue"
                 )
 
     def foreign(self) -> list[str]:

@@ -26,10 +26,10 @@ from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.queue.queue import open_queue
 from zonerelay.store.surroundings import Surroundings
 
-WARNING = 'the spool is in memory (backend = "memory"): nothing in it survives a stop or a crash'
+WARNING = 'the spool is in memory (backend = "memory"): all mail in it is lost at a stop or a crash'
 SHELF_WARNING = (
-    "the spool is in memory and in a shelf (%s): it survives an orderly restart; a crash loses what was"
-    " accepted since the start, and repeats what was sent since then"
+    "the spool is in memory and in a shelf (%s): it survives an orderly restart; a crash loses the mail "
+    "accepted since the start and repeats the mail sent since then"
 )
 _CLOSED, _IN_USE = b"zonerelay shelf 2 closed\n", b"zonerelay shelf 2 in use\n"
 
@@ -102,7 +102,7 @@ class Shelf:
         head, _, rest = self._path.read_bytes().partition(b"\n")
         data = rest[:-4]
         if head + b"\n" not in (_CLOSED, _IN_USE) or rest[-4:] != _sum(data):
-            raise self._refusal("its checksum or its first line is not as it should be")
+            raise self._refusal("its checksum or its first line is invalid")
         if head + b"\n" == _IN_USE:
             _log.error(
                 "the shelf %s was not closed in order: what was accepted since its last orderly stop is"
@@ -113,8 +113,9 @@ class Shelf:
 
     def _refusal(self, why: str) -> StoreOpenError:
         return StoreOpenError(
-            f"the shelf {self._path} is damaged, or of another release: {why}. Nothing was changed. Start the"
-            " release that wrote it to send what is queued, or move it away to start with an empty queue"
+            f"the shelf {self._path} is damaged, or was written by another release: {why}. Nothing was "
+            "changed. Start the release that wrote it to send the queued mail, or move it away to start "
+            "with an empty queue"
         )
 
     def _save(self, head: bytes, rows: Mapping[bytes, bytes]) -> None:

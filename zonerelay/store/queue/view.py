@@ -68,7 +68,7 @@ class EngineView:
         for reads in self._readers:
             if await reads.keys.get([records.exists_key(message_id)]) != [None]:
                 return reads
-        raise MessageNotFoundError(f"no message {message_id}")
+        raise MessageNotFoundError(f"message {message_id} does not exist")
 
 
 @contextlib.asynccontextmanager

@@ -45,18 +45,18 @@ _Call = tuple[Command, "asyncio.Future[Reply]"]
 
 IN_FLIGHT = 2
 """The number of batches: one that the server executes, and one that is ready for it."""
-RULE = "docs/store/redis.md has the ACL rule of a user for the relay"
+RULE = "see docs/store/redis.md for the ACL rule of the relay's user"
 _UNUSABLE = {
-    "NOPERM": f"the server's user lacks a right ({RULE})",
-    "NOAUTH": "the server wants a log-in",
-    "READONLY": "the server has become a replica and cannot be written",
+    "NOPERM": f"the server's user lacks a privilege ({RULE})",
+    "NOAUTH": "the server requires a login",
+    "READONLY": "the server has become a read-only replica",
     "MASTERDOWN": "the server is a replica and has lost its primary",
-    "NOREPLICAS": "the server has fewer replicas than its min-replicas-to-write asks for",
+    "NOREPLICAS": "the server has fewer replicas than min-replicas-to-write requires",
     "MISCONF": "the server cannot write to its disk",
-    "NOSCRIPT": "the server has forgotten the scripts",
+    "NOSCRIPT": "the server has lost the scripts",
     "CLUSTERDOWN": "the Cluster does not serve the slot of the prefix",
-    "MOVED": "another node of the Cluster has the slot of the prefix: name that one in [redis] url",
-    "CROSSSLOT": "a Cluster needs a part in braces in [redis] prefix, such as {zonerelay}:",
+    "MOVED": "the slot of the prefix is on another node of the Cluster; set [redis] url to that node",
+    "CROSSSLOT": "a Cluster requires a hash tag in [redis] prefix, such as {zonerelay}:",
 }
 """Replies after which a connection is closed. A new one is checked from the beginning."""
 
@@ -261,7 +261,7 @@ def _judged(error: ResponseError) -> StoreError:
     if (meaning := _UNUSABLE.get(code)) is not None:
         raise StoreError(f"{meaning}: {text}")
     if code == "OOM":
-        return StoreFullError("the spool's server has no memory left")
+        return StoreFullError("the spool's server is out of memory")
     return StoreError(f"the spool's server: {text}")
 
 
@@ -311,7 +311,7 @@ async def _connected(server: Server) -> AsyncIterator[driver.AbstractConnection]
         await _hang_up(connection, writer)
         if isinstance(error.__cause__ or error, AuthenticationError):
             user = server.settings.user or "default"
-            raise StoreOpenError(f"[redis] the server refuses the log-in of {user}: {error}") from error
+            raise StoreOpenError(f"[redis] the server rejects the login of {user}: {error}") from error
         raise _lost(error) from error
     except asyncio.CancelledError:
         await _hang_up(connection, writer)
@@ -429,5 +429,5 @@ def pairs(reply: list[Reply]) -> list[tuple[bytes, bytes]]:
 
 def as_list(reply: Reply) -> list[Reply]:
     if not isinstance(reply, list):
-        raise StoreError(f"the spool's server gave an answer that makes no sense: {reply!r}"[:200])
+        raise StoreError(f"the spool's server returned an invalid reply: {reply!r}"[:200])
     return reply

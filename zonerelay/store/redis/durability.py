@@ -18,10 +18,10 @@ from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
 from zonerelay.store.redis.connection import Confirmation, Reply, Wire, as_list, pairs
 
 _WANTED = {
-    "appendonly": ("yes", "without the append-only file a restart loses what was acknowledged"),
-    "appendfsync": ("always", "otherwise a power cut loses what was acknowledged a second ago"),
+    "appendonly": ("yes", "without the append-only file, a restart loses acknowledged mail"),
+    "appendfsync": ("always", "otherwise a power cut loses mail acknowledged within the last second"),
     "no-appendfsync-on-rewrite": ("no", "otherwise nothing is synced while the file is being rewritten"),
-    "maxmemory-policy": ("noeviction", "anything else throws mail away when the memory is full"),
+    "maxmemory-policy": ("noeviction", "otherwise mail is evicted when the memory is full"),
 }
 OLDEST = (7, 0)
 _WAITAOF_SINCE = (7, 2)
@@ -57,20 +57,20 @@ def check(facts: ServerFacts, settings: RedisSettings) -> None:
     """Raise StoreOpenError if the server must not store the queue."""
     if facts.is_sentinel:
         raise StoreOpenError(
-            "[redis] url: this is a Sentinel, which keeps no data: name the primary that it watches, or an"
-            " address that follows it"
+            "[redis] url: this is a Sentinel, which stores no data; use the primary that it monitors, or "
+            "an address that follows it"
         )
     if facts.version < OLDEST:
         found = ".".join(map(str, facts.version))
-        raise StoreOpenError(f"[redis] url: {facts.name} {found} is too old: 7.0 or newer is needed")
+        raise StoreOpenError(f"[redis] url: {facts.name} {found} is too old; 7.0 or newer is required")
     if not facts.is_primary:
         raise StoreOpenError(
-            f"[redis] url: the server is a replica of {facts.primary} and cannot be written: name the primary"
+            f"[redis] url: the server is a read-only replica of {facts.primary}; use the primary"
         )
     if facts.is_cluster and not re.search(r"\{[^}]+\}", settings.prefix):
         raise StoreOpenError(
-            "[redis] prefix: the server is a node of a Cluster, which keeps what belongs together in one slot"
-            ' only if the prefix has a part in braces: prefix = "{zonerelay}:"'
+            "[redis] prefix: the server is a Cluster node, which stores related keys in one slot only if "
+            'the prefix contains a hash tag; set prefix = "{zonerelay}:"'
         )
     if facts.flaws and not settings.unsafe:
         raise StoreOpenError(f"[redis] url: {Unhealthy.SERVER_UNSAFE}: {'; '.join(facts.flaws)}")
@@ -98,7 +98,7 @@ async def ask(wire: Wire) -> ServerFacts:
         settings = {name.decode(): value.decode() for name, value in found}
         flaws = _flaws(settings)
     except StoreError as error:
-        flaws = (f"its settings cannot be read with CONFIG GET ({error}): leave it that command",)
+        flaws = (f"its settings cannot be read with CONFIG GET ({error}); allow that command",)
     if info.get("aof_last_write_status", "ok") != "ok":
         flaws = (*flaws, "its last write to the append-only file failed")
     return ServerFacts(
@@ -118,7 +118,7 @@ async def ask(wire: Wire) -> ServerFacts:
 
 def _flaws(settings: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(
-        f"{name} is {settings.get(name, 'unknown')}, it must be {wanted}: {reason}"
+        f"{name} is {settings.get(name, 'unknown')} but must be {wanted}: {reason}"
         for name, (wanted, reason) in _WANTED.items()
         if settings.get(name) != wanted
     )

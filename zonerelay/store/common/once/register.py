@@ -80,7 +80,7 @@ class Register:
         try:
             found = await loop.run_in_executor(self._executor, function, *args)
         except (sqlite3.Error, OSError) as error:
-            self.problem = f"the register of idempotency keys {self._file}: {in_words(error)}"
+            self.problem = f"the store of idempotency keys {self._file}: {in_words(error)}"
             if is_damage(error):
                 await loop.run_in_executor(self._executor, self._begin_anew)
                 raise InProgressError(self.problem) from error
@@ -214,7 +214,7 @@ class Register:
         if self._complete is database:
             return
         if missing := self._all - self._published():
-            raise InProgressError(f"worker {min(missing)} has not said yet which keys its spool holds")
+            raise InProgressError(f"worker {min(missing)} has not yet reported the keys in its spool")
         self._complete = database
 
     def _begin_anew(self) -> None:

@@ -180,7 +180,7 @@ class Reservations:
     def problems(self) -> tuple[str, ...]:
         """Return the problems of the register."""
         problem = "" if self.register is None else self.register.problem
-        return (f"{problem}: messages with a key are refused temporarily",) if problem else ()
+        return (f"{problem}: messages with an idempotency key are rejected temporarily",) if problem else ()
 
     async def _forget(self) -> None:
         try:

@@ -25,5 +25,5 @@ def changed(old: Delivery, change: ChangeOne) -> Delivery | None:
     """Return the delivery's state after `change`. Raises StoreError if `change` returns another delivery."""
     new = change(old)
     if new is not None and new.key != old.key._replace(queue=new.queue):
-        raise StoreError("a change may not turn a delivery into another one")
+        raise StoreError("a change must not modify the key of a delivery")
     return new

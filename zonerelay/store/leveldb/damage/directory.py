@@ -54,8 +54,8 @@ checks it.
 """
 
 RESCUE = (
-    "`zonerelay spool repair` says what it would save, and with --yes does it; it keeps the spool as it was."
-    " Or restore a backup. To take new mail meanwhile, set another [spool] path"
+    "`zonerelay spool repair` lists what it would save, and saves it with --yes; it keeps a copy of the "
+    "spool. Alternatively restore a backup. To accept new mail in the meantime, set another [spool] path"
 )
 _PUT_BACK = ". Look for the file in lost+found first"
 
@@ -149,8 +149,8 @@ def refuse_half_repaired(directory: Path) -> None:
     if (directory / REPAIR_NAME / READY_NAME).exists():
         raise DamagedSpoolError(
             directory,
-            "a repair of it was cut short",
-            ". This ends that repair: zonerelay spool repair --yes",
+            "a repair of it was interrupted",
+            ". Complete the repair with: zonerelay spool repair --yes",
         )
 
 
@@ -173,11 +173,11 @@ def look_at(directory: Path, mark: Mark | None, manifest: int) -> Needed:
         return Needed(manifest, error.what)
     size = path.stat().st_size
     if size < max(manifest, 1):
-        return Needed(manifest, f"{path} has lost its end")
+        return Needed(manifest, f"the end of {path} is missing")
     newest = newest_log(directory)
     if mark is not None and newest < (mark.log, mark.size):
         log = directory / f"{mark.log:06d}.log"
-        return Needed(size, f"{log} is missing or has lost its end", in_memory=True)
+        return Needed(size, f"{log} or its end is missing", in_memory=True)
     return Needed(size)
 
 
@@ -237,7 +237,7 @@ def _check_never_used(directory: Path, names: set[str], mark: Mark | None) -> No
             used.append(name)
     if used or mark is not None:
         empty = f". If the spool was emptied on purpose, remove {directory / MARK_NAME} and start again"
-        found = f"of its database there is {', '.join(used[:3])}" if used else "so is its database"
+        found = f"its database contains {', '.join(used[:3])}" if used else "its database is missing, too"
         raise DamagedSpoolError(directory, f"the file CURRENT is missing, and {found}", "" if used else empty)
 
 
@@ -256,7 +256,7 @@ def _manifest_name(directory: Path, names: set[str]) -> str:
         raise DamagedSpoolError(directory, f"{current} does not name a manifest")
     name = raw.decode("ascii").strip()
     if name not in names:
-        raise DamagedSpoolError(directory, f"{current} names {name}, which is missing")
+        raise DamagedSpoolError(directory, f"{current} refers to {name}, which is missing")
     return name
 
 
@@ -276,9 +276,7 @@ def _table(directory: Path, names: set[str], table: Table) -> str:
         raise DamagedSpoolError(directory, f"{name} is missing", _PUT_BACK)
     size = (directory / name).stat().st_size
     if size != table.size:
-        raise DamagedSpoolError(
-            directory, f"{directory / name} has {size:,} octets instead of {table.size:,}"
-        )
+        raise DamagedSpoolError(directory, f"{directory / name} has {size:,} bytes instead of {table.size:,}")
     return name
 
 
@@ -292,7 +290,7 @@ def _logs(directory: Path, names: set[str], manifest: Manifest, mark: Mark | Non
         path = directory / f"{number:06d}.log"
         raise DamagedSpoolError(
             directory,
-            f"{path} is missing, which holds the newest mail",
+            f"{path}, which contains the newest mail, is missing",
             _PUT_BACK,
         )
     read = {number for number in present if number >= manifest.log or number == manifest.previous_log}

@@ -211,7 +211,7 @@ def named_in(octets: bytes) -> str:
     """Return these ids as the end of a sentence, or "" if there are none."""
     named = identities_in(octets)
     more = "" if len(named) <= 10 else f" and {len(named) - 10} more"
-    return f"; they name the messages {', '.join(named[:10])}{more}" if named else ""
+    return f"; they refer to the messages {', '.join(named[:10])}{more}" if named else ""
 
 
 # --- batches
@@ -232,7 +232,7 @@ def operations_of(batch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
     while not reader.at_end:
         kind = reader.number()
         if kind not in (0, 1):
-            raise FormatError(f"a batch holds an operation of kind {kind}")
+            raise FormatError(f"a batch contains an operation of kind {kind}")
         key = reader.text()
         yield key, reader.text() if kind else None
 
@@ -263,7 +263,7 @@ def read_manifest(raw: bytes) -> Manifest:
     if not framed.is_clean:
         framed = read_log(raw, batches=False)
     if framed.gaps:
-        raise FormatError(f"octets {framed.gaps[0].start} to {framed.gaps[0].end} are damaged")
+        raise FormatError(f"bytes {framed.gaps[0].start} to {framed.gaps[0].end} are damaged")
     manifest = Manifest()
     seen = 0
     for record in framed.records:
@@ -302,7 +302,7 @@ def _apply(manifest: Manifest, reader: Reader) -> int:
         case 9:
             manifest.previous_log = reader.number()
         case _:
-            raise FormatError(f"it has a field {field_number}")
+            raise FormatError(f"it contains the unknown field {field_number}")
     return field_number
 
 
@@ -326,7 +326,7 @@ class Reader:
             if octet < 0x80:
                 return value
             shift += 7
-        raise FormatError("a number is cut short")
+        raise FormatError("a number is truncated")
 
     def text(self) -> bytes:
         return self.octets(self.number())
@@ -334,7 +334,7 @@ class Reader:
     def octets(self, length: int) -> bytes:
         begin, end = self._at, self._at + length
         if end > len(self._octets):
-            raise FormatError("a text is cut short")
+            raise FormatError("a text is truncated")
         self._at = end
         return self._octets[begin:end]
 

@@ -45,16 +45,16 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the description for operators."""
         text = self.what
         if self.messages:
-            text += f"; they name {_plural(len(self.messages), 'message')}"
+            text += f"; they refer to {_plural(len(self.messages), 'message')}"
             if self.missing:
                 are = "is" if len(self.missing) == 1 else "are"
-                text += f", of which {_few(self.missing)} {are} not in the spool (delivered before, or lost)"
+                text += f", of which {_few(self.missing)} {are} not in the spool (already delivered, or lost)"
             elif self.missing is not None:
                 text += ", all of them still in the spool"
-            text += f"; every id is in {directory / self.id}.json"
+            text += f"; all ids are in {directory / self.id}.json"
         if self.kept:
-            text += f"; a copy from before is {directory / self.kept}"
-        return f"{text}; once you have dealt with it: zonerelay spool acknowledge {self.id}"
+            text += f"; a copy of the previous state is {directory / self.kept}"
+        return f"{text}; to dismiss this report: zonerelay spool acknowledge {self.id}"
 
 
 class Losses:
@@ -69,7 +69,7 @@ class Losses:
 
     def problems(self) -> list[tuple[str, str]]:
         """Return the ids of the losses and their descriptions."""
-        return [(loss.id, f"the spool lost something: {loss.text(self._directory)}") for loss in self.open]
+        return [(loss.id, f"the spool lost data: {loss.text(self._directory)}") for loss in self.open]
 
     def kept_at(self, loss: Loss) -> Path | None:
         return self._directory / loss.kept if loss.kept else None
@@ -93,9 +93,9 @@ class Losses:
 
     def tell(self, loss: Loss) -> None:
         """Record a loss, and log it with every missing message."""
-        _log.error("the spool lost something: %s", loss.text(self._directory))
+        _log.error("the spool lost data: %s", loss.text(self._directory))
         for each in loss.missing or ():
-            _log.error("message %s is named in damaged octets of the spool and is not there", each)
+            _log.error("message %s is named in damaged bytes of the spool and is not there", each)
         self.note(loss)
 
     def note(self, loss: Loss) -> None:
@@ -123,9 +123,7 @@ class Losses:
                 try:
                     self._write(msgspec.structs.replace(loss, acknowledged=True))
                 except OSError as error:
-                    raise StoreError(
-                        f"it cannot be kept that {identity} was acknowledged: {error}"
-                    ) from error
+                    raise StoreError(f"the dismissal of {identity} cannot be stored: {error}") from error
                 self.open = tuple(each for each in self.open if each.id != identity)
                 return True
         return False

@@ -104,10 +104,10 @@ def _description(log: FoundLog) -> str:
     shown = ", ".join(f"{gap.start:,} to {gap.end:,}" for gap in gaps[:3])
     if gaps[-1].end >= len(log.raw) and len(gaps) <= 3:
         shown = f"{shown.rpartition(' to ')[0]} to the end"
-    more = f" and {len(gaps) - 3} more stretches" if len(gaps) > 3 else ""
-    text = f"octets {shown}{more} of {log.path.name} were damaged or missing when it was opened"
+    more = f" and {len(gaps) - 3} more ranges" if len(gaps) > 3 else ""
+    text = f"bytes {shown}{more} of {log.path.name} were damaged or missing when the spool was opened"
     if writes := log.contents.writes_missing:
-        text += f", with {writes:,} record{'' if writes == 1 else 's'} or more"
+        text += f", with at least {writes:,} record{'' if writes == 1 else 's'}"
     return text
 
 

@@ -124,12 +124,12 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (restarts + 1)
     if end < 0:
-        raise FormatError("a block has more restarts than octets")
+        raise FormatError("a block has more restarts than bytes")
     reader, key = Reader(block[:end]), b""
     while not reader.at_end:
         shared, rest, size = reader.number(), reader.number(), reader.number()
         if shared > len(key):
-            raise FormatError("a key shares more than there is")
+            raise FormatError("a key shares more bytes than the previous key has")
         key = key[:shared] + reader.octets(rest)
         yield key, reader.octets(size)
 
