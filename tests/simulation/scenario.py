@@ -108,7 +108,6 @@ class Plan:
     """What the run is about: `rates` that workers share, `orders` of operators, `leases` on a bucket, or
     anything.
     """
-    kinds: tuple[str, ...]
     quirks: tuple[tuple[str, Quirks], ...]
     messages: tuple[Event, ...]
     faults: tuple[Event, ...]
@@ -136,7 +135,6 @@ def draw(seed: int) -> Plan:
         narrow=random.random() < 0.4,
         rate=random.choice(RATES) if random.random() < 0.3 or focus == "rates" else None,
         focus=focus,
-        kinds=kinds,
         quirks=tuple((name, _quirks(random, often_over=focus == "rates")) for name in kinds),
         messages=tuple(sorted(messages, key=lambda each: each.at)),
         faults=tuple(sorted(faults, key=lambda each: each.at)),
@@ -208,7 +206,7 @@ class Run:
         self.clients = Clients(self.loop, self.network, Random(random.getrandbits(64)), self.sometimes)
         self.random = Random(random.getrandbits(64))
         self._directory = directory
-        self._kinds = [kind for kind in KINDS if kind.name in plan.kinds]
+        self._kinds = [kind for kind in KINDS if kind.name in dict(plan.quirks)]
         self.world = World((*self._kinds, SENDERS, CROWDED), self.random)
         self._cuts: list[Fault] = []
         self._client_cuts: list[Fault] = []
