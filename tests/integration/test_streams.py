@@ -313,7 +313,7 @@ async def test_a_transcript_has_the_lines_without_secrets_and_without_the_messag
         assert "outbound > AUTH PLAIN (" in done
         assert "outbound < 235 (" in done
         assert "outbound > RCPT TO:<b@example.com>" in done
-        assert "outbound * the message as it is sent: " in done
+        assert "outbound * the message as sent:" in done
         assert "outbound < 250 2.0.0 queued" in done
         secrets = [PASSWORD.encode(), b"\0app\0" + PASSWORD.encode(), b"\0relay\0" + PASSWORD.encode()]
         hidden = [BODY, PASSWORD, "secretive", *(base64.b64encode(each).decode() for each in secrets)]

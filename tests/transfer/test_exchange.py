@@ -261,12 +261,12 @@ EDITS = {
         '"c@example.org>\\r\\nRCPT TO:<x@example.org"',
         "address",
     ),
-    "a wish with a line end": ("rfc822;c+40example.org", "rfc822;c\\r\\nDATA", "wish"),
+    "a wish with a line end": ("rfc822;c+40example.org", "rfc822;c\\r\\nDATA", "parameter"),
     "a zone that cannot be": ('"third"', '"thi rd"', "zone"),
     "a newer format": ('"format": 1', '"format": 2', "newer release"),
-    "a stranger's recipient": ('"recipient": "c@', '"recipient": "z@', "does not name"),
-    "another id": (f'"id": "{message_id(1)}"', f'"id": "{message_id(3)}"', "another id"),
-    "no JSON": ("{", "[", "not a sheet"),
+    "a stranger's recipient": ('"recipient": "c@', '"recipient": "z@', "not in its envelope"),
+    "another id": (f'"id": "{message_id(1)}"', f'"id": "{message_id(3)}"', "differs from its file name"),
+    "no JSON": ("{", "[", "not an exported"),
 }
 
 

@@ -67,7 +67,7 @@ async def test_a_redis_queue_moves_in(server: RedisServer, tmp_path: Path) -> No
     with fill_queue("redis", "127.0.0.1", str(server.port), "wait") as slimta:
         assert slimta.stdout is not None
         assert len(slimta.stdout.readline().split()) == 2
-        with pytest.raises(TransferError, match=r"python-slimta is running: the client 127\.0\.0\.1"):
+        with pytest.raises(TransferError, match="python-slimta is running"):
             async with reading("slimta-redis", server.url, 0.0):
                 pass
         slimta.kill()

@@ -71,7 +71,7 @@ async def test_tables_are_read_and_left_alone(tmp_path: Path) -> None:
 
 
 async def test_other_directories_are_refused(tmp_path: Path) -> None:
-    for name, why in (("sst_0", "Basho"), ("nothing", "no LevelDB")):
+    for name, why in (("sst_0", "Basho"), ("nothing", "not a LevelDB database")):
         (tmp_path / name / name).mkdir(parents=True)
         with pytest.raises(TransferError, match=why):
             async with reading("zonemta", str(tmp_path / name), 0.0):

@@ -71,7 +71,9 @@ def decode(name: str, raw: bytes) -> Sheet:
     try:
         version = msgspec.json.decode(raw, type=_Format).format
         if version != FORMAT:
-            raise ValueError(f"has format {version}, and this release reads {FORMAT}: take a newer release")
+            raise ValueError(
+                f"has format {version}, but this release reads format {FORMAT}; use a newer release"
+            )
         loose = msgspec.json.decode(raw, type=_LooseSheet)
         named = [each | {"queue": _queue(str(each.get("queue")))} for each in loose.deliveries]
         sheet = Sheet(
@@ -81,37 +83,37 @@ def decode(name: str, raw: bytes) -> Sheet:
             deliveries=msgspec.convert(named, tuple[Delivery, ...]),
         )
     except msgspec.MsgspecError as error:
-        raise ValueError(f"is not a sheet of zonerelay: {error}") from error
+        raise ValueError(f"is not an exported zonerelay message: {error}") from error
     _check(name, sheet)
     return sheet
 
 
 def _queue(text: str) -> QueueName:
     if not _QUEUE.fullmatch(text):
-        raise ValueError(f"has a delivery in zone {text!r}, which cannot be one's name")
+        raise ValueError(f"has a delivery in {text!r}, which is not a valid zone name")
     return parse_queue(text)
 
 
 def _check(name: str, sheet: Sheet) -> None:
     message, envelope = sheet.message, sheet.message.envelope
     if envelope.id != name or any(each.message_id != name for each in sheet.deliveries):
-        raise ValueError("has another id inside than in its name")
+        raise ValueError("contains an id that differs from its file name")
     if not sheet.deliveries:
         raise ValueError("has no deliveries")
     recipients = {each.address for each in envelope.recipients}
     for delivery in sheet.deliveries:
         if delivery.recipient not in recipients:
-            raise ValueError(f"has a delivery to {delivery.recipient!r}, which its envelope does not name")
+            raise ValueError(f"has a delivery to {delivery.recipient!r}, which is not in its envelope")
     try:
         if reverse_path(f"<{envelope.sender}>")[1] or any(forward_path(f"<{one}>")[1] for one in recipients):
-            raise ValueError("has an address that is none")
+            raise ValueError("contains an invalid address")
         if envelope.envid:
             parse_envid(envelope.envid)
         wishes = {each.orcpt for each in envelope.recipients} | {each.orcpt for each in sheet.deliveries}
         for orcpt in wishes - {""}:
             parse_orcpt(orcpt)
     except CommandError as error:
-        raise ValueError(f"has an address or a wish that is none: {error.reply.text}") from error
+        raise ValueError(f"contains an invalid address or SMTP parameter: {error.reply.text}") from error
     if any(set("\r\n\0") & {*field, *value} for field, value in message.headers):
         raise ValueError("contains a header field of several lines")
 
@@ -172,12 +174,12 @@ class _Tar:
 def refuse_target(path: Path) -> None:
     """Raise TransferError if the target must not be written."""
     if not path.parent.is_dir():
-        raise TransferError(f"there is no directory {path.parent}")
+        raise TransferError(f"the directory {path.parent} does not exist")
     if path.is_dir() and path.suffix != ".tar":
         if any(path.iterdir()):
-            raise TransferError(f"{path} is not empty: name a directory that does not exist")
+            raise TransferError(f"{path} is not empty; specify a new directory")
     elif path.exists():
-        raise TransferError(f"{path} exists: name another file, or remove it")
+        raise TransferError(f"{path} exists; specify another file, or remove it")
 
 
 @contextmanager
@@ -213,7 +215,7 @@ def reading(path: Path) -> Iterator[Source]:
     read.
     """
     if not path.exists():
-        raise TransferError(f"there is no {path}")
+        raise TransferError(f"{path} does not exist")
     if path.is_dir():
         sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
         yield _source(sizes, lambda name: (path / name).open("rb"))
@@ -249,7 +251,7 @@ def _source(sizes: dict[str, int], open_file: _Open) -> Source:
 def _read(identity: str, names: dict[str, str], sizes: dict[str, int], open_file: _Open) -> Stored | Unusable:
     if "json" not in names or "eml" not in names:
         lacking = "json" if "eml" in names else "eml"
-        return Unusable(identity, f"there is no {identity}.{lacking}")
+        return Unusable(identity, f"{identity}.{lacking} does not exist")
     try:
         with open_file(names["json"]) as file:
             sheet = decode(identity, file.read())
@@ -258,7 +260,8 @@ def _read(identity: str, names: dict[str, str], sizes: dict[str, int], open_file
     message = sheet.message
     if sizes[names["eml"]] != message.size:
         return Unusable(
-            identity, f"{names['eml']} has {sizes[names['eml']]} octets, and its sheet says {message.size}"
+            identity,
+            f"{names['eml']} has {sizes[names['eml']]} bytes, but its .json file records {message.size}",
         )
 
     async def body() -> AsyncIterator[bytes]:

@@ -92,8 +92,7 @@ class Journal:
             run("COMMIT")
         elif found[:2] != (source, target):
             raise TransferError(
-                f"a migration from {found[0]} to {found[1]} is not finished, says {self.path}: finish it"
-                " first"
+                f"a migration from {found[0]} to {found[1]} is not finished ({self.path}); finish it first"
             )
         else:
             run("COMMIT")
@@ -184,11 +183,11 @@ class Journal:
         try:
             yield
         except sqlite3.OperationalError as error:
-            other = "; another `spool migrate` has it"
+            other = "; it is used by another `spool migrate`"
             is_busy = error.sqlite_errorcode == sqlite3.SQLITE_BUSY
             raise TransferError(f"{self.path}: {error}{other if is_busy else ''}") from error
         except (sqlite3.Error, msgspec.MsgspecError) as error:
             raise TransferError(
-                f"{self.path}, which says what was moved before, is damaged: {error}. Without it mail could"
-                " be sent twice: see docs/store/changing-engines.md"
+                f"{self.path}, the journal of moved mail, is damaged: {error}. Without it mail could be "
+                "sent twice; see docs/store/changing-engines.md"
             ) from error

@@ -174,7 +174,7 @@ class Loader:
                 else:
                     await self._write_foreign(writer, item, envelope, deliveries)
         except (HeaderTooLargeError, ValueError, EOFError) as error:
-            why = f"its header is larger than {MAX_HEADER} octets"
+            why = f"its header exceeds {MAX_HEADER} bytes"
             name = item.message.id if item.is_ours else item.key
             return Unusable(name, why if isinstance(error, HeaderTooLargeError) else str(error))
         return None
@@ -186,7 +186,9 @@ class Loader:
         async for piece in body.pieces(item.body()):
             await writer.write(piece)
         if body.reader.has_bare or body.size != message.size:
-            raise ValueError("its body has line ends that are not CRLF, or another size than its sheet says")
+            raise ValueError(
+                "its body contains line ends other than CRLF, or its size differs from the recorded one"
+            )
         await writer.commit(
             deliveries,
             headers=message.headers,

@@ -157,7 +157,7 @@ class Migration:
                 moves.append(Move(message.id, copy))
                 states.append(deliveries)
             else:
-                self._refuse(message.id, "the target has this message already, from elsewhere")
+                self._refuse(message.id, "the target already contains this message from another source")
         self.journal.plan(self.spool, moves)
         return moves, {each.id: each for each in page}, states
 
@@ -182,7 +182,10 @@ class Migration:
                 return identity
             if replace(known.envelope, id=message.id) == message.envelope:
                 return None
-        raise StoreError(f"message {message.id}: the target has {_IDS} other messages in its place")
+        raise StoreError(
+            f"message {message.id}: the target already contains other messages under all {_IDS} ids that "
+            "were tried"
+        )
 
     async def _copy(
         self,
@@ -280,8 +283,8 @@ class Migration:
         await self._discard_copy(move)
         self.journal.copied(self.spool, [replace(move, digest="")])
         return StoreError(
-            f"message {move.id}: its copy in the target is not what the source has, and is discarded; either"
-            " queue was changed meanwhile, or the target loses what it has stored"
+            f"message {move.id}: its copy in the target differs from the source and was removed; one of "
+            "the queues was changed meanwhile, or the target loses data"
         )
 
     async def _remove(self, moves: Sequence[Move], copies: Sequence[_Copy]) -> None:
@@ -343,8 +346,8 @@ class Migration:
                 if asyncio.get_running_loop().time() > deadline:
                     where = "source" if store is self.source else "target"
                     raise StoreError(
-                        f"message {left[0]} stays as it is in the {where}: it was changed by hand, or a"
-                        " relay has it that has to be stopped"
+                        f"message {left[0]} is left in the {where}: it was changed manually, or a relay is "
+                        "still using it; stop that relay"
                     )
                 await asyncio.sleep(_LOOK_EVERY)
             await store.update([key for _, keys in open_ones for key in keys], change)

@@ -41,8 +41,8 @@ class Register:
         except ValueError as error:
             self._file.close()
             raise TransferError(
-                f"{self.path}, which says what was imported before, is damaged: {error}. Mail that has been"
-                " delivered since would be imported again without it; move it away to accept that"
+                f"{self.path}, the log of imported mail, is damaged: {error}. Without it, mail that has "
+                "been delivered since would be imported again; move it away to accept that"
             ) from error
         self._file.truncate(whole)
 

@@ -116,9 +116,9 @@ class LiveStream:
         self._octets += len(line.text) + 1
         self._sessions.add((line.worker, line.session))
         if self._octets > request.octets:
-            return "it has as many octets as were asked for"
+            return "the requested number of bytes was reached"
         return (
-            "as many sessions as were asked for have begun" if len(self._sessions) > request.sessions else ""
+            "the requested number of sessions was reached" if len(self._sessions) > request.sessions else ""
         )
 
 

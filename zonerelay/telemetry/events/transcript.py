@@ -132,7 +132,7 @@ class Transcript:
         if self.stream.why:
             return False
         if not self._sessions:
-            self.stream.close("as many sessions as were asked for have begun")
+            self.stream.close("the requested number of sessions was reached")
             return False
         self._sessions -= 1
         return True
@@ -140,7 +140,7 @@ class Transcript:
     def put(self, line: Line) -> None:
         self._octets -= len(line.text) + 1
         if self._octets < 0:
-            self.stream.close("it has as many octets as were asked for")
+            self.stream.close("the requested number of bytes was reached")
         self.stream.put(line)
 
 
@@ -205,7 +205,7 @@ class Transcripts:
             return None
         self._sessions += 1
         record = Record(self._sessions, side, peer, to, self._clock)
-        record.note("is recorded from here on")
+        record.note("the recording starts here")
         return record
 
 
@@ -232,13 +232,13 @@ class Record:
         self._secret = secret or found is not None
         if found is not None:
             left = len(line) - found.end()
-            said = found[1].decode() + (f" ({left} octets not shown)" if left > 0 else "")
+            said = found[1].decode() + (f" ({left} bytes not shown)" if left > 0 else "")
         elif not secret and re.fullmatch(_COMMAND, line):
             said = _shown(line)
         elif not secret and re.fullmatch(_XCLIENT, line):
             said = _shown(re.sub(_LOGIN, b"(not shown)", line))
         else:
-            said = f"({len(line)} octets not shown)"
+            said = f"({len(line)} bytes not shown)"
         self._put("received" if self._side == "inbound" else "sent", said)
 
     def commands(self, octets: bytes) -> None:
@@ -261,14 +261,14 @@ class Record:
         whole, end, self._part = (self._part + octets).rpartition(b"\n")
         self._part = self._part[:MAX_SHOWN]
         if end and self._in_body:
-            self.note(f"the message as it is sent: {self._body} octets, not shown")
+            self.note(f"the message as sent: {self._body} bytes, not shown")
             self._in_body, self._body = False, 0
         for line in (each.rstrip(b"\r") for each in whole.split(b"\n") if end):
             if self._data and line.startswith(b"354") and self._side == "outbound":
                 self._in_body, self._data = True, False
             said = _shown(line)
             if self._secret and self._side == "outbound":
-                said = f"{line[:3].decode('ascii', 'replace')} ({max(len(line) - 4, 0)} octets not shown)"
+                said = f"{line[:3].decode('ascii', 'replace')} ({max(len(line) - 4, 0)} bytes not shown)"
             elif line.startswith(b"334"):
                 said = "334 (challenge not shown)"
             self._put("sent" if self._side == "inbound" else "received", said)
@@ -289,4 +289,4 @@ class Record:
 
 def _shown(line: bytes) -> str:
     text = printable(line[:MAX_SHOWN].decode("utf-8", "replace"))
-    return text if len(line) <= MAX_SHOWN else f"{text}… ({len(line)} octets)"
+    return text if len(line) <= MAX_SHOWN else f"{text}… ({len(line)} bytes)"

@@ -309,16 +309,16 @@ def load_or_create_key(path: Path) -> bytes:
         return _read_key(path)
     except OSError as error:
         raise RedactKeyError(
-            f"cannot create the log redaction key {path}: {error.strerror}; "
-            "create the directory, or name another file in log.redact_key_file"
+            f"cannot create the log redaction key {path}: {error.strerror}; create the directory, or set "
+            "log.redact_key_file to another file"
         ) from error
 
 
 def _read_key(path: Path) -> bytes:
     if path.stat().st_mode & 0o004:
         raise RedactKeyError(
-            f"the log redaction key {path} can be read by every user, which makes pseudonyms guessable: "
-            "chmod 640 it"
+            f"the log redaction key {path} is readable by all users, who could guess the pseudonyms; run "
+            "chmod 640"
         )
     try:
         key = bytes.fromhex(path.read_text("ascii"))
@@ -329,8 +329,8 @@ def _read_key(path: Path) -> bytes:
         cause = None
     if len(key) < KEY_SIZE:
         raise RedactKeyError(
-            f"the log redaction key {path} is damaged (expected {2 * KEY_SIZE} hexadecimal digits): "
-            "remove it to get a new one; pseudonyms change with it"
+            f"the log redaction key {path} is damaged (expected {2 * KEY_SIZE} hexadecimal digits); remove "
+            "it to create a new one, which changes all pseudonyms"
         ) from cause
     return key
 
@@ -390,8 +390,8 @@ def form_of(
         if clear:
             return Form(pattern=lower)
         raise SearchError(
-            f"{text}: {place} has pseudonyms of whole addresses; no part of one can be searched for. Give"
-            f" a whole address, or a domain as @example.com; {way_out}"
+            f"{text}: {place} contains pseudonyms of complete addresses, so parts of an address cannot be "
+            f"searched for. Specify a complete address, or a domain as @example.com; {way_out}"
         )
     if redactor is None or not lower:
         return Form(frozenset({lower}))

@@ -493,12 +493,12 @@ class ReloadCollector(Collector):
         since, is_good = self._read()
         yield GaugeMetricFamily(
             "zonerelay_config_last_reload_success_timestamp_seconds",
-            "When the configuration in force was taken up, Unix time.",
+            "Unix time at which the active configuration was loaded.",
             since,
         )
         yield GaugeMetricFamily(
             "zonerelay_config_last_reload_successful",
-            "1, or 0 while the configuration on disk was refused.",
+            "1 if the last load of the configuration file succeeded, otherwise 0.",
             float(is_good),
         )
 
@@ -534,8 +534,8 @@ class QueueCollector(Collector):
         oldest = [((each.zone,), each.oldest) for each in counted]
         overdue = [((each.zone,), each.overdue) for each in counted]
         outbound = [((each.zone,), each.connections) for each in queues]
-        counting = "Workers that are still counting what they found in the queue."
-        late = "How long the deferred delivery that was due first has been due."
+        counting = "Workers that are still counting the deliveries in the queue."
+        late = "Seconds that have passed since the earliest deferred delivery became due."
         yield gauge_of(SHARED_QUEUE, "Deliveries in the queue.", numbers, "zone", "state")
         yield gauge_of(
             "zonerelay_queue_oldest_seconds", "Age of the oldest delivery in the queue.", oldest, "zone"

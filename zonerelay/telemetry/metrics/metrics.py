@@ -57,14 +57,14 @@ class LimitMetrics(Subsystem[Mapping[str, tuple[int, int, int]]]):
     def __init__(self) -> None:
         super().__init__()
         self.lost = self.counter(
-            "zonerelay_limits_lost_total", "Times that the authority of shared limits was out of reach."
+            "zonerelay_limits_lost_total", "Number of times that the limit authority became unreachable."
         )
         self.reachable = self.gauge(
-            "zonerelay_limits_reachable", "1 while the authority of shared limits answers, else 0."
+            "zonerelay_limits_reachable", "1 if the limit authority is reachable, otherwise 0."
         )
         self.reachable.value = 1
         self.waits = self.histogram(
-            "zonerelay_limits_wait_seconds", "From wishing for a connection to its grant.", WAIT_BUCKETS
+            "zonerelay_limits_wait_seconds", "Time from requesting a connection to its grant.", WAIT_BUCKETS
         )
 
     def _shown(self, figures: Mapping[str, tuple[int, int, int]]) -> Iterator[Metric]:
@@ -72,7 +72,7 @@ class LimitMetrics(Subsystem[Mapping[str, tuple[int, int, int]]]):
         for zone, given in figures.items():
             for state, number in zip(("held", "used", "wanted"), given, strict=True):
                 numbers[queue_of(zone).label, state] += number
-        text = "Connections that this worker may have of limits it shares, has, and would like."
+        text = "Connections under shared limits, by state: held by this worker, used, or wanted."
         yield gauge_of("zonerelay_limits_places", text, numbers.items(), "zone", "state")
 
 
@@ -92,19 +92,19 @@ class StsCounters(Instruments):
         super().__init__()
         self.look_ups = self.labelled(
             "zonerelay_mta_sts_lookups_total",
-            "MTA-STS policies looked up for a route.",
+            "Lookups of MTA-STS policies for a route, by result.",
             "result",
             declared=LOOK_UPS,
         )
         self.fetches = self.labelled(
             "zonerelay_mta_sts_fetches_total",
-            "MTA-STS policies fetched over HTTPS.",
+            "Fetches of MTA-STS policies over HTTPS, by result.",
             "result",
             declared=FETCHES,
         )
         self.mismatches = self.labelled(
             "zonerelay_mta_sts_mismatches_total",
-            "Routes with MX hosts that the domain's MTA-STS policy does not name.",
+            "Routes with MX hosts that are not in the domain's MTA-STS policy.",
             "mode",
             declared=MISMATCHES,
         )
@@ -118,13 +118,15 @@ class NameServerMetrics(Instruments):
         super().__init__()
         self.look_ups = self.labelled(
             "zonerelay_dns_lookups_total",
-            "Questions to name servers, by what came of them.",
+            "Queries to name servers, by result.",
             "result",
             declared=DNS_RESULTS,
         )
-        self.lost = self.counter("zonerelay_name_servers_lost_total", "Times that no name server answered.")
+        self.lost = self.counter(
+            "zonerelay_name_servers_lost_total", "Number of times that no name server responded."
+        )
         self.reachable = self.gauge(
-            "zonerelay_name_servers_reachable", "1 while name servers answer, else 0."
+            "zonerelay_name_servers_reachable", "1 if name servers respond, otherwise 0."
         )
         self.reachable.value = 1
 
@@ -153,7 +155,10 @@ class OutboxMetrics(Subsystem[OutboxFigures]):
     def __init__(self) -> None:
         super().__init__()
         self._finished = self.labelled(
-            "zonerelay_outbox_finished_total", "Rows that this relay has let go of.", "status", declared=ENDS
+            "zonerelay_outbox_finished_total",
+            "Outbox rows released by this relay, by reason.",
+            "status",
+            declared=ENDS,
         )
 
     def finished(self, status: str) -> None:
@@ -162,16 +167,20 @@ class OutboxMetrics(Subsystem[OutboxFigures]):
 
     def _shown(self, figures: OutboxFigures) -> Iterator[Metric]:
         rows = [((status,), figures.rows.get(status, 0)) for status in STATUSES]
-        yield gauge_of("zonerelay_outbox_rows", "Rows of the outbox.", rows, "status")
-        yield CounterMetricFamily("zonerelay_outbox_claims_total", "Rows claimed here.", figures.claims)
+        yield gauge_of("zonerelay_outbox_rows", "Rows in the outbox.", rows, "status")
         yield CounterMetricFamily(
-            "zonerelay_outbox_reaped_total", "Rows of dead relays given back to the queue.", figures.reaped
+            "zonerelay_outbox_claims_total", "Outbox rows claimed by this relay.", figures.claims
+        )
+        yield CounterMetricFamily(
+            "zonerelay_outbox_reaped_total",
+            "Outbox rows of dead relays returned to the queue.",
+            figures.reaped,
         )
         yield GaugeMetricFamily(
-            "zonerelay_outbox_lag_seconds", "How long the first row that is due has waited.", figures.lag
+            "zonerelay_outbox_lag_seconds", "Age of the oldest outbox row that is due.", figures.lag
         )
         yield GaugeMetricFamily(
-            "zonerelay_outbox_up", "1 while the database can be used.", float(figures.usable)
+            "zonerelay_outbox_up", "1 if the outbox's database is usable, otherwise 0.", float(figures.usable)
         )
 
 
@@ -186,7 +195,7 @@ class SmarthostMetrics(Subsystem[Iterable[tuple[str, str, bool]]]):
     def __init__(self) -> None:
         super().__init__()
         self.logins = self.labelled(
-            "zonerelay_smarthost_logins_total", "Log-ins at smarthosts.", "zone", "result"
+            "zonerelay_smarthost_logins_total", "Logins at smarthosts.", "zone", "result"
         )
 
     def _shown(self, figures: Iterable[tuple[str, str, bool]]) -> Iterator[Metric]:
@@ -202,14 +211,14 @@ class WebhookMetrics(Subsystem[Mapping[str, int]]):
         super().__init__()
         self.results = self.labelled(
             "zonerelay_webhook_events_total",
-            "Events that a webhook has taken, posts that failed, events that were lost.",
+            "Webhook events by result: accepted by the endpoint, failed posts, and lost events.",
             "webhook",
             "result",
         )
 
     def _shown(self, figures: Mapping[str, int]) -> Iterator[Metric]:
         waiting = [((webhook,), count) for webhook, count in figures.items()]
-        yield gauge_of("zonerelay_webhook_queued", "Events that wait for a webhook.", waiting, "webhook")
+        yield gauge_of("zonerelay_webhook_queued", "Events queued for a webhook.", waiting, "webhook")
 
 
 SITES = {
@@ -316,11 +325,14 @@ class Metrics:
             "zonerelay_inbound_refused_total", "Connections and commands rejected.", "reason"
         )
         self.quota_refused = made.labelled(
-            "zonerelay_quota_refused_total", "Mail of users beyond a quota.", "quota", declared=QUOTAS
+            "zonerelay_quota_refused_total",
+            "Mail rejected because of a user's quota.",
+            "quota",
+            declared=QUOTAS,
         )
         self.logins = made.labelled(
             "zonerelay_inbound_logins_total",
-            "Answers to AUTH with credentials.",
+            "Replies to AUTH commands.",
             "result",
             declared=LOGIN_RESULTS,
         )
@@ -329,29 +341,33 @@ class Metrics:
         )
         self.no_dsn = made.labelled(
             "zonerelay_dsn_withheld_total",
-            "Results of which no sender is told.",
+            "Final outcomes that are not reported to any sender.",
             "reason",
             declared=NO_DSN_REASONS,
         )
         self.history_dropped = made.counter(
-            "zonerelay_history_dropped_total", "Events that are not in the history."
+            "zonerelay_history_dropped_total", "Events missing from the history."
         )
         self.dkim = made.labelled(
             "zonerelay_dkim_signatures_total",
-            "Messages for zones that sign.",
+            "Messages sent through zones that sign, by result.",
             "result",
             declared=DKIM_RESULTS,
         )
         self._declared: set[str] = set()
         self._suspended = made.labelled(
-            "zonerelay_destinations_suspended_total", "Times a destination was suspended.", "zone"
+            "zonerelay_destinations_suspended_total",
+            "Number of times that a destination was suspended.",
+            "zone",
         )
         self.source_refusals = made.labelled(
-            "zonerelay_source_refusals_total", "Replies that refuse a source for its reputation.", "source"
+            "zonerelay_source_refusals_total",
+            "Replies that reject a source because of its reputation.",
+            "source",
         )
         self.errors = made.labelled(
             "zonerelay_trouble_total",
-            "Unexpected errors, by the place that met them.",
+            "Unexpected errors by location.",
             "where",
             declared=TROUBLES,
         )
@@ -359,37 +375,37 @@ class Metrics:
             "zonerelay_deliveries_total", "Results of delivery attempts.", "zone", "outcome"
         )
         self._seconds = made.histogram(
-            "zonerelay_delivery_seconds", "From acceptance to delivery.", DELIVERY_BUCKETS
+            "zonerelay_delivery_seconds", "Time from acceptance to delivery.", DELIVERY_BUCKETS
         )
         self.commits = made.histogram(
-            "zonerelay_store_commit_seconds", "Durable writes of the store.", COMMIT_BUCKETS
+            "zonerelay_store_commit_seconds", "Duration of durable writes to the spool.", COMMIT_BUCKETS
         )
         self.damage = made.counter(
-            "zonerelay_store_damage_total", "Kinds of damage that the store has met since the start."
+            "zonerelay_store_damage_total", "Kinds of spool damage found since the start."
         )
         lag = made.histogram(
             "zonerelay_loop_lag_seconds",
-            "How much later than asked the event loop calls a timer.",
+            "Delay of event loop timers.",
             LAG_BUCKETS,
         )
         self.last_delivered = made.gauge(
             "zonerelay_last_delivered_timestamp_seconds",
-            "When a delivery was last delivered, Unix time; 0 before the first.",
+            "Unix time of the most recent delivery; 0 before the first.",
         )
-        self.inbound = made.gauge("zonerelay_inbound_connections", "Open connections of clients.")
+        self.inbound = made.gauge("zonerelay_inbound_connections", "Open connections from clients.")
         self.policy_failures = made.labelled(
-            "zonerelay_policy_failures_total", "Policies that gave no usable answer.", "event", "kind"
+            "zonerelay_policy_failures_total", "Policy calls without a usable result.", "event", "kind"
         )
-        self.policy = made.histogram("zonerelay_policy_seconds", "Answers of policies.", POLICY_BUCKETS)
+        self.policy = made.histogram("zonerelay_policy_seconds", "Duration of policy calls.", POLICY_BUCKETS)
         self.tls_sessions = made.labelled(
             "zonerelay_inbound_tls_sessions_total",
-            "TLS handshakes with clients completed.",
+            "Completed TLS handshakes with clients.",
             "version",
             declared=TLS_VERSIONS,
         )
         self._outbound_tls = made.labelled(
             "zonerelay_outbound_tls_sessions_total",
-            "Connections to peers that were to be encrypted.",
+            "Outbound connections for which TLS was attempted.",
             "zone",
             "level",
             "result",
@@ -406,13 +422,13 @@ class Metrics:
         self.replies = ReplyMetrics()
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        Info("zonerelay", "This relay.", registry=registry).info({"version": __version__})
+        Info("zonerelay", "The version of this relay.", registry=registry).info({"version": __version__})
         parts = (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox, self.replies)
         for each in (*parts, self.webhooks):
             registry.register(each)
         self._gauge(
             "zonerelay_loop_lag_longest_seconds",
-            "The longest such lag of the last one to two minutes.",
+            "Longest event loop delay of the last one to two minutes.",
             lambda: [((), self.loop_lag.longest)],
         )
         registry.register(made)
@@ -475,7 +491,7 @@ class Metrics:
         """Attach the reader: `read` yields the users with quotas, and the usage of the quota that is used
         most.
         """
-        text = "Of the quotas of a user who has sent lately, the part of the most used one that is used."
+        text = "Used fraction of the most used quota of each user who has sent recently."
         self._gauge("zonerelay_user_quota_used_ratio", text, read, "user")
 
     def attach_certificates(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
@@ -491,7 +507,7 @@ class Metrics:
 
         self._gauge(
             "zonerelay_certificate_expiry_timestamp_seconds",
-            "When a listener's certificate expires, Unix time.",
+            "Unix time at which a listener's certificate expires.",
             first,
             "name",
         )
@@ -502,12 +518,12 @@ class Metrics:
         """
         self._gauge(
             "zonerelay_orders_without_end",
-            "Orders of operators in force until they are resumed.",
+            "Active suspensions and hold rules without an end.",
             lambda: (((), endless()),),
         )
         self._gauge(
             "zonerelay_orders",
-            "Orders of operators in force, by their effect.",
+            "Active suspensions and hold rules, by effect.",
             lambda: (((effect,), count) for effect, count in read().items()),
             "effect",
         )
@@ -516,7 +532,7 @@ class Metrics:
         """Attach the reader: `read` returns the number of destinations at which each source is not used."""
         self._gauge(
             "zonerelay_source_penalties",
-            "Destinations at which a source is passed over for its reputation.",
+            "Destinations at which a source is not used because of its reputation.",
             lambda: (((source,), count) for source, count in read().items()),
             "source",
         )
@@ -527,7 +543,7 @@ class Metrics:
         """
         self._gauge(
             "zonerelay_store_usable",
-            "1 while the worker's spool takes mail, else 0.",
+            "1 if the worker's spool accepts mail, otherwise 0.",
             lambda: [((str(worker),), float(unhealthy() is None))],
             "worker",
         )
@@ -541,10 +557,10 @@ class Metrics:
             octets = read()
             return () if octets is None else [((str(worker),), octets)]
 
-        self._gauge("zonerelay_spool_free_bytes", "Space that is free for the spool.", free, "worker")
+        self._gauge("zonerelay_spool_free_bytes", "Free space on the disk of the spool.", free, "worker")
         self._gauge(
             "zonerelay_spool_min_free_bytes",
-            "Free space below which no new mail is taken.",
+            "Free space below which no new mail is accepted.",
             lambda: [((str(worker),), guard)],
             "worker",
         )
@@ -557,14 +573,14 @@ class Metrics:
         def of(place: int) -> Callable[[], Readings]:
             return lambda: [] if (found := read()) is None else [((), found[place])]
 
-        self._gauge("zonerelay_captured_messages", "Captured mail that is kept.", of(0))
-        self._gauge("zonerelay_captured_bytes", "What captured mail takes on disk.", of(1))
+        self._gauge("zonerelay_captured_messages", "Stored captured messages.", of(0))
+        self._gauge("zonerelay_captured_bytes", "Disk space used by captured mail.", of(1))
 
     def attach_destinations(self, read: Callable[[], Readings]) -> None:
         """Attach the reader: `read` returns the number of known destinations by zone and state."""
         self._gauge(
             "zonerelay_destinations",
-            "Destinations with mail or with trouble, by whether they are suspended now.",
+            "Known destinations with mail or failures, by whether they are suspended.",
             read,
             "zone",
             "state",
@@ -581,7 +597,7 @@ class Metrics:
         self.attach(
             ReadCounter(
                 "zonerelay_restrained_seconds_total",
-                "Seconds in which backlog and deferred mail left at a limited rate, for new mail.",
+                "Time during which backlog and deferred mail was throttled in favour of new mail.",
                 lambda: [((), read())],
             )
         )
@@ -589,7 +605,7 @@ class Metrics:
     def attach_inbound_memory(self, read: Callable[[], int]) -> None:
         """Attach the reader: `read` returns how many bytes all client connections use."""
         self._gauge(
-            "zonerelay_inbound_memory_bytes", "Memory that client connections hold.", lambda: [((), read())]
+            "zonerelay_inbound_memory_bytes", "Memory used by client connections.", lambda: [((), read())]
         )
 
     def families(self) -> tuple[Family, ...]:

@@ -33,8 +33,8 @@ def reading(system: str, place: str, now: float) -> AbstractAsyncContextManager[
         if error.name is None or error.name.partition(".")[0] != "redis":
             raise
         raise TransferError(
-            "a Redis server is read with the Python package redis-py; in zonerelay's source, with the relay's"
-            " own pip: pip install -r locks/redis.lock"
+            "reading from Redis requires the Python package redis-py; in zonerelay's source directory, "
+            "with the relay's own pip, run: pip install -r locks/redis.lock"
         ) from error
     opened: AbstractAsyncContextManager[Source] = found(place, now)
     return opened

@@ -51,7 +51,7 @@ def parse_head(raw: bytes) -> Head:
     lines.next()  # the user who submitted the message
     sender = lines.next()
     if not (sender.startswith("<") and sender.endswith(">")):
-        raise ValueError("its third line is no sender")
+        raise ValueError("its third line is not a sender")
     head.sender = sender[1:-1]
     head.created = float(lines.next().split(" ")[0])
     line = lines.next()
@@ -78,7 +78,7 @@ class _Lines:
     def next(self) -> str:
         end = self._raw.find(b"\n", self._at)
         if end < 0:
-            raise ValueError("it ends in the middle")
+            raise ValueError("it is truncated")
         line = self._raw[self._at : end]
         self._at = end + 1
         return line.decode("utf-8", "surrogateescape")
@@ -146,7 +146,7 @@ def _header(raw: bytes) -> bytes:
             kept.append(raw[match.end() : end])
         at = end
     if at != len(raw):
-        raise ValueError("its header ends in the middle")
+        raise ValueError("its header is truncated")
     return b"".join(kept)
 
 
@@ -173,7 +173,9 @@ async def reading_exim(place: str, now: float) -> AsyncIterator[Source]:
     """
     spool = Path(place)
     if not (spool / "input").is_dir():
-        raise TransferError(f"{spool} has no directory input: name Exim's spool, /var/spool/exim4")
+        raise TransferError(
+            f"{spool} has no subdirectory input; specify Exim's spool, such as /var/spool/exim4"
+        )
     for process in _processes():
         raise TransferError(f"Exim is running as process {process}; stop it first")
     heads = sorted((spool / "input").rglob("*-H"), key=lambda path: path.name)
@@ -217,7 +219,7 @@ def _message(identity: str, path: Path, spool: Path) -> Foreign:
     deferrals = parse_log(logs.read_text("utf-8", "surrogateescape")) if logs.exists() else {}
     data = path.with_name(f"{identity}-D")
     if not data.exists():
-        raise ValueError("there is no -D file")
+        raise ValueError("its -D file is missing")
     options = head.options
 
     async def body() -> AsyncIterator[bytes]:
@@ -228,7 +230,7 @@ def _message(identity: str, path: Path, spool: Path) -> Foreign:
             except BlockingIOError:
                 raise ValueError("Exim is delivering it") from None
             if file.readline() != f"{identity}-D\n".encode("ascii"):
-                raise ValueError("its -D file is another message's")
+                raise ValueError("its -D file belongs to another message")
             while piece := file.read(_PIECE):
                 yield piece
 

@@ -64,7 +64,7 @@ def adopted(foreign: Foreign, now: float) -> Iterator[Stored | Unusable]:
     try:
         sender = _mailbox(foreign.sender, reverse_path)
     except CommandError as error:
-        yield Unusable(foreign.key, f"its sender {foreign.sender!r} is no address: {error.reply.text}")
+        yield Unusable(foreign.key, f"its sender {foreign.sender!r} is not an address: {error.reply.text}")
         return
     created = min(foreign.created, now) if foreign.created > 0 else now
     deliveries: dict[Mailbox, Delivery] = {}
@@ -72,7 +72,9 @@ def adopted(foreign: Foreign, now: float) -> Iterator[Stored | Unusable]:
         try:
             address = _mailbox(each.address, forward_path)
         except CommandError as error:
-            yield Unusable(foreign.key, f"its recipient {each.address!r} is no address: {error.reply.text}")
+            yield Unusable(
+                foreign.key, f"its recipient {each.address!r} is not an address: {error.reply.text}"
+            )
             continue
         deliveries[address] = Delivery(
             queue=NO_QUEUE,

@@ -66,7 +66,7 @@ class _Reader(pickle._Unpickler):
             return set
         if name in _NAMES.get(module, ()) or (module in _WHOLE_MODULES and name.isidentifier()):
             return Inert
-        raise PickleError(f"it names {module}.{name}, which no queue of python-slimta has")
+        raise PickleError(f"it contains {module}.{name}, which no python-slimta queue uses")
 
 
 def load(raw: bytes) -> object:
@@ -79,7 +79,7 @@ def load(raw: bytes) -> object:
     except PickleError:
         raise
     except Exception as error:  # a broken pickle may raise any exception
-        raise PickleError(f"it is no whole pickle: {type(error).__name__}") from error
+        raise PickleError(f"the pickle is truncated or invalid: {type(error).__name__}") from error
 
 
 def octets(text: object) -> bytes:
@@ -88,7 +88,7 @@ def octets(text: object) -> bytes:
         return text
     if isinstance(text, str):
         return text.encode("utf-8", "surrogateescape")
-    raise PickleError("it has something else where a text belongs")
+    raise PickleError("it contains another type where a text is expected")
 
 
 def header(message: object) -> bytes:
@@ -101,7 +101,7 @@ def header(message: object) -> bytes:
     lines = []
     for field in fields:
         if not (isinstance(field, tuple) and len(field) == 2):
-            raise PickleError("it has a header field that is none")
+            raise PickleError("it contains an invalid header field")
         name, value = field
         if isinstance(value, Inert) and len(value.arguments) > 2:
             value = value.arguments[2]  # the form in which email pickles a field that a program has set

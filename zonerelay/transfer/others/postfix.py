@@ -127,7 +127,9 @@ class _Tools:
 
     def __init__(self, config: Path) -> None:
         if not (config / "main.cf").is_file():
-            raise TransferError(f"{config} has no main.cf: name the directory that has it, /etc/postfix")
+            raise TransferError(
+                f"{config} has no main.cf; specify Postfix's configuration directory, such as /etc/postfix"
+            )
         self._config = str(config)
         self._path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
         self._environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
@@ -135,7 +137,7 @@ class _Tools:
     async def begin(self, program: str, *words: str) -> asyncio.subprocess.Process:
         found = shutil.which(program, path=self._path)
         if found is None:
-            raise TransferError(f"there is no {program} here: Postfix's own tools read its queue")
+            raise TransferError(f"{program} was not found; reading the queue requires Postfix's own tools")
         return await asyncio.create_subprocess_exec(
             found,
             "-c",
@@ -160,7 +162,7 @@ def _stopped(queue: Path) -> Iterator[None]:
     """Hold the lock of Postfix's master."""
     path = queue / "pid" / "master.pid"
     if not queue.is_dir():
-        raise TransferError(f"there is no queue of Postfix in {queue}")
+        raise TransferError(f"{queue} is not a Postfix queue")
     if not path.exists():
         yield  # Postfix has never run here
         return
@@ -201,7 +203,9 @@ async def _message(
 ) -> Sequence[Stored | Unusable]:
     identity = file.path.name
     if file.queue == "maildrop":
-        return [Unusable(identity, "it waits in maildrop, before cleanup: start Postfix for a moment")]
+        return [
+            Unusable(identity, "it is in maildrop and has not been through cleanup; start Postfix briefly")
+        ]
     if not file.is_whole:
         return []  # its client was never notified that the message was accepted
     try:

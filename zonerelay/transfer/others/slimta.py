@@ -41,7 +41,8 @@ async def reading_slimta_redis(place: str, now: float) -> AsyncIterator[Source]:
         for client in await redis.clients({redis.first}):
             if client["cmd"] in ("blpop", "brpop"):
                 raise TransferError(
-                    f"python-slimta is running: the client {client['addr']} of {redis.url} waits; stop it"
+                    f"python-slimta is running: client {client['addr']} of {redis.url} is waiting for "
+                    "mail; stop it"
                 )
         keys = sorted([key async for key in redis.keys(prefix) if await redis.is_hash(key)])
         sizes = [await redis.number("HSTRLEN", key, "envelope") for key in keys]
@@ -66,9 +67,9 @@ async def reading_slimta_disk(place: str, now: float) -> AsyncIterator[Source]:
     envelopes, metas = Path(first), Path(second or first)
     for directory in (envelopes, metas):
         if not directory.is_dir():
-            raise TransferError(f"there is no directory {directory}")
+            raise TransferError(f"the directory {directory} does not exist")
     for process in _users():
-        raise TransferError(f"process {process} has {LIBRARY} loaded, as python-slimta: stop it")
+        raise TransferError(f"process {process} has loaded {LIBRARY}, like python-slimta; stop it")
     files = sorted(path for path in envelopes.iterdir() if path.suffix == ".env")
 
     async def read() -> AsyncIterator[Stored | Unusable]:
@@ -129,11 +130,11 @@ def _foreign(identity: str, raw: bytes, attempts: int, due: float, delivered: ob
     """Read an envelope. Raise PickleError if it is not valid."""
     envelope = pickles.load(raw)
     if not isinstance(envelope, Inert):
-        raise PickleError("it is no envelope")
+        raise PickleError("it is not an envelope")
     facts = envelope.state
     recipients = facts.get("recipients")
     if not (isinstance(recipients, list) and isinstance(delivered, list | set | tuple)):
-        raise PickleError("its recipients are no list")
+        raise PickleError("its recipients are not a list")
     content = (pickles.header(facts.get("headers")), pickles.octets(facts.get("message") or b""))
 
     async def body() -> AsyncIterator[bytes]:

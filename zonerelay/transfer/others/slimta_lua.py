@@ -25,14 +25,14 @@ async def reading_slimta_lua(place: str, now: float) -> AsyncIterator[Source]:
         ids, metas, contents, locks = (redis.first + number for number in range(4))
         for client in await redis.clients({ids, metas, contents, locks}):
             raise TransferError(
-                f"slimta-lua is running: the client {client['addr']} of {redis.url} uses database"
-                f" {client['db']}; stop it"
+                f"slimta-lua is running: client {client['addr']} of {redis.url} uses "
+                f"database {client['db']}; stop it"
             )
         await redis.select(locks)
         if locked := await redis.number("DBSIZE"):
             raise TransferError(
-                f"slimta-lua delivers {locked} messages at this moment: stop it, and wait until its locks in"
-                f" database {locks} have expired"
+                f"slimta-lua is delivering {locked} messages; stop it, and wait until its locks in "
+                f"database {locks} have expired"
             )
         await redis.select(ids)
         flat = await redis.texts("ZRANGE", "retry_queue", 0, -1, "WITHSCORES")
@@ -51,7 +51,7 @@ async def reading_slimta_lua(place: str, now: float) -> AsyncIterator[Source]:
                 if octets is None and not flat:
                     continue  # an id that was reserved for a message that was never stored
                 if octets is None or not flat:
-                    yield Unusable(identity, "half of it is missing in the databases")
+                    yield Unusable(identity, "some of its records are missing in the databases")
                     continue
                 meta = dict(zip(flat[::2], flat[1::2], strict=True))
                 for item in adopted(_foreign(identity, meta, octets, due.get(name, 0.0)), now):

@@ -81,11 +81,11 @@ async def reading_zonemta(place: str, now: float) -> AsyncIterator[Source]:
     path = Path(place)
     if any(path.glob("sst_*")):
         raise TransferError(
-            f"{path} is a database of Basho's fork of LevelDB (leveldown-basho-andris), which it alone reads:"
-            " let ZoneMTA itself send what is in it"
+            f"{path} is a database of Basho's fork of LevelDB (leveldown-basho-andris), which only that "
+            "fork can read; let ZoneMTA send the mail in it"
         )
     if not (path / "CURRENT").is_file():
-        raise TransferError(f"{path} is no LevelDB: name the directory that ZoneMTA's queue.db says")
+        raise TransferError(f"{path} is not a LevelDB database; specify the directory of ZoneMTA's queue.db")
     with _locked(path), _snapshot(path) as copy:
         try:
             database = plyvel.DB(str(copy), create_if_missing=False, paranoid_checks=True)
@@ -165,7 +165,7 @@ def _message(database: plyvel.DB, identity: bytes) -> Foreign:
     name = b"message " + identity
     mark, meta = database.get(name + b" #"), database.get(name + b" *")
     if mark is None or meta is None:
-        raise ValueError("its message is not there")
+        raise ValueError("its message is missing")
     try:
         mail = msgspec.json.decode(meta, type=_Mail, strict=False)
         created = msgspec.json.decode(mark, type=_Mark).created
@@ -174,7 +174,7 @@ def _message(database: plyvel.DB, identity: bytes) -> Foreign:
             for _, raw in _rows(database, b"ref %b " % identity, b"ref %b!" % identity)
         ]
     except msgspec.MsgspecError as error:
-        raise ValueError(f"its records are not ZoneMTA's: {error}") from error
+        raise ValueError(f"its records were not written by ZoneMTA: {error}") from error
     header = "".join(f"{each.line}\r\n" for each in mail.headers).encode("latin-1", "replace") + b"\r\n"
 
     async def body() -> AsyncIterator[bytes]:
