@@ -124,7 +124,7 @@ async def test_what_became_of_mail_is_found_by_all_that_is_known_of_it(
             nothing = zonerelay(relay, "log", "find", "carol@example.com")
             assert (nothing.status, nothing.out) == (1, "")
             assert "Nothing is found in the history of worker 0" in nothing.err
-            assert "nothing is kept of that time" in nothing.err
+            assert "no events of that time" in nothing.err
 
             line = zonerelay(relay, "log", "show", bounced["message_id"])
             events = sorted(each.split("  ")[1] for each in line.out.splitlines()[1:])
@@ -295,13 +295,13 @@ async def test_kill_9_costs_a_second_at_most_and_is_admitted(
             zonerelay.found(relay, "carol@example.com", "--outcome", "delivered")
             assert zonerelay.found(relay, "bob@example.com", "--outcome", "delivered")
             nothing = zonerelay(relay, "log", "find", "dave@example.com")
-            assert "ended without stopping" in nothing.err
+            assert "ended without a shutdown" in nothing.err
             assert relay.terminate() == 0
             relay.start()
             submit(relay, "erin@example.com")
             zonerelay.found(relay, "erin@example.com", "--outcome", "delivered")
             gaps = zonerelay(relay, "log", "find", "--json", "dave@example.com").of("gap")
-            assert sum("without stopping" in gap["why"] for gap in gaps) == 1, (
+            assert sum("ended without a shutdown" in gap["why"] for gap in gaps) == 1, (
                 "a relay that stops leaves no gap"
             )
 
@@ -327,7 +327,7 @@ async def test_a_damaged_file_is_set_aside_and_mail_goes_on(
             assert "cannot be read" in relay.events("history-broken")[0]["problem"]
             nothing = zonerelay(relay, "log", "find", "bob@example.com")
             assert nothing.status == 1
-            assert "it is now 00.db.aside" in nothing.err
+            assert "renamed to 00.db.aside" in nothing.err
 
     await off_loop(story)
 
@@ -473,7 +473,7 @@ async def test_switched_off_there_is_no_file_and_the_time_is_a_gap(
             submit(relay, "dave@example.com")
             zonerelay.found(relay, "dave@example.com", "--outcome", "delivered")
             ran = zonerelay(relay, "log", "find", "carol@example.com")
-            assert "the history was off" in ran.err
+            assert "the history was disabled" in ran.err
             assert "still is" not in ran.err
 
     await off_loop(story)

@@ -90,7 +90,7 @@ async def _hang(relay: RelayProcess) -> None:
     assert len(client.acknowledged) == 3
     await AT_ONCE(relay.wait_for, lambda: relay.events("worker-ended")[-1]["pid"] == hung, what="its end")
     why = relay.events("worker-ended")[-1]["why"]
-    assert "no sign of life" in why
+    assert "no heartbeat" in why
     assert "SIGKILL" in why
     await AT_ONCE(until_running, relay)
     assert await AT_ONCE(pid_of, relay, 0) != hung

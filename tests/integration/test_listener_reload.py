@@ -286,7 +286,7 @@ async def test_access_rules_that_cannot_be_used_refuse_the_reload(tmp_path: Path
         async with session(first.address) as client:
             assert await client.rcpt("someone@example.com") == 550
         (problem,) = await problems(tmp_path)
-        assert problem.endswith('the old one stays in force: "-x-" cannot be matched: not a domain name')
+        assert problem.endswith('stays active: "-x-" cannot be matched: not a domain name')
         assert running.log.named("reload-refused")
 
 

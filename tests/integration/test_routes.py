@@ -112,8 +112,8 @@ async def test_routes_change_live_and_wrong_ones_leave_those_that_were(tmp_path:
         assert await zones_of(running) == {"a@example.com": "default", "b@example.com": "bulk"}
         await running.worker.reload(replace(start, route=(bulk(recipient=("c@-x-",)),)))
         assert running.worker.problems == (
-            "the configuration on disk is wrong, the old one stays in force:"
-            ' route[0]: "-x-" cannot be matched: not a domain name',
+            "the configuration file is invalid, so the previous configuration "
+            'stays active: route[0]: "-x-" cannot be matched: not a domain name',
         )
         await running.send("a@example.org", ["<b@EXAMPLE.com>"], MESSAGE)
         assert (await zones_of(running))["b@EXAMPLE.com"] == "bulk"

@@ -119,7 +119,7 @@ async def test_a_disk_queue_in_use_is_refused(tmp_path: Path, monkeypatch: pytes
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
         assert user.stdout is not None
         user.stdout.readline()
-        with pytest.raises(TransferError, match=f"process {user.pid} has {name} loaded"):
+        with pytest.raises(TransferError, match=f"process {user.pid} has loaded {name}"):
             async with reading("slimta-disk", str(tmp_path), 0.0):
                 pass
         user.kill()

@@ -21,7 +21,7 @@ async def test_failed_smtp_call_updates_next_retry(bed: OutboxBed, sink: Sink) -
             found = await bed.until(running, row, "queued")
             assert found["attempts"] == attempts
             assert 60 * attempts**2 - 5 < bed.retry_in(row) <= 60 * attempts**2
-            assert "451 4.0.0 as the address asks" in str(found["error_log"])
+            assert "451 4.0.0 as requested by the address" in str(found["error_log"])
             if attempts < 3:
                 bed.psql("UPDATE outbound_messages SET next_retry_at = NULL")
         bed.psql(

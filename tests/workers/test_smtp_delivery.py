@@ -123,7 +123,7 @@ async def test_who_has_a_message_is_not_sent_it_again(bed: OutboxBed, sink: Sink
     ]
     assert {message.body for message in sink.messages} == {sink.messages[0].body}
     assert str(found["error_log"]).count("\n") == 0
-    assert "550 5.0.0 as the address asks" in str(found["error_log"])
+    assert "550 5.0.0 as requested by the address" in str(found["error_log"])
 
 
 async def test_wrong_rows_fail_at_once_and_hinder_nobody(bed: OutboxBed, sink: Sink) -> None:

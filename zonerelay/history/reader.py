@@ -394,7 +394,7 @@ class Histories:
         run = database.execute("SELECT min(began) FROM run").fetchone()[0]
         first = min((each for each in (run, oldest and oldest[0]) if each is not None), default=None)
         if first is not None and since < first:
-            yield Gap(worker=worker, ended=first, why="nothing is kept of that time")
+            yield Gap(worker=worker, ended=first, why="no events of that time are stored")
         for start, end, why in database.execute(
             "SELECT began, ended, why FROM gap WHERE ended >= ? AND began <= ? ORDER BY began", (since, until)
         ):
@@ -405,7 +405,7 @@ class Histories:
             (since, until),
         ):
             if key not in (CLEAR, mine):
-                why = "addresses were hashed with another key: they are not found by address"
+                why = "addresses were hashed with another key and cannot be found by address"
                 yield Gap(worker=worker, began=start, ended=end, why=why, unsearchable=True)
         off = off_mark(self.directory / f"{worker:02d}.db")
         if off.exists() and off.stat().st_mtime <= until:
@@ -572,7 +572,7 @@ def _description(record: Record, users: Mapping[str, str]) -> str:
             found = [
                 f"from {text('sender')}",
                 f"to {text('recipients')}: {text('to')}",
-                f"{text('size')} octets",
+                f"{text('size')} bytes",
                 f"Message-ID {text('message-id')}" if text("message-id") else "",
                 f"by client {text('client')} ({text('helo')})",
                 f"as user {users.get(text('user'), text('user'))}" if text("user") else "",
@@ -589,15 +589,17 @@ def _description(record: Record, users: Mapping[str, str]) -> str:
         case "dsn":
             found = [f"{text('kind')}: message {text('id')} about {text('about')}"]
         case "no-dsn":
-            found = [f"no report: {text('reason')}"]
+            found = [f"no DSN: {text('reason')}"]
         case "reply-lost":
-            found = ["the client left before it had our 250: it may send the message again"]
+            found = ["the client disconnected before it received the 250; it may send the message again"]
         case "held":
-            found = [f"for order {text('order')} of an operator"]
+            found = [f"because of the suspension or hold rule {text('order')}"]
         case "repeated":
-            found = ["sent again with its idempotency key: it was answered and not stored a second time"]
+            found = [
+                "the message was submitted again with its idempotency key and was not stored a second time"
+            ]
         case "dropped":
-            found = ["by an operator, without a report"]
+            found = ["by an operator, without a DSN"]
         case _:
             host = " ".join(filter(None, [text("host"), f"[{text('peer')}]" if text("peer") else ""]))
             found = [

@@ -51,8 +51,8 @@ PATIENCE = 3.0
 """Seconds for which a question waits for the last events."""
 MARGIN = 1.25
 
-CRASHED = "the relay ended without stopping: up to a second before that may be missing"
-WAS_OFF = "the history was off"
+CRASHED = "the relay ended without a shutdown; events of the last second may be missing"
+WAS_OFF = "the history was disabled"
 
 
 class Dropped(Protocol):
@@ -186,11 +186,11 @@ class History:
         try:
             self._check_space()
             if self._database.is_gone:
-                self._broken(f"{self.file} has been removed or replaced: a new one is begun")
+                self._broken(f"{self.file} was removed or replaced; a new file is created")
             self._commit(self._database.opened(), events, lost)
         except (sqlite3.OperationalError, OSError) as error:
             self._note_lost(lost)
-            self._fail(f"{self.file} is not written: {in_words(error)}")
+            self._fail(f"{self.file} cannot be written: {in_words(error)}")
             return
         except sqlite3.DatabaseError as error:
             self._note_lost(lost)
@@ -256,7 +256,7 @@ class History:
         place = self.file.parent if self.file.parent.exists() else self.file.parent.parent
         found = os.statvfs(place)
         if found.f_bavail * found.f_frsize < self.guard * MARGIN:
-            raise OSError("the disk is nearly full, and mail needs what is left")
+            raise OSError("the disk is nearly full, and the remaining space is reserved for mail")
 
     def _fail(self, problem: str) -> None:
         if problem != self.problem:
@@ -273,12 +273,15 @@ class History:
             for end in ("-wal", "-shm"):
                 self.file.with_name(self.file.name + end).unlink(missing_ok=True)
             database = self._database.opened()
-            why = f"what the file had cannot be read ({error}); it is now {aside.name}"
+            why = f"the previous file cannot be read ({error}); it was renamed to {aside.name}"
             database.execute("INSERT INTO gap VALUES (?, ?, ?)", (0.0, self._now(), why))
         except Exception as another:  # noqa: BLE001 - tried again
-            self._fail(f"{self.file} cannot be read ({error}), nor be set aside: {another}")
+            self._fail(f"{self.file} cannot be read ({error}) or renamed: {another}")
             return
-        self._broken(f"{self.file} cannot be read ({error}): it is now {aside.name}, and a new one is begun")
+        self._broken(
+            f"{self.file} cannot be read ({error}); it was renamed to {aside.name}, and a new file is "
+            "created"
+        )
         self._wake.set()
 
     def _note_lost(self, more: Lost | None) -> None:

@@ -96,7 +96,7 @@ class SharedAuthority:
 
     async def exchange(self, zone: str, request: Request) -> Answer:
         if not self._open:
-            raise AuthorityError(f"{self.name} cannot be reached")
+            raise AuthorityError(f"{self.name} is unreachable")
         self._zones[zone] = request.zone_limit
         for _ in range(MAX_TRIES):
             record = await self._store.read(zone)
@@ -109,7 +109,7 @@ class SharedAuthority:
                 zone, record, data, ttl=ttl, notices=notices
             ):
                 return answer
-        raise AuthorityError(f"{self.name}: others were faster {MAX_TRIES} times")
+        raise AuthorityError(f"{self.name}: gave up after {MAX_TRIES} write conflicts")
 
     async def close(self) -> None:
         with contextlib.suppress(AuthorityError, TimeoutError):
@@ -124,7 +124,7 @@ class SharedAuthority:
         try:
             return ZoneLimits.decode(record.data)
         except ValueError as error:
-            raise AuthorityError(f"{self.name}: what is written there makes no sense: {error}") from error
+            raise AuthorityError(f"{self.name}: the stored limits are invalid: {error}") from error
 
     async def _connect(self) -> None:
         await self._store.open(self._on_notice)
@@ -143,7 +143,7 @@ class SharedAuthority:
                 since = now()
                 await self._store.ended()
                 self._open = False
-                gone("the connection has ended")
+                gone("the connection was closed")
                 if now() - since > LONGEST_PAUSE:
                     pause = FIRST_PAUSE
             # This also applies after a connection that was useless, because a failing server may accept many

@@ -74,10 +74,10 @@ async def _read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Dec
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if length > MAX_FRAME:
-            raise AuthorityError(f"a frame of {length} octets")
+            raise AuthorityError(f"the frame is too long: {length} bytes")
         return decoder.decode(await reader.readexactly(length))
     except asyncio.IncompleteReadError as error:
-        raise AuthorityError("the connection has ended") from error
+        raise AuthorityError("the connection was closed") from error
     except (OSError, msgspec.MsgspecError) as error:
         raise AuthorityError(str(error) or type(error).__name__) from error
 
@@ -133,7 +133,7 @@ class LimitServer:
             while True:
                 ask = await _read_frame(reader, decoder)
                 if not isinstance(ask, RequestFrame):
-                    raise AuthorityError("a second greeting")
+                    raise AuthorityError("the greeting was sent twice")
                 self._write(writer, AnswerFrame(self._table.exchange(owner, ask.zone, ask.request)))
         finally:
             # Not if it has reconnected over another socket by now.
@@ -178,7 +178,7 @@ class SocketAuthority:
     async def exchange(self, zone: str, request: Request) -> Answer:
         writer = self._writer
         if writer is None:
-            raise AuthorityError(f"{self.name} does not answer")
+            raise AuthorityError(f"{self.name} does not respond")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
         writer.write(_encode(RequestFrame(zone, request)))
@@ -186,7 +186,7 @@ class SocketAuthority:
             return await asyncio.wait_for(answer, TIMEOUT)
         except TimeoutError as error:
             # The connection is kept: closing it would free all slots that we hold for others.
-            raise AuthorityError(f"{self.name} does not answer in time") from error
+            raise AuthorityError(f"{self.name} did not respond in time") from error
 
     async def close(self) -> None:
         await cancel_all(self._task)
@@ -230,5 +230,5 @@ class SocketAuthority:
             waiting, self._waiting = self._waiting, deque()
             for answer in waiting:
                 if not answer.done():
-                    answer.set_exception(AuthorityError(f"{self.name} has gone"))
+                    answer.set_exception(AuthorityError(f"{self.name} closed the connection"))
                     answer.exception()  # the caller may have ended, too

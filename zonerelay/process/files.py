@@ -50,10 +50,10 @@ def identity(path: Path) -> tuple[int, int] | None:
 _BUSY, _READ_ONLY, _CORRUPT, _FULL, _CANNOT_OPEN, _NO_DATABASE = 5, 8, 11, 13, 14, 26
 _SQLITE = {
     _BUSY: "another process has locked it",
-    _READ_ONLY: "the relay may not write it",
+    _READ_ONLY: "the relay is not allowed to write to it",
     _CORRUPT: "it is damaged",
     _FULL: "the disk is full",
-    _CANNOT_OPEN: "the relay may not open it or its directory",
+    _CANNOT_OPEN: "the relay is not allowed to open it or its directory",
     _NO_DATABASE: "it is damaged",
 }
 """By result codes of SQLite, which https://sqlite.org/rescode.html explains."""

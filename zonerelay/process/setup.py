@@ -102,8 +102,8 @@ def prepare_home(settings: Settings) -> Path:
         durable.make_directory(home)
     except OSError as error:
         raise StartError(
-            f"cannot create {home}, where [spool] path is to be: {error.strerror};"
-            " create it for this user, or choose another [spool] path"
+            f"cannot create {home}, the parent directory of [spool] path: {error.strerror}; create it for "
+            "this user, or set [spool] path to another directory"
         ) from error
     return home
 
@@ -170,7 +170,7 @@ def _with_key(settings: Settings) -> Redactor:
     except RedactKeyError as error:
         redactor = Redactor(_spare_key(), enabled=True)
         redactor.problem = (
-            f"{error}. Until a restart with a key that can be used, pseudonyms are of another key"
+            f"{error}. Until the relay is restarted with a usable key, pseudonyms are made with another key"
         )
         return redactor
 

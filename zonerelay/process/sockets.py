@@ -144,7 +144,7 @@ class Inherited:
             name = names[at] if at < len(names) else ""
             address = _address_of(FIRST + at, name)
             if address in found:
-                raise ValueError(f"the service manager hands over two sockets for {address}")
+                raise ValueError(f"the service manager passed two sockets for {address}")
             found[address], named[address] = FIRST + at, name
         return cls(found, named)
 
@@ -201,7 +201,7 @@ def _address_of(descriptor: int, name: str) -> str:
             if handed.type != socket.SOCK_STREAM or not handed.getsockopt(
                 socket.SOL_SOCKET, socket.SO_ACCEPTCONN
             ):
-                raise ValueError(f"{what} is no listening stream socket: write ListenStream= and Accept=no")
+                raise ValueError(f"{what} is not a listening stream socket; use ListenStream= and Accept=no")
             bound = handed.getsockname()
     except OSError as error:
         raise ValueError(f"{what} is not a socket: {error.strerror}") from error

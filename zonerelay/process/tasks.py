@@ -136,7 +136,7 @@ class _Retried:
     def problems(self) -> tuple[str, ...]:
         if not self._error:
             return ()
-        return (f"{self._what}: {self._error} (mail moves; it is tried again every {RETRY:g} seconds)",)
+        return (f"{self._what}: {self._error} (mail is not affected; retrying every {RETRY:g} seconds)",)
 
     async def start(self, final: tuple[type[Exception], ...]) -> None:
         if not await self._try(final):

@@ -53,7 +53,7 @@ class Response:
     body: bytes
 
     def __repr__(self) -> str:
-        return f"Response(status={self.status}, {len(self.body)} octets)"
+        return f"Response(status={self.status}, {len(self.body)} bytes)"
 
     @property
     def content_type(self) -> str:
@@ -96,7 +96,7 @@ async def request(
             connector = _connector(ssl_context, resolve)
             return await _request(connector, method, url, form, max_size)
     except TimeoutError as error:
-        raise WebError(f"{host} did not answer within {timeout:g} s") from error
+        raise WebError(f"{host} did not respond within {timeout:g} s") from error
 
 
 _Context = TypeVar("_Context", bound=ssl.SSLContext)
@@ -234,7 +234,7 @@ class Poster:
                             response.status, _headers(response), await response.content.read(SHOWN)
                         )
         except TimeoutError as error:
-            raise WebError(f"{self._host} did not answer within {self._timeout:g} s") from error
+            raise WebError(f"{self._host} did not respond within {self._timeout:g} s") from error
 
     async def close(self) -> None:
         if self._session is not None:
@@ -247,7 +247,7 @@ async def _body(response: ClientResponse, max_size: int) -> bytes:
     async for piece in response.content.iter_any():
         body += piece
         if len(body) > max_size:
-            raise WebError(f"the answer is longer than {max_size} octets")
+            raise WebError(f"the response exceeds {max_size} bytes")
     return bytes(body)
 
 
@@ -284,9 +284,9 @@ def _words(error: Exception, host: str) -> str:
     while cause.__cause__ is not None:
         cause = cause.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"the certificate of {host} cannot be trusted: {cause.verify_message}"
+        return f"the certificate of {host} is not trusted: {cause.verify_message}"
     if isinstance(cause, ssl.SSLError):
         return f"TLS with {host} failed: {cause.reason or type(cause).__name__}"
     if isinstance(error, OSError):  # aiohttp's connection errors are, too
-        return f"{host} cannot be reached: {error.strerror or type(error).__name__}"
-    return f"{host} did not answer in HTTP: {type(error).__name__}"
+        return f"{host} is unreachable: {error.strerror or type(error).__name__}"
+    return f"{host} did not send a valid HTTP response: {type(error).__name__}"

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 ADDRESSES: tuple[tuple[str, str], ...] = (
     ("anything-else", "accepted"),
-    ("reject-550", "RCPT refused for good, with any 5yz code"),
-    ("defer-451", "RCPT refused for now, with any 4yz code"),
-    ("reply-452-4.2.2", "RCPT answered with exactly this code and enhanced code"),
+    ("reject-550", "RCPT is rejected permanently, with any 5yz code"),
+    ("defer-451", "RCPT is rejected temporarily, with any 4yz code"),
+    ("reply-452-4.2.2", "RCPT is answered with exactly this code and enhanced code"),
     ("permerror", "RCPT refused: 550 5.1.1"),
     ("temperror", "RCPT refused: 451 4.3.0"),
-    ("greylist", "RCPT refused with 451 4.7.1 the first time, accepted afterwards"),
-    ("datacmd-451", "DATA refused, with any 4yz or 5yz code"),
-    ("data-554", "the message refused after its final dot, with any 4yz or 5yz code"),
-    ("early-552", "refused in the middle of the message, then the connection is closed"),
-    ("slow-2s", "RCPT answered only after so many seconds"),
-    ("timeout", "RCPT never answered"),
-    ("close", "connection closed at RCPT"),
-    ("close-before-dot", "connection closed in the middle of the message"),
-    ("close-after-dot", "connection closed after the final dot, without an answer: in doubt"),
+    ("greylist", "RCPT is rejected with 451 4.7.1 the first time, accepted later"),
+    ("datacmd-451", "DATA is rejected, with any 4yz or 5yz code"),
+    ("data-554", "the message is rejected after its final dot, with any 4yz or 5yz code"),
+    ("early-552", "the message is rejected halfway, then the connection is closed"),
+    ("slow-2s", "RCPT is answered after this number of seconds"),
+    ("timeout", "RCPT is never answered"),
+    ("close", "the connection is closed at RCPT"),
+    ("close-before-dot", "the connection is closed in the middle of the message"),
+    ("close-after-dot", "the connection is closed after the final dot, without a reply: in doubt"),
 )
 
 _REPLY = re.compile(r"(?:reject|defer|reply)-([245]\d\d)(?:-([245]\.\d{1,3}\.\d{1,3}))?\Z")
@@ -89,4 +89,4 @@ def behaviour_of(recipient: str) -> Behaviour:
 
 
 def _reply(code: str, enhanced: str | None) -> str:
-    return f"{code} {enhanced or code[0] + '.0.0'} as the address asks"
+    return f"{code} {enhanced or code[0] + '.0.0'} as requested by the address"

@@ -159,11 +159,11 @@ async def log_in(
     trigger = _FAULTS.chaos.authentication
     if not _FAULTS.strikes(trigger):
         return AuthResult(success=True)
-    reply = f"{trigger.error_code} {trigger.error_code // 100}.7.8 Chaos asks for it"
+    reply = f"{trigger.error_code} {trigger.error_code // 100}.7.8 Requested by Chaos"
     return AuthResult(success=False, handled=False, message=reply)
 
 
 def _struck(trigger: Trigger) -> Decision | None:
     if not _FAULTS.strikes(trigger):
         return None
-    return refuse(trigger.error_code, "0.0", "Chaos asks for it")
+    return refuse(trigger.error_code, "0.0", "Requested by Chaos")

@@ -192,16 +192,17 @@ def _free(port: int) -> int:
 
 
 def _introduce(console: Console, worker: Worker, page: str) -> None:
-    console.print(f"[bold]A relay listens on {worker.addresses()[0]}[/], a sink behind it takes all mail,")
-    console.print("whatever the domain; every log-in is accepted. The page:\n")
+    console.print(f"[bold]A relay listens on {worker.addresses()[0]}[/]. A sink receives all its mail,")
+    console.print("whatever the domain, and every login is accepted. The page:\n")
     console.print(f"{page}\n", soft_wrap=True)  # one line, to be copied
-    table = Table(title="What the recipient's local part makes the sink do", title_justify="left", box=None)
+    title = "Simulated replies, selected by the recipient's local part"
+    table = Table(title=title, title_justify="left", box=None)
     table.add_column("recipient", style="cyan")
     table.add_column("then")
     for address, meaning in ADDRESSES:
         table.add_row(f"{address}@…", meaning)
     console.print(table)
-    console.print("\nThree messages to begin with:\n")
+    console.print("\nThree messages to start with:\n")
 
 
 def _pinned(console: Console, worker: Worker, sink: CapturingSink, page: str) -> Live:
@@ -209,7 +210,7 @@ def _pinned(console: Console, worker: Worker, sink: CapturingSink, page: str) ->
     smtp = _own_address(worker)
     lines = (
         f"swaks --server {smtp} --from you@example.org --to someone@example.com",
-        f"relay {smtp}: zonerelay status, zonerelay queue list; Ctrl-C ends it",
+        f"relay {smtp}: zonerelay status, zonerelay queue list; Ctrl-C stops it",
         f"Mailpit's API and /metrics on port {worker.http_port}; sink {_LOOPBACK}:{sink.port}",
         page,
     )

@@ -83,8 +83,9 @@ def _wait(path: Path, descriptor: int, deadline: float, refuse: Callable[[bool],
         if now > deadline:
             holders = _holders(path)
             raise StartError(
-                f"another relay, or workers of a former one, have this spool: {path} is locked"
-                f"{f' by process {holders}' if holders else ''}. Stop it, or wait until they have ended"
+                f"the spool is in use by another relay, or by workers of a previous one: {path} is "
+                f"locked{f' by process {holders}' if holders else ''}. Stop it, or wait until they have "
+                "ended"
             )
         if now - asked > _ASK_EVERY:
             asked = now

@@ -138,7 +138,7 @@ class RelayReload:
         self.state.taken_up, self.state.refused = self.clock.now(), None
         later = (*found.later, *(("workers",) if self._stays_as_it_is(old, new) else ()))
         self.state.problems = tuple(
-            f"[{name}] has changed: it takes effect at the next start" for name in later
+            f"[{name}] was changed; this takes effect at the next start" for name in later
         )
         self.log.emit(
             "info", "reloaded", {"restart_for": " ".join(later), "replaced_for": " ".join(found.roll)}
@@ -162,7 +162,9 @@ class RelayReload:
 
     def _refuse(self, why: str) -> None:
         self.state.refused = self.clock.now()
-        self.state.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
+        self.state.problems = (
+            f"the configuration file is invalid, so the previous configuration stays active: {why}",
+        )
         self.log.emit("info", "reload-refused", {"first": why})
 
     async def _take_back(self, text: bytes, old: Settings, *, rolled: bool) -> None:
@@ -217,7 +219,9 @@ class RelayReload:
         while member.child is child and self.clock.monotonic() < deadline:  # noqa: ASYNC110 - as in _roll
             await asyncio.sleep(_LOOK_EVERY)
         if member.child is not child and member.problem:
-            raise RefusedError(f"{member.name} does not stay up with it: {member.problem}")
+            raise RefusedError(
+                f"{member.name} does not keep running with the new configuration: {member.problem}"
+            )
 
     async def _tell(self, member: SupervisedWorker) -> str:
         """Send SIGHUP to a worker and return the reason of a refusal, or `""`. A worker that ends in the
@@ -230,7 +234,7 @@ class RelayReload:
         deadline = self.clock.monotonic() + VERDICT_TIMEOUT
         while member.verdicts == before and member.child is child:
             if self.clock.monotonic() > deadline:
-                return f"no answer to the reload within {VERDICT_TIMEOUT:g} s"
+                return f"no response to the reload within {VERDICT_TIMEOUT:g} s"
             await asyncio.sleep(_LOOK_EVERY)
         return (member.verdict or "") if member.verdicts != before else ""
 
@@ -241,7 +245,9 @@ class RelayReload:
         if roll.failed is not None:
             member = self.workers.members.get(roll.failed)
             why = "" if member is None else member.problem
-            raise RefusedError(f"worker {roll.failed} does not stay up with it: {why}")
+            raise RefusedError(
+                f"worker {roll.failed} does not keep running with the new configuration: {why}"
+            )
         self.workers.replace_draining()
 
     async def _roll(self, roll: RollingRestart) -> None:

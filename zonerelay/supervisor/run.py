@@ -88,7 +88,7 @@ async def _run(
 
 
 def _waiting(log: LogWriter, holders: str) -> None:
-    why = "another relay has this spool, or workers of a former one finish what is in flight"
+    why = "another relay uses this spool, or workers of a previous one are completing deliveries"
     log.emit("warning", "supervisor-waits", {"why": why, "processes": holders})
     log.flush()
 
@@ -176,7 +176,7 @@ class Supervisor:
         stack.push_async_callback(parts.close)
         state.unopened = parts.problems
         control = ControlSocket(control_socket_path(settings), lambda: operators, on_error=self._on_error)
-        what = "commands are not answered", "control-socket"
+        what = "commands cannot be processed", "control-socket"
         await parts.open(*what, control, ControlError, final=(AnotherRelayError,))
         await asyncio.wait({self._workers.ready, running}, return_when=asyncio.FIRST_COMPLETED)
         if self._workers.ready.done():
@@ -197,7 +197,7 @@ class Supervisor:
         unused = self._handed.unused((*wanted, self.settings.admin.address))
         if unused:
             raise StartError(
-                f"the service manager hands over sockets that no [[listener]] has: {', '.join(unused)}"
+                f"the service manager passed sockets that belong to no [[listener]]: {', '.join(unused)}"
             )
         self._sockets.open(wanted, count_of(self.settings))
 

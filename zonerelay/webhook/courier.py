@@ -248,7 +248,8 @@ class WebhookCourier:
                 self._has_news = self._has_news or len(found) == PAGE
             if self.queued > self.settings.max_queued:
                 self._lose(
-                    lambda _, queued: queued > self.settings.max_queued * KEPT, "more waited than max_queued"
+                    lambda _, queued: queued > self.settings.max_queued * KEPT,
+                    "more than max_queued events were queued",
                 )
             if not self._has_room():
                 return
@@ -280,7 +281,7 @@ class WebhookCourier:
 
     def _lose_old(self) -> None:
         before = self.clock.now() - self.settings.max_age
-        self._lose(lambda item, _: item.created < before, "they waited longer than max_age")
+        self._lose(lambda item, _: item.created < before, "they were queued for longer than max_age")
 
     def _lose(self, is_over: Callable[[Item, int], bool], why: str) -> None:
         """Drop the oldest events while `is_over`, in the same write as the event that reports it."""

@@ -119,8 +119,11 @@ class Endpoint:
         try:
             addresses = await addresses_of(host)
         except OSError as error:
-            raise WebError(f"{host} has no address: {error.strerror}") from error
+            raise WebError(f"{host} does not resolve to an address: {error.strerror}") from error
         public = [each for each in addresses if self._private or not is_private(each)]
         if not public:
-            raise WebError(f"{host} has no public address: private = true allows {', '.join(addresses)}")
+            raise WebError(
+                f"{host} resolves only to private addresses ({', '.join(addresses)}); set private = true "
+                "to allow them"
+            )
         return public

@@ -147,7 +147,7 @@ class Webhooks:
                 count += sum(About.read(each.recipient).events for each in found)
                 await self.store.settle([Finish(each) for each in found])
             if count:
-                self.events.webhooks.lost(name, count, "no [[webhook]] has this name any more")
+                self.events.webhooks.lost(name, count, "no [[webhook]] has this name any longer")
 
     async def close(self) -> None:
         """Close the couriers, while the store accepts writes. Events are still created, and posted after the
@@ -302,8 +302,8 @@ class Webhooks:
     def problems(self) -> tuple[str, ...]:
         return tuple(
             f"webhook {each.name} "
-            f"{'wants no more events' if each.is_disabled else 'does not take events'}: {each.problem};"
-            f" {each.queued} wait, see zonerelay webhook list"
+            f"{'rejects further events' if each.is_disabled else 'does not accept events'}: {each.problem};"
+            f" {each.queued} events are queued, see zonerelay webhook list"
             for each in self._couriers.values()
             if each.problem
         )

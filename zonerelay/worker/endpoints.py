@@ -74,7 +74,7 @@ class Endpoints:
         else:
             build = partial(self._build_operators, self.handler, self.submit)
             control = ControlSocket(control_socket_path(settings), build, on_error=on_error)
-        what = "commands are not answered", "control-socket"
+        what = "commands cannot be processed", "control-socket"
         await self.parts.open(*what, control, ControlError, final=(final,))
         if settings.admin.address and not identity.supervised:
             await self._serve_http(settings)

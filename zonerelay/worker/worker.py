@@ -108,7 +108,9 @@ class Worker:
 
     def refuse(self, why: str, problems: int = 1) -> str:
         """Keep the old configuration and return `why`."""
-        self.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
+        self.problems = (
+            f"the configuration file is invalid, so the previous configuration stays active: {why}",
+        )
         self.refused_at = self.clock.now()
         self.events.lifecycle("reload-refused", problems=problems, first=why)
         return why
@@ -128,7 +130,7 @@ class Worker:
         except (ValueError, StoreError) as error:
             return self.refuse(str(error))
         later = needs_restart(self.settings, settings)
-        self.problems = tuple(f"[{name}] has changed: it takes effect at the next start" for name in later)
+        self.problems = tuple(f"[{name}] was changed; this takes effect at the next start" for name in later)
         self.taken_up, self.refused_at = self.clock.now(), None
         self.metrics.declare_zones(parts.zones.names)
         parts.settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
@@ -175,7 +177,7 @@ class Worker:
         """Record the reason to keep the spool of a removed worker although it contains no delivery."""
         spool = name_of(self.identity.index)
         self._left_over = (
-            left and f"the spool {spool} is kept: it has no delivery that can be attempted, but {left}"
+            left and f"the spool {spool} is kept; it contains no delivery that can be attempted, but {left}"
         )
         if left:
             self.events.spool_kept(spool, left)

@@ -128,13 +128,13 @@ class LimitKeeper:
     def status(self) -> str:
         """The text for the operator's status."""
         reason = self._reason
-        which = f", which is out of reach: {reason}" if reason else ""
+        which = f", which is unreachable: {reason}" if reason else ""
         return f"leased from {self.authority.name}{which}"
 
     @property
     def problem(self) -> str | None:
         reason = self._reason
-        return f"limits: {self.authority.name} is out of reach: {reason}" if reason else None
+        return f"limits: {self.authority.name} is unreachable: {reason}" if reason else None
 
     @property
     def _reason(self) -> str:

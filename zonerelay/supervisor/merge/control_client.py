@@ -74,7 +74,7 @@ class _Lines:
             async with asyncio.timeout(self._silence):
                 piece = await self._reader.read(_PIECE)
             if not piece:
-                raise UnansweredError("it ended before its answer was complete")
+                raise UnansweredError("it closed the connection before the end of its response")
             self._take(piece)
         return self._whole.popleft()
 
@@ -86,7 +86,7 @@ class _Lines:
             self._begun = [others.pop()]
             self._whole.extend(others)
         elif sum(map(len, self._begun)) > messages.MAX_FRAME:
-            raise UnansweredError("its answer is longer than any is")
+            raise UnansweredError("its response is too long")
 
 
 async def _next(lines: _Lines) -> Frame:
@@ -104,14 +104,14 @@ async def ask(path: Path, call: Call, answer: type[F], *, silence: float = SILEN
             if isinstance(frame, answer):
                 found = frame
     if found is None:
-        raise UnansweredError("its answer is not understood")
+        raise UnansweredError("its response is invalid")
     return found
 
 
 def _words(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "it does not answer"
-    return f"it cannot be asked: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+        return "it does not respond"
+    return f"it is unreachable: {error.strerror or error}" if isinstance(error, OSError) else str(error)
 
 
 class Relay(Protocol):
@@ -207,5 +207,5 @@ class WorkerAnswers:
     def some(self, found: Sequence[F]) -> list[F]:
         """Return the answers. Raise UnavailableError if no worker has answered."""
         if not found:
-            raise UnavailableError(f"no worker answers: {'; '.join(self.missing)}")
+            raise UnavailableError(f"no worker responds: {'; '.join(self.missing)}")
         return list(found)

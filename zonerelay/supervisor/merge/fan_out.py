@@ -104,7 +104,7 @@ class LiveStream:
             failed = error if isinstance(error, ControlError) else ControlError(f"worker {worker} has ended")
             await self._items.put(failed)
         for why in asked.missing if asked.missed(worker) else ():
-            await self._items.put(Missed(why=f"{why}; what it does until it is asked again is missing"))
+            await self._items.put(Missed(why=f"{why}; its output is missing until it responds again"))
         if isinstance(self._request, Tail):
             await asyncio.sleep(LOOK_AGAIN)
         self._read.discard(worker)
@@ -161,7 +161,7 @@ class FanOut:
             case How.CUSTOM:
                 await answer.send(await self._custom[type(request)](asked))
             case How.WORKER:
-                raise ControlError("that is for one worker, not for all of them")
+                raise ControlError("this request is for one worker, not for all")
         return answers.End(missing=asked.missing)
 
     async def _in_order(self, operation: Operation, asked: WorkerAnswers, answer: Answer) -> answers.End:
@@ -219,7 +219,7 @@ class FanOut:
                 return
         if asked.missing or not_found is None:
             raise UnavailableError(
-                f"no worker that answers has it; asked in vain: {'; '.join(asked.missing)}"
+                f"not found on the workers that responded; did not respond: {'; '.join(asked.missing)}"
             )
         raise not_found
 
@@ -266,10 +266,10 @@ class FanOut:
         # A worker that did not run then does not have the act.
         refused.sort(key=lambda error: isinstance(error, NotFoundError))
         if not found and (asked.missing or not refused):
-            raise UnavailableError(f"no worker that answers has it: {'; '.join(asked.missing)}")
+            raise UnavailableError(f"not found on the workers that responded: {'; '.join(asked.missing)}")
         if not found:
             raise refused[0]
-        notes = [f"in part: {error}" for error in refused if not isinstance(error, NotFoundError)]
+        notes = [f"partial result: {error}" for error in refused if not isinstance(error, NotFoundError)]
         whole = merge_changed(found, shared=False)
         return msgspec.structs.replace(whole, note="; ".join(filter(None, (whole.note, *notes))))
 

@@ -69,8 +69,8 @@ class RelayMetrics:
             for m in members
         )
         return (
-            Family("zonerelay_workers", "gauge", "Workers by what they are doing.", running),
-            Family("zonerelay_worker_restarts", "counter", "Starts of workers after their first.", restarts),
+            Family("zonerelay_workers", "gauge", "Workers by state.", running),
+            Family("zonerelay_worker_restarts", "counter", "Restarts of workers.", restarts),
         )
 
 
@@ -89,7 +89,7 @@ class RelayReadiness:
             return ("the relay is shutting down",)
         running = self._state.running()
         if not running:
-            return ("no worker takes connections",)
+            return ("no worker accepts connections",)
         answers = await asyncio.gather(*(_reasons(worker, path) for worker, path in running.items()))
         return tuple(reason for reasons in answers for reason in reasons)
 

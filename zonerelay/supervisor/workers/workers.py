@@ -73,9 +73,7 @@ class SupervisedWorker:
 
     def _next_start(self, now: float) -> str:
         left = self.policy.next_start - now
-        return (
-            f"; started again in {left:.0f} s" if self.policy.phase is WorkerPhase.DOWN and left >= 1 else ""
-        )
+        return f"; restarting in {left:.0f} s" if self.policy.phase is WorkerPhase.DOWN and left >= 1 else ""
 
 
 START_TIMEOUT = 600.0
@@ -263,7 +261,7 @@ class Workers:
         if member.child is None or act is None or act is Action.START:
             return
         if act is Action.TERMINATE and member.policy.phase is WorkerPhase.HUNG:
-            member.because = f"no sign of life for {self.timeouts.silence:g} s"
+            member.because = f"no heartbeat for {self.timeouts.silence:g} s"
             self.log.emit("error", "worker-hung", {"worker": member.index, "pid": _pid(member)})
         elif act is Action.KILL and not member.because:
             member.because = (
