@@ -124,7 +124,7 @@ def _kill_and_undo(relay: RelayProcess) -> None:
     assert re.search(rf"^{act} .* by [0-9a-f]{{8}} ", table, re.MULTILINE), table
     again = run(relay, "undo", act)
     assert again.returncode == 0
-    assert "was undone before" in again.stderr
+    assert "already undone" in again.stderr
 
 
 def _kill_and_undo_reroute(relay: RelayProcess) -> None:

@@ -230,7 +230,7 @@ async def test_one_of_two_workers_whose_disk_is_full_is_named_and_the_other_one_
             assert relay.http("/readyz")[1].count("worker 1: insufficient disk space") == 1
             named = {"worker 1: insufficient disk space"}
             spoken = (await AT_ONCE(status, relay)).problems
-            assert {each for each in spoken if "are free at the spool" not in each} == named
+            assert {each for each in spoken if "are free on the disk" not in each} == named
             assert all(each.startswith("worker 1: ") for each in spoken)
             usable = {each: relay.metric("zonerelay_store_usable", worker=each) for each in "01"}
             assert usable == {"0": 1, "1": 0}

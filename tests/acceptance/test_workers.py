@@ -73,7 +73,7 @@ def _by_hand(relay: RelayProcess) -> None:
     """A worker that somebody starts beside a running relay is refused, and leaves no spool behind."""
     refused = run(relay, "worker", "--index", "7")
     assert refused.returncode == 1
-    assert "another relay answers at" in refused.stderr
+    assert "another relay is listening" in refused.stderr
     assert not (relay.spool / "07").exists()
     assert "leased from the supervisor" in run(relay, "status").stdout
 

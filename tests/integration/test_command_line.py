@@ -459,7 +459,7 @@ async def test_no_relay_is_said_in_words(shell: Shell) -> None:
     await shell.relay.server.close()
     ran = await shell.run("status")
     assert ran.status == 1
-    assert "is `zonerelay serve` running with this config?" in ran.err
+    assert "`zonerelay serve` is running" in ran.err
     assert "Traceback" not in ran.err
 
 

@@ -90,14 +90,14 @@ def test_what_comes_behind_the_end_is_not_awaited(path: Path, serve: Serve) -> N
 )
 def test_an_answer_that_is_cut_is_an_error(path: Path, serve: Serve, pieces: tuple[bytes, ...]) -> None:
     serve(*pieces)
-    with pytest.raises(ControlError, match="before its answer was complete: did it stop"):
+    with pytest.raises(ControlError, match="closed the connection before"):
         asked(path)
 
 
 @pytest.mark.parametrize("pieces", [(), (OK, chunk(COUNT))])
 def test_a_relay_that_is_silent_is_in_trouble(path: Path, serve: Serve, pieces: tuple[bytes, ...]) -> None:
     serve(*pieces, hang=True)
-    with pytest.raises(ControlError, match="has been silent for"):
+    with pytest.raises(ControlError, match="not responded"):
         asked(path)
 
 
@@ -136,7 +136,7 @@ def test_another_protocol_is_not_taken_for_an_answer(path: Path, serve: Serve) -
     with pytest.raises(ControlError, match="speaks another protocol"):
         asked(path)
     serve(OK, chunk(b'{"kind":"news"}\n'))
-    with pytest.raises(ControlError, match="not an answer that this command understands"):
+    with pytest.raises(ControlError, match="response is not valid"):
         asked(path)
 
 

@@ -183,7 +183,7 @@ async def test_an_order_is_an_act_that_can_be_undone(tmp_path: Path) -> None:
         await send(running, "x@hop.example", sender="s@x.example")
         await running.until_logged("held")
         undone = await running.ask(Undo(undoes=given.order.id), Changed)
-        assert (undone.changed, undone.note) == (1, "the order is over")
+        assert (undone.changed, undone.note) == (1, "the suspension or hold rule has ended")
         await running.until_empty()
         assert stage.delivered() == ["x@hop.example"]
 
@@ -380,10 +380,16 @@ async def test_deferred_mail_that_an_order_by_envelope_is_about_is_filtered_as_i
         (Suspend(about=Selectors(), reason="x"), "which mail"),
         (Suspend(about=Selectors(zone="defualt"), reason="x"), "did you mean default"),
         (Suspend(about=Selectors(zone="default"), reason=" "), "reason"),
-        (Suspend(about=Selectors(zone="default", everything=True), reason="x"), "leave the other"),
-        (Suspend(about=Selectors(destination="x"), refuse=True, reason="x"), "no client names"),
+        (
+            Suspend(about=Selectors(zone="default", everything=True), reason="x"),
+            "cannot be combined",
+        ),
+        (
+            Suspend(about=Selectors(destination="x"), refuse=True, reason="x"),
+            "combined with a destination",
+        ),
         (Suspend(about=Selectors(domain="x"), seconds=0, reason="x"), "> 0"),
-        (Resume(), "which order"),
+        (Resume(), "no suspension selected"),
     ],
     ids=lambda each: "" if isinstance(each, str) else None,
 )

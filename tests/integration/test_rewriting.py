@@ -170,7 +170,7 @@ async def test_a_report_to_a_sender_that_we_made_comes_back_to_the_first_one(
         found = await ask(running, forwarded.mail_from)
         assert [(each.becomes, each.by) for each in found.rewritten] == [("ann@first.example", "srs")]
         wrong = await ask(running, "SRS0=aaaa=AA=first.example=ann@srs.example")
-        assert wrong.rewritten[0].problem == "refused with 550 5.1.1: old form"
+        assert wrong.rewritten[0].problem == "rejected with 550 5.1.1: old form"
 
 
 async def test_srs_is_switched_on_and_off_and_keeps_to_a_secret_that_works(

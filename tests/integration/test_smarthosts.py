@@ -113,7 +113,7 @@ async def test_explain_says_which_credential_a_sender_has(tmp_path: Path, smarth
     first = replace(chosen.credential[0], name="first", sender=("example.net",))
     for credentials, expected in (
         (("first", "main"), {"a@example.net": "first", "a@example.org": "main"}),
-        (("first",), {"a@example.org": "none: no credential of the zone is for this sender"}),
+        (("first",), {"a@example.org": "none: no credential of the zone applies to this sender"}),
     ):
         zone = replace(chosen.zone[0], credentials=credentials)
         with_both = replace(chosen, credential=(first, *chosen.credential), zone=(zone,))

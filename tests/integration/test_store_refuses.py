@@ -215,5 +215,5 @@ async def test_too_little_space_is_a_problem_with_the_number_that_is_needed(tmp_
     async with relay_with(chosen) as running:
         await running.until(lambda: running.worker.store.unhealthy() is not None, what="a look at the disk")
         problems = (await running.status()).problems
-    (found,) = (text for text in problems if "new mail is refused below 1048576.0 GB" in text)
-    assert re.fullmatch(r"[\d.]+ [MG]B are free at the spool, .*: free [\d.]+ GB more", found)
+    (found,) = (text for text in problems if "new mail is rejected below 1048576.0 GB" in text)
+    assert re.fullmatch(r"only [\d.]+ [MG]B are free .*; free [\d.]+ GB more", found)

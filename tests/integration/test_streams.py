@@ -435,7 +435,9 @@ async def test_several_workers_are_one_stream(tmp_path: Path, smarthost: Smartho
             await transcript.until(lambda: isinstance(transcript.found[-1], End))
             lines = [frame for frame in transcript.found if isinstance(frame, TranscriptLine)]
             assert {line.worker for line in lines} == {0, 1}
-            assert {each.why for each in transcript.found if isinstance(each, Missed)} == {"its time is over"}
+            assert {each.why for each in transcript.found if isinstance(each, Missed)} == {
+                "its time limit is reached"
+            }
         assert {each.log.named("transcript-begun")[0]["by"] for each in both} != {""}
         for server in reversed(servers):
             await server.close()

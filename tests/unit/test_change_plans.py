@@ -58,8 +58,12 @@ def test_without_a_from_the_sender_is_taken_for_the_author() -> None:
     [
         ("app@example.net", (), "no key for example.net"),
         ("app@example.com", ("x@other.example",), "no key for other.example"),
-        ("app@example.com", ("a@example.com", "b@example.com"), "From is not known"),  # nobody's mail
-        ("", (), "From is not known"),
+        (
+            "app@example.com",
+            ("a@example.com", "b@example.com"),
+            "the From address is unknown",
+        ),  # nobody's mail
+        ("", (), "the From address is unknown"),
     ],
 )
 def test_it_says_why_nothing_is_signed(sender: str, froms: tuple[str, ...], why: str) -> None:

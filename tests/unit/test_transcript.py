@@ -46,7 +46,7 @@ async def told(stream: Stream[Line]) -> list[str]:
         ("XCLIENT ADDR=192.0.2.1 LOGIN=app HELO=x", "XCLIENT ADDR=192.0.2.1 LOGIN=(not shown) HELO=x"),
         ("Authorization: Bearer abc", "(25 bytes not shown)"),
         ("data and much more of a letter", "(30 bytes not shown)"),
-        ("RCPT TO:<" + "x" * 2000 + ">", "RCPT TO:<" + "x" * (MAX_SHOWN - 9) + "… (2010 octets)"),
+        ("RCPT TO:<" + "x" * 2000 + ">", "RCPT TO:<" + "x" * (MAX_SHOWN - 9) + "… (2010 bytes)"),
     ],
     ids=lambda value: value[:20].encode("ascii", "backslashreplace").decode(),
 )  # fmt: skip
@@ -96,7 +96,7 @@ async def test_a_transcript_ends_with_its_octets_and_its_sessions() -> None:
     for _ in range(10):
         record.command(b"RCPT TO:<someone@example.com>")
     assert len(await told(stream)) < 6
-    assert "octets" in stream.why
+    assert "number of bytes" in stream.why
     transcripts, stream = running(sessions=2)
     assert [transcripts.inbound(f"192.0.2.{host}") is None for host in range(3)] == [False, False, True]
     assert "sessions" in stream.why

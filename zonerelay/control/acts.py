@@ -30,7 +30,7 @@ from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import StoreError
 
 DEFAULT_REASON = "bounced by the operator"
-FINAL = "mail that was bounced or purged has left the queue"
+FINAL = "bounced and purged mail has left the queue"
 """Why those acts cannot be undone."""
 MAX_WAIT = 366 * 86_400.0
 
@@ -46,8 +46,8 @@ class OperatorActs:
 
     async def change(self, request: requests.QueueChange, call: Call, progress: VerbProgress) -> Changed:
         """Run a change. Raise ControlError if it is not possible or ends half-way."""
-        if isinstance(request, requests.Retry) and (request.at or 0.0) > self._clock.now() + MAX_WAIT:
-            raise InvalidError("retry at what time? It is at most a year from now", pointer="/at")
+        if isinstance(request, Retry) and (request.at or 0.0) > self._clock.now() + MAX_WAIT:
+            raise InvalidError("the time of the retry must be within the next year", pointer="/at")
         rerouting = self._rerouting(request)
         what = f"{described(queue_filter(request.filter)) or 'everything'}{_aim(request, rerouting)}"
         is_purge = isinstance(request, requests.Drop) and request.purge
@@ -63,7 +63,9 @@ class OperatorActs:
         except BaseException as error:
             self._journal.break_off(act.id)
             if isinstance(error, StoreError):
-                raise UnavailableError(f"the spool: {error}; act {act.id} is done in part") from error
+                raise UnavailableError(
+                    f"the spool: {error}; change {act.id} was only partly carried out"
+                ) from error
             raise
         act = await self._finish(act, result)
         return Changed(
@@ -106,11 +108,13 @@ class OperatorActs:
         if undone.problem:
             raise ControlError(f"change {undone.id} ({undone.verb}) cannot be undone: {undone.problem}")
         if undone.undone_by:
-            note = f"act {undone.id} was undone before, by act {undone.undone_by}"
+            note = f"change {undone.id} was already undone by change {undone.undone_by}"
             return Changed(action="undo", matched=0, changed=0, busy=0, undoes=undone.id, note=note)
         if self._journal.is_running(undone.id):
-            raise ControlError(f"change {undone.id} ({undone.verb}) still runs: undo it when it has ended")
-        what = f"act {undone.id}: {undone.verb} {undone.what}"
+            raise ControlError(
+                f"change {undone.id} ({undone.verb}) is still running; undo it when it has ended"
+            )
+        what = f"change {undone.id}: {undone.verb} {undone.what}"
         act = await self._begin(request, call, Act(id="", at=0.0, verb="undo", what=what, undoes=undone.id))
         try:
             result = await self._operations.undo(undone, act, progress)
@@ -119,7 +123,7 @@ class OperatorActs:
         except BaseException as error:
             self._journal.break_off(act.id)
             if isinstance(error, OSError):
-                text = f"the journal of acts cannot be read or written: {error.strerror}"
+                text = f"the journal of changes cannot be read or written: {error.strerror}"
                 raise ControlError(text) from error
             raise
         act = await self._finish(act, result)

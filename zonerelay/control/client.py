@@ -63,7 +63,7 @@ class ControlClient:
         try:
             method, target, body = written(request)
         except UnicodeEncodeError as error:  # an argument from the shell is not valid text
-            raise ControlError("what you ask about is not UTF-8") from error
+            raise ControlError("the request is not valid UTF-8") from error
         connection = _Connection(self._path, self._timeout)
         try:
             self._connect(connection)
@@ -74,20 +74,20 @@ class ControlClient:
             yield from self._frames(connection.getresponse())
         except TimeoutError as error:
             raise ControlError(
-                f"the relay at {self._path} has been silent for {self._timeout:.0f} seconds: "
-                "see its log, or restart it"
+                f"the relay at {self._path} has not responded for {self._timeout:.0f} seconds; see its "
+                "log, or restart it"
             ) from error
         except (ConnectionError, IncompleteRead) as error:
             raise ControlError(
-                "the relay ended the connection before its answer was complete: did it stop?"
+                "the relay closed the connection before the end of its response; it may have stopped"
             ) from error
         except HTTPException as error:
             raise ControlError(
-                f"what answers at {self._path} speaks another protocol: if it is a relay of another version, "
-                "restart it"
+                f"the program at {self._path} speaks another protocol; if it is a relay of another "
+                "version, restart it"
             ) from error
         except OSError as error:
-            raise ControlError(f"the connection to the relay broke: {error.strerror or error}") from error
+            raise ControlError(f"the connection to the relay was lost: {error.strerror or error}") from error
         finally:
             connection.close()
 
@@ -119,7 +119,9 @@ class ControlClient:
         """
         found, end = self.all(request, answer, saw)
         if not found:
-            raise ControlError(f"the relay's answer holds no {answer.__name__}: is it another version?")
+            raise ControlError(
+                f"the relay's response contains no {answer.__name__}; it may be another version"
+            )
         return found[-1], end
 
     def _connect(self, connection: _Connection) -> None:
@@ -127,14 +129,17 @@ class ControlClient:
             connection.connect()
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise NotRunningError(
-                f"no relay answers at {self._path}: is `zonerelay serve` running with this config?"
+                f"no relay is listening at {self._path}; check that `zonerelay serve` is running with this "
+                "configuration"
             ) from error
         except PermissionError as error:
             raise ControlError(
-                f"no permission to use {self._path}: run this as root or as the relay's own user"
+                f"no permission to use {self._path}; run this command as root or as the relay's user"
             ) from error
         except TimeoutError as error:
-            raise ControlError(f"the relay at {self._path} does not take connections: see its log") from error
+            raise ControlError(
+                f"the relay at {self._path} does not accept connections; see its log"
+            ) from error
         except OSError as error:
             raise ControlError(
                 f"cannot reach the relay at {self._path}: {error.strerror or error}"
@@ -148,7 +153,7 @@ class ControlClient:
             unread += piece
             end = unread.rfind(b"\n") + 1
             if not end and len(unread) > MAX_FRAME:
-                raise ControlError(f"the relay at {self._path} has sent more than one frame can hold")
+                raise ControlError(f"the relay at {self._path} sent a frame that is too long")
             lines = bytes(unread[:end]).splitlines()
             del unread[:end]
             for line in lines:
@@ -186,4 +191,4 @@ def failure(status: int, body: bytes) -> ControlError:
         found = msgspec.json.decode(body, type=_Failed)
     except msgspec.DecodeError:
         found = _Failed()
-    return error_of(found.code, found.detail or f"the relay has answered with HTTP status {status}")
+    return error_of(found.code, found.detail or f"the relay responded with HTTP status {status}")

@@ -109,10 +109,10 @@ class ChangePlans:
         except ValueError as error:
             return (), str(error)
         if keys is None:
-            return (), "there are no keys" if zone.dkim is DkimMode.REQUIRED else ""
+            return (), "no keys are configured" if zone.dkim is DkimMode.REQUIRED else ""
         found = keys.for_author(author, self.clock.now()) if author else ()
         if not found:
-            return (), f"no key for {author}" if author else "From is not known"
+            return (), f"no key for {author}" if author else "the From address is unknown"
         return tuple(map(_name, found)), ""
 
     def _sender(self, zone: ZoneSettings, sender: str) -> str:
@@ -182,9 +182,7 @@ class RewritePlans:
         try:
             first = srs.reverse(Mailbox(recipient), self.clock.now())
         except SrsError as error:
-            plans.append(
-                answers.RewritePlan(what="recipient", by=SRS, problem=f"refused with 550 5.1.1: {error}")
-            )
+            plans.append(RewritePlan(what="recipient", by=SRS, problem=f"rejected with 550 5.1.1: {error}"))
             return recipient
         if first is None:
             return recipient
@@ -220,7 +218,7 @@ class GuardPlans:
         """Describe the effect of the user's limits on mail for an address, or return "" if there is none."""
         allowance, recipient = guarded.allowance, Mailbox(address)
         if allowance is None:
-            return f"refused with {UNREADABLE.reply}"
+            return f"rejected with {UNREADABLE.reply}"
         if not request.client and allowance.rails.networks:  # an unknown client may be in these networks
             allowance = replace(allowance, rails=replace(allowance.rails, networks=()))
         delivery = Delivery(
@@ -232,10 +230,10 @@ class GuardPlans:
             or allowance.zone_refusal([delivery])
         )
         if refusal is not None:
-            return f"refused with {refusal.reply}"
+            return f"rejected with {refusal.reply}"
         mode = f'mode = "{allowance.rails.mode}"'
         if allowance.is_captured(recipient):
-            return f"not sent: captured, or held where no zone captures ({mode})"
+            return f"not sent: captured, or held if no zone captures mail ({mode})"
         if allowance.rails.mode is Mode.COPY:
             return f"a copy is sent to {allowance.rails.mailbox} ({mode})"
         return ""
@@ -382,10 +380,10 @@ class Explainer:
             size=message.size,
             headers=message.headers,
         )
-        choice = Choice(row.zone, 0, row.routed or "chosen when it was accepted")
+        choice = Choice(row.zone, 0, row.routed or "chosen when the message was accepted")
         found = await self._explained(request, choice, row.recipient, row.sender or "")
         if row.zone not in (*self.zones.names, DEFAULT_ZONE) and row.queue.kind is Kind.MAIL:
-            gone = f"the configuration has no zone {row.zone} any more: its mail waits"
+            gone = f"the zone {row.zone} is no longer configured; its mail stays in the queue"
             found = msgspec.structs.replace(
                 found, zone=row.zone, unroutable=gone, verdict="deferred", hosts=()
             )
@@ -495,14 +493,14 @@ class Explainer:
         except ValueError as error:
             raise ControlError(f"--listener: {error}") from error
         if address not in listeners:
-            near = did_you_mean(address, listeners) or f"; there is {in_words(listeners)}"
+            near = did_you_mean(address, listeners) or f"; the listeners are {in_words(listeners)}"
             raise ControlError(f'no listener has the address "{address}"{near}')
         return listeners[address]
 
     def _login(self, zone: ZoneSettings, sender: str) -> str:
         if self.credential is None or not zone.credentials:
             return ""
-        return self.credential(zone, sender) or "none: no credential of the zone is for this sender"
+        return self.credential(zone, sender) or "none: no credential of the zone applies to this sender"
 
     async def _hosts(
         self, zone: ZoneSettings, found: Route | Unroutable, sources: Sequence[answers.SourcePlan]
@@ -567,8 +565,8 @@ def _address(
     zone: ZoneSettings, ip: str, port: int, sources: Sequence[answers.SourcePlan]
 ) -> answers.AddressPlan:
     if is_private(ip) and not (zone.allow_private_addresses or zone.next_hop):
-        return answers.AddressPlan(
-            address=ip, problem="private address, refused: the zone does not set allow_private_addresses"
+        return AddressPlan(
+            address=ip, problem="private address, not used: the zone does not set allow_private_addresses"
         )
     if sources:
         own = own_addresses(sources, ipv6=":" in ip)
@@ -650,7 +648,7 @@ def too_large_for(zone: ZoneSettings, size: int | None) -> str:
     if not zone.max_message_size or size is None or size <= zone.max_message_size:
         return ""
     most = format_size(zone.max_message_size)
-    return f"552 5.3.4 the message has {size} bytes, but zone {zone.name} accepts at most {most}"
+    return f"552 5.3.4 the message has {size} bytes, but zone {zone.name} sends at most {most}"
 
 
 def rates_in_force(zone: ZoneSettings, found: ExaminedRoute) -> dict[str, str]:

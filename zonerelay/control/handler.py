@@ -71,7 +71,7 @@ class Bodies:
             try:
                 rendered = await self.renderer.render(settings, message)
             except RenderError as error:
-                raise ControlError(f"{message_id} is not sent as it is: {error.reply}") from error
+                raise ControlError(f"{message_id} cannot be sent unchanged: {error.reply}") from error
             message, read_body = rendered.message, rendered.read_body
         self.read(message_id, zone, who)
         yield answers.MessageBody(
@@ -84,15 +84,17 @@ class Bodies:
     async def _zone_of(self, message_id: MessageId, wanted: str) -> ZoneSettings:
         names = sorted({delivery.zone for delivery in await self.store.deliveries_of(message_id)})
         if not names:
-            raise MessageNotFoundError(f"no delivery of {message_id} is in the queue")
+            raise MessageNotFoundError(f"the queue has no delivery of {message_id}")
         if wanted and wanted not in names:
-            raise ControlError(f"no delivery of {message_id} is in zone {wanted}, but in {', '.join(names)}")
+            raise ControlError(
+                f"zone {wanted} has no delivery of {message_id}; its zones are {', '.join(names)}"
+            )
         if not wanted and len(names) > 1:
             raise ControlError(f"{message_id} is in the zones {', '.join(names)}; choose one with --zone")
         name = wanted or names[0]
         settings = self.zone(name)
         if settings is None:
-            raise ControlError(f"zone {name} is not configured: the message is not sent at all")
+            raise ControlError(f"zone {name} is not configured, so the message cannot be sent")
         return settings
 
 
@@ -207,7 +209,7 @@ class ControlHandler:
         self, request: requests.SpoolAcknowledge, answer: Answer
     ) -> answers.Acknowledged:
         if not await self.acknowledge(request.loss):
-            raise NotFoundError(f"no loss {request.loss} of the spool waits to be acknowledged")
+            raise NotFoundError(f"the spool has no reported loss {request.loss}")
         return answers.Acknowledged(loss=request.loss)
 
     async def _list_webhooks(self, _: requests.WebhookList, answer: Answer) -> Iterable[answers.Frame]:
@@ -231,7 +233,7 @@ class ControlHandler:
         webhooks = self.webhooks()
         courier = None if webhooks is None else webhooks.courier(name)
         if webhooks is None or courier is None:
-            raise NotFoundError(f"no [[webhook]] is named {name}")
+            raise NotFoundError(f"no [[webhook]] has the name {name}")
         return webhooks, courier
 
     async def _list(self, request: requests.QueueList, answer: Answer) -> answers.End:

@@ -78,9 +78,9 @@ async def ask(function: Callable[..., T], /, *given: object) -> T:
     try:
         return await pool.run(partial(function, *given, longest=LONGEST))
     except PoolBusyError:
-        raise BusyError("too many questions to the history are being answered: try again") from None
+        raise BusyError("too many requests to the history are being processed; try again") from None
     except TooLongError:
-        raise BusyError(f"the history did not answer within {LONGEST:g} s: try again") from None
+        raise BusyError(f"the history did not respond within {LONGEST:g} s; try again") from None
 
 
 def redactor_of(settings: Settings) -> Redactor | None:
@@ -106,8 +106,8 @@ def search(settings: Settings, wanted: HistoryFind, now: float, *, longest: floa
         return _search(settings, wanted, now, longest)
     except TooLongError:
         raise SearchError(
-            f"the search took longer than {longest:g} s and was ended: look for an address or a message id, "
-            "which are in the index, or for less time (since)"
+            f"the search was aborted after {longest:g} s; search for an address or a message id, which are "
+            "indexed, or for a shorter period (since)"
         ) from None
 
 
@@ -315,5 +315,5 @@ def in_words(gaps: Sequence[Gap], when: Callable[[float], str], *, several: bool
         span = "" if gap.began is gap.ended is None else f"from {began} to {ended}: "
         lines.append(f"{f'worker {gap.worker}: ' if several else ''}{span}{gap.why}")
     if len(gaps) > MAX_GAPS:
-        lines.append(f"and {len(gaps) - MAX_GAPS} more times (zonerelay log find --json has them all)")
+        lines.append(f"and {len(gaps) - MAX_GAPS} more periods (listed by zonerelay log find --json)")
     return lines

@@ -84,7 +84,7 @@ class OrderAnswers:
         about = request.about
         selectors = tuple(getattr(about, name) for name in SELECTORS)
         if not request.id and about == Selectors():
-            text = "which order? Give its id, or the selectors that it was given with"
+            text = "no suspension selected: specify its id, or the selectors that it was created with"
             raise InvalidError(text, pointer="/about")
 
         def is_meant(order: Order) -> bool:
@@ -110,7 +110,7 @@ class OrderAnswers:
             changed=held,
             busy=0,
             undoes=order_id,
-            note="the order is over",
+            note="the suspension or hold rule has ended",
         )
 
     def rows(self) -> tuple[answers.OrderRow, ...]:
@@ -146,9 +146,12 @@ class OrderAnswers:
         given = {name: getattr(about, name) for name in SELECTORS if getattr(about, name) is not None}
         if bool(given) is about.everything:
             raise InvalidError(
-                "everything is all mail: leave the other selectors out"
+                "`everything` selects all mail and cannot be combined with other selectors"
                 if given
-                else "which mail? Give a zone, destination, domain, sender, user or recipient, or all of it",
+                else (
+                    "no mail selected: specify a zone, destination, domain, sender, user or recipient, or "
+                    "everything"
+                ),
                 pointer="/about",
             )
         texts = (*given.values(), request.reason)
@@ -156,20 +159,24 @@ class OrderAnswers:
             any(len(text) > MAX_TEXT or not text.isprintable() for text in texts)
             or not request.reason.strip()
         ):
-            text = f"selectors and the reason are printable, of at most {MAX_TEXT} characters"
+            text = f"selectors and reason must be printable and have at most {MAX_TEXT} characters"
             raise InvalidError(text, pointer="/about")
         if about.zone is not None and about.zone not in self._known_zones():
-            near = (
-                did_you_mean(about.zone, self._known_zones()) or f"; there is {in_words(self._known_zones())}"
+            near = did_you_mean(about.zone, self._known_zones()) or (
+                f"; the zones are {in_words(self._known_zones())}"
             )
-            raise InvalidError(f'there is no zone "{about.zone}"{near}', pointer="/about/zone")
+            raise InvalidError(f'zone "{about.zone}" does not exist{near}', pointer="/about/zone")
         if about.domain is not None and about.destination is not None:
-            text = "a destination has domains of its own: leave domain or destination out"
+            text = "domain and destination cannot be combined, because a destination has its own domains"
             raise InvalidError(text, pointer="/about")
         if request.refuse and (request.effect == HOLD or about.destination is not None):
-            what = "a hold rule takes mail in" if request.effect == HOLD else "no client names a destination"
+            what = (
+                ("a hold rule does not reject mail")
+                if request.effect == HOLD
+                else ("refuse cannot be combined with a destination")
+            )
             raise InvalidError(
-                f"{what}: refuse needs a zone, domain, sender, user, recipient or all mail",
+                f"{what}: refuse requires a zone, domain, sender, user or recipient, or all mail",
                 pointer="/refuse",
             )
 

@@ -26,12 +26,14 @@ class RelayHandler:
         try:
             reader, writer = await asyncio.open_unix_connection(str(self._path), limit=MAX_FRAME)
         except OSError as error:
-            raise UnavailableError(f"the relay does not answer at {self._path}: {error.strerror}") from error
+            raise UnavailableError(f"the relay does not respond at {self._path}: {error.strerror}") from error
         try:
             writer.write(_request(request))
             return await self._answer(reader, answer)
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
-            raise UnavailableError(f"the relay at {self._path} has ended its answer early") from error
+            raise UnavailableError(
+                f"the relay at {self._path} closed the connection before the end of its response"
+            ) from error
         finally:
             writer.close()
 

@@ -64,9 +64,11 @@ class Figures:
                 self._count("Refused, by reason", text("reason") or record.name)
             case "refused-more":
                 totals["refused"] += int(text("count") or 0)
-                self._count("Refused, by reason", "counted, not kept one by one", int(text("count") or 0))
+                self._count(
+                    "Refused, by reason", "counted, but not recorded individually", int(text("count") or 0)
+                )
             case "dsn":
-                totals["reports to senders"] += 1
+                totals["bounces and reports"] += 1
             case "dropped":
                 totals["dropped by operators"] += 1
 
@@ -81,7 +83,7 @@ class Figures:
 
 _COUNTED = ("messages accepted", "recipients accepted")
 _TOTALS = (
-    "delivered", "attempts deferred", "bounced", "expired", "refused", "reports to senders",
+    "delivered", "attempts deferred", "bounced", "expired", "refused", "bounces and reports",
     "dropped by operators",
 )  # fmt: skip
 LISTS = (
@@ -113,7 +115,10 @@ def report(
         figures.lists[SENDERS] = Counter({names.get(each, each): found[each] for each in found})
     lines = [f"{hostname}: mail from {_when(since)} to {_when(until)}", ""]
     if not settings.history.enabled:
-        lines += ["The history is off ([history] enabled = false): there is nothing to report.", ""]
+        lines += [
+            "The history is disabled ([history] enabled = false), so there are no data for a report.",
+            "",
+        ]
     lines += [
         *_totals(figures),
         *(line for name in LISTS for line in _list(name, figures.lists.get(name))),
@@ -159,7 +164,7 @@ def _slowest(slowest: Sequence[tuple[float, str, str]]) -> Iterable[str]:
 
 def _queue(status: RelayStatus | ControlError) -> Iterable[str]:
     if isinstance(status, ControlError):
-        yield from ("The queue now", f"  is not known: {status}", "")
+        yield from ("The queue now", f"  unknown: {status}", "")
         return
     yield "The queue now        ready   deferred       held  suspended  oldest"
     for zone in status.zones:
@@ -183,7 +188,7 @@ def _queue(status: RelayStatus | ControlError) -> Iterable[str]:
 
 def _gaps(gaps: Sequence[Gap]) -> Iterable[str]:
     if gaps:
-        yield "The history is not whole, so these figures are too low:"
+        yield "The history is incomplete, so these figures are too low:"
         yield from (f"  {line}" for line in in_words(gaps, _when, several=True))
 
 

@@ -86,7 +86,7 @@ class Runner:
         ControlError if the request fails.
         """
         if len(self._running) >= self._most:
-            raise BusyError(f"{self._most} other requests are being answered: try again")
+            raise BusyError(f"the limit of {self._most} concurrent requests is reached; try again")
         call = _previewed(call)
         answer = Answer(call)
         work = asyncio.create_task(self._run(call.request, answer))
@@ -139,7 +139,7 @@ class Runner:
         """Return the one frame that answers a simple request. Raise ControlError if the request fails."""
         found, _ = await self.all(request, answer, caller)
         if not found:
-            raise UnexpectedError(f"the answer holds no {answer.__name__}")
+            raise UnexpectedError(f"the response contains no {answer.__name__}")
         return found[-1]
 
     async def close(self) -> None:
@@ -170,7 +170,7 @@ def _previewed(call: Call) -> Call:
     if not isinstance(request, QueueChange):
         return call
     if request.filter.is_everything and not request.everything:
-        raise InvalidError("no filter, and not everything either: which deliveries?", pointer="/filter")
+        raise InvalidError("no deliveries selected: specify a filter, or everything", pointer="/filter")
     is_purge = isinstance(request, Drop) and request.purge
     if request.filter.state is DeliveryState.DROPPED and not is_purge:
         raise InvalidError(

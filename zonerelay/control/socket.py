@@ -45,7 +45,7 @@ def refuse_live(path: Path) -> None:
     """Raise ControlError if a relay answers at the socket."""
     if path.is_socket() and answers(path):
         raise AnotherRelayError(
-            f"another relay answers at {path}: stop it, or give this one another [admin] socket"
+            f"another relay is listening at {path}; stop it, or set another [admin] socket for this one"
         )
 
 
@@ -54,11 +54,14 @@ def _explained(path: Path, error: OSError) -> str:
         case FileExistsError():
             return f"{path} is in the way of the control socket and is not a socket: move it"
         case FileNotFoundError():
-            return f"no directory {path.parent} for the control socket: create it, or set [admin] socket"
+            return (
+                f"the directory {path.parent} of the control socket does not exist; create it, or set "
+                "[admin] socket"
+            )
         case PermissionError():
             return (
-                f"no permission to create the control socket {path} as user {os.getuid()}: "
-                "give the relay's user its directory, or set [admin] socket"
+                f"no permission to create the control socket {path} as user {os.getuid()}; give the "
+                "directory to the relay's user, or set [admin] socket"
             )
     return f"cannot create the control socket {path}: {error.strerror or error}"
 
@@ -80,8 +83,8 @@ def control_socket_path(settings: Settings, worker: int | None = None) -> Path:
     length = len(bytes(path))
     if length > MAX_SOCKET_PATH:
         raise ControlError(
-            f"the control socket's path is {length} bytes long and the system takes {MAX_SOCKET_PATH}: "
-            f"set [admin] socket to a shorter one than {path}"
+            f"the path of the control socket has {length} bytes, but the system allows "
+            f"only {MAX_SOCKET_PATH}; set [admin] socket to a shorter path than {path}"
         )
     return path
 
@@ -174,7 +177,7 @@ async def _received(reader: asyncio.StreamReader) -> Call:
     except (TimeoutError, ConnectionError) as error:
         raise ClientGone from error
     except ValueError as error:
-        raise InvalidError(f"a request is at most {MAX_CALL} bytes long") from error
+        raise InvalidError(f"a request may have at most {MAX_CALL} bytes") from error
 
 
 async def _send(writer: asyncio.StreamWriter, octets: bytes) -> None:

@@ -140,7 +140,7 @@ class StatusBoard:
         try:
             found = self._capture.totals()
         except CaptureError as error:
-            self._capture_problem = f"captured mail cannot be used: {error}"
+            self._capture_problem = f"captured mail is unavailable: {error}"
             return self.captured
         self._capture_problem = ""
         return found
@@ -224,7 +224,7 @@ class StatusBoard:
         if settings is not None and settings is not self._files[0]:
             self._files = settings, _named_files(settings)
         return [
-            f"{file} is missing, which {name} names: put it back, or change the configuration"
+            f"{file}, which {name} refers to, is missing; restore it, or change the configuration"
             for file, name in self._files[1].items()
             if not file.exists() and not any(str(file) in each for each in reported)
         ]
@@ -236,8 +236,8 @@ class StatusBoard:
         if least <= self.free_space:
             return ""  # it was freed since the store looked
         return (
-            f"{rough_size(self.free_space)} are free at the spool, and new mail is refused below"
-            f" {rough_size(least)}: free {rough_size(least - self.free_space)} more"
+            f"only {rough_size(self.free_space)} are free on the disk of the spool, and new mail is "
+            f"rejected below {rough_size(least)}; free {rough_size(least - self.free_space)} more"
         )
 
     def suspended(self, destination: DestinationKey) -> Suspended | None:

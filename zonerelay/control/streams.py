@@ -48,7 +48,7 @@ class Streams:
         InvalidError if the filter is not valid.
         """
         if self._followers >= MAX_FOLLOWERS:
-            raise BusyError(f"{MAX_FOLLOWERS} others read along already: end one of them")
+            raise BusyError(f"the limit of {MAX_FOLLOWERS} readers is reached; stop one of them")
         try:
             wanted = _Wanted(request, self._redactor)
         except SearchError as error:
@@ -89,11 +89,15 @@ class Streams:
         stream: Stream[Line] = Stream(ROOM)
         transcript = _checked(request, stream)
         if not self._events.transcripts.start(transcript):
-            raise BusyError(f"{MAX_TRANSCRIPTS} transcripts run already: end one of them")
+            raise BusyError(
+                f"the limit of {MAX_TRANSCRIPTS} running transcripts is reached; stop one of them"
+            )
         subject = request.client or request.domain or request.message_id
         self._events.transcript_begun(subject, request.seconds, answer.caller)
         self._join()
-        timer = asyncio.get_running_loop().call_later(request.seconds, stream.close, "its time is over")
+        timer = asyncio.get_running_loop().call_later(
+            request.seconds, stream.close, "its time limit is reached"
+        )
         count = 0
         try:
             while True:
@@ -113,13 +117,11 @@ class Streams:
 
 def _checked(request: TranscriptRequest, stream: Stream[Line]) -> Transcript:
     if sum(map(bool, (request.client, request.domain, request.message_id))) != 1:
-        raise InvalidError("a transcript is of one client, of one destination or of one message")
+        raise InvalidError("a transcript must select one client, one destination or one message")
     try:
         networks = (ip_network(request.client, strict=False),) if request.client else ()
     except ValueError as error:
-        raise InvalidError(
-            f"{request.client} is neither an address nor a network", pointer="/client"
-        ) from error
+        raise InvalidError(f"{request.client} is not an address or a network", pointer="/client") from error
     return Transcript(
         stream,
         networks=networks,

@@ -731,7 +731,7 @@ def decode_frame(line: bytes) -> Frame:
     try:
         frame: Frame = _frame.decode(line)
     except msgspec.DecodeError as error:
-        raise ControlError(f"not an answer that this command understands: {error}") from error
+        raise ControlError(f"the response is not valid for this command: {error}") from error
     return frame
 
 
@@ -764,7 +764,7 @@ def place_of(cursor: str) -> DeliveryKey:
         octets = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         queue, message_id, recipient = msgspec.json.decode(octets, type=tuple[str, str, str])
     except (binascii.Error, msgspec.DecodeError, ValueError):
-        raise InvalidError("this is no cursor of a page", pointer="/cursor") from None
+        raise InvalidError("invalid cursor", pointer="/cursor") from None
     if not is_message_id(message_id):
-        raise InvalidError("this is no cursor of a page", pointer="/cursor")
+        raise InvalidError("invalid cursor", pointer="/cursor")
     return DeliveryKey(parse_queue(queue), MessageId(message_id), Mailbox(recipient))

@@ -29,7 +29,7 @@ Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 MessageId = Annotated[
-    Id, option("Message id, as in the log", metavar="ID", positional=True, unit=Unit.MESSAGE_ID)
+    Id, option("Message id, as shown in the log", metavar="ID", positional=True, unit=Unit.MESSAGE_ID)
 ]
 Reason = Annotated[Line, option("Reason, recorded in the log", "--reason", metavar="TEXT")]
 
@@ -107,7 +107,7 @@ class QueueList(Request, frozen=True, kw_only=True, tag="queue-list"):
 
     filter: Filter = Filter()
     limit: Annotated[int, option("At most N rows, 0 for all", "--limit", metavar="N", ge=0)] = 100
-    cursor: Annotated[str, option("Where the page before ends", max_length=2000)] = ""
+    cursor: Annotated[str, option("Cursor of the next page", max_length=2000)] = ""
 
 
 class QueueCount(Request, frozen=True, kw_only=True, tag="queue-count"):
@@ -127,7 +127,7 @@ class QueueSummary(Request, frozen=True, kw_only=True, tag="queue-summary"):
 
     by: Annotated[SummaryBy, option("Property to count by", "--by")] = "domain"
     filter: Filter = Filter()
-    exact: Annotated[bool, option("Look at every delivery, however many", "--exact")] = False
+    exact: Annotated[bool, option("Count every delivery exactly, even in a large queue", "--exact")] = False
 
 
 class QueueShow(Request, frozen=True, kw_only=True, tag="queue-show"):
@@ -148,7 +148,7 @@ class QueueCat(Request, frozen=True, kw_only=True, tag="queue-cat"):
     """
 
     message_id: MessageId
-    as_sent: Annotated[bool, option("As its zone changes and signs it", "--as-sent")] = False
+    as_sent: Annotated[bool, option("As modified and signed by its zone", "--as-sent")] = False
     zone: Annotated[Line, option("With --as-sent: one of several zones", "--zone", metavar="ZONE")] = ""
 
 
@@ -157,7 +157,7 @@ class QueueExplain(Request, frozen=True, kw_only=True, tag="queue-explain"):
     for `address` only.
     """
 
-    message_id: Annotated[Id, option("Message of the queue", "--id", metavar="ID", unit=Unit.MESSAGE_ID)]
+    message_id: Annotated[Id, option("Message in the queue", "--id", metavar="ID", unit=Unit.MESSAGE_ID)]
     address: Annotated[Line, option("One of its recipients", metavar="ADDRESS", positional=True)] = ""
 
 
@@ -172,7 +172,7 @@ class QueueChange(Request, frozen=True, kw_only=True):
     action: ClassVar[ChangeVerb]
 
     filter: Filter = Filter()
-    everything: Annotated[bool, option("The whole queue, without a filter", "--all")] = False
+    everything: Annotated[bool, option("All deliveries in the queue", "--all")] = False
     reason: Reason = ""
     dry_run: Annotated[bool, option("Only count what would change", "--dry-run")] = False
     sample: Annotated[int, option("With dry_run: list the first N", ge=0, le=MAX_SAMPLE)] = 5
@@ -186,7 +186,7 @@ class Retry(QueueChange, frozen=True, kw_only=True, tag="queue-retry"):
 
     at: Annotated[
         Seconds | None,
-        option("Not now: +2h, 23:30 or 2026-11-25T23:30", "--at", metavar="TIME", unit=Unit.TIME),
+        option("Time of the retry: +2h, 23:30 or 2026-11-25T23:30", "--at", metavar="TIME", unit=Unit.TIME),
     ] = None
 
 
@@ -229,7 +229,7 @@ class Drop(QueueChange, frozen=True, kw_only=True, tag="queue-drop"):
 
     action: ClassVar[ChangeVerb] = "drop"
 
-    purge: Annotated[bool, option("Destroy at once, without undo", "--purge")] = False
+    purge: Annotated[bool, option("Delete permanently, without undo", "--purge")] = False
 
 
 CHANGES: dict[ChangeVerb, type[QueueChange]] = {
@@ -256,7 +256,7 @@ class Undo(Request, frozen=True, kw_only=True, tag="undo"):
     """Undo the change `undoes`."""
 
     undoes: Annotated[
-        Line, option("Id of the change, which its command printed", metavar="ID", positional=True)
+        Line, option("Id of the change, as printed by its command", metavar="ID", positional=True)
     ]
     reason: Reason = ""
 
@@ -292,14 +292,14 @@ class Suspend(Request, frozen=True, kw_only=True, tag="suspend"):
     """
 
     about: Selectors
-    effect: Annotated[OrderEffect, option("Suspend, or hold each delivery by itself")] = "suspend"
+    effect: Annotated[OrderEffect, option("Suspend, or hold each delivery separately")] = "suspend"
     seconds: Annotated[
         Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None,
         option("Resume automatically after this time, e.g. 2h", "--for", metavar="TIME", unit=Unit.DURATION),
     ] = None
-    refuse: Annotated[bool, option("Answer clients 421 for such mail", "--refuse")] = False
+    refuse: Annotated[bool, option("Reject such mail from clients with 421", "--refuse")] = False
     stop_clock: Annotated[bool, option("Do not count this time towards expiry", "--stop-clock")] = False
-    reason: Annotated[Line, option("Reason, for other operators", "--reason", metavar="TEXT")] = ""
+    reason: Annotated[Line, option("Reason, shown to other operators", "--reason", metavar="TEXT")] = ""
 
 
 class Resume(Request, frozen=True, kw_only=True, tag="resume"):
@@ -332,21 +332,28 @@ class Explain(Request, frozen=True, kw_only=True, tag="explain"):
 
     address: Annotated[Line, option("Recipient, or a domain", metavar="ADDRESS", positional=True)]
     sender: Annotated[Line, option("Envelope sender", "--from", metavar="ADDRESS")] = ""
-    user: Annotated[Line, option("User who has logged in", "--user", metavar="NAME")] = ""
-    listener: Annotated[Line, option("Listener that it came to", "--listener", metavar="ADDRESS")] = ""
+    user: Annotated[Line, option("Authenticated user", "--user", metavar="NAME")] = ""
+    listener: Annotated[
+        Line, option("Listener that the mail arrives at", "--listener", metavar="ADDRESS")
+    ] = ""
     client: Annotated[Line, option("IP address of the client", "--client", metavar="IP", unit=Unit.IP)] = ""
     certificate: Annotated[
         Line,
-        option("Fingerprint of its certificate", "--certificate", metavar="SHA256", unit=Unit.FINGERPRINT),
+        option(
+            "Fingerprint of the client's certificate",
+            "--certificate",
+            metavar="SHA256",
+            unit=Unit.FINGERPRINT,
+        ),
     ] = ""
-    priority: Annotated[Priority | None, option("Priority; else the listener's", "--priority")] = None
+    priority: Annotated[Priority | None, option("Priority (default: the listener's)", "--priority")] = None
     size: Annotated[
         Size | None, option("Size of the message, e.g. 12 MB", "--size", metavar="SIZE", unit=Unit.SIZE)
     ] = None
     headers: Annotated[
         tuple[tuple[str, str], ...],
         option(
-            'Header field, "Name: value"; may be repeated',
+            'Header field, "Name: value", repeatable',
             "--header",
             metavar="FIELD",
             unit=Unit.HEADER,
@@ -364,7 +371,7 @@ class Resolve(Request, frozen=True, kw_only=True, tag="resolve"):
         str,
         option("Pseudonym from the log", metavar="PSEUDONYM", positional=True, min_length=1, max_length=4000),
     ]
-    recent: Annotated[bool, option("Ask the relay's memory, not its queue", "--recent")] = False
+    recent: Annotated[bool, option("Search the relay's memory instead of the queue", "--recent")] = False
     limit: Annotated[int, option("At most N addresses", metavar="N", ge=1, le=MAX_PAGE)] = 100
 
 
@@ -375,24 +382,24 @@ class Tail(Request, frozen=True, kw_only=True, tag="tail"):
     """
 
     address: Annotated[
-        Line, option("An address, user, client, Message-ID or id", metavar="VALUE", positional=True)
+        Line, option("Address, user, client, Message-ID or message id", metavar="VALUE", positional=True)
     ] = ""
-    sender: Annotated[
-        Line, option("Messages of this sender; @DOMAIN: of a domain", "--from", metavar="ADDRESS")
-    ] = ""
-    recipient: Annotated[
-        Line, option("About this recipient; @DOMAIN: a domain", "--to", metavar="ADDRESS")
-    ] = ""
+    sender: Annotated[Line, option("Messages of this sender, or @DOMAIN", "--from", metavar="ADDRESS")] = ""
+    recipient: Annotated[Line, option("Events of this recipient, or @DOMAIN", "--to", metavar="ADDRESS")] = ""
     domain: Annotated[
         Line, option("Events of a recipient domain or destination", "--domain", metavar="DOMAIN")
     ] = ""
     zone: Annotated[Line, option("In a zone", "--zone", metavar="NAME")] = ""
-    user: Annotated[Line, option("Messages of a user who has logged in", "--user", metavar="NAME")] = ""
+    user: Annotated[Line, option("Messages of an authenticated user", "--user", metavar="NAME")] = ""
     client: Annotated[Line, option("Messages and refusals of a client", "--client", metavar="ADDRESS")] = ""
-    event: Annotated[Line, option("Events of these names: deferred,bounced", "--event", metavar="NAMES")] = ""
+    event: Annotated[
+        Line, option("Events with these names: deferred,bounced", "--event", metavar="NAMES")
+    ] = ""
     message_id: Annotated[
         str,
-        option("About one message", "--id", metavar="ID", unit=Unit.MESSAGE_ID, pattern="^([0-9a-f]{16})?$"),
+        option(
+            "Events of one message", "--id", metavar="ID", unit=Unit.MESSAGE_ID, pattern="^([0-9a-f]{16})?$"
+        ),
     ] = ""
 
 
@@ -402,7 +409,9 @@ class Transcript(Request, frozen=True, kw_only=True, tag="transcript"):
     message. The stream ends after `seconds`, a number of bytes or `sessions`, whichever comes first.
     """
 
-    client: Annotated[Line, option("Sessions of a client or network", "--client", metavar="ADDRESS")] = ""
+    client: Annotated[
+        Line, option("Sessions of a client address or network", "--client", metavar="ADDRESS")
+    ] = ""
     domain: Annotated[
         Line, option("Connections to a domain, MX host or next hop", "--domain", metavar="DOMAIN")
     ] = ""
@@ -418,10 +427,12 @@ class Transcript(Request, frozen=True, kw_only=True, tag="transcript"):
     ] = 300.0
     octets: Annotated[
         int,
-        option("End after this much text", "--size", metavar="SIZE", unit=Unit.SIZE, ge=1, le=1_000_000_000),
+        option(
+            "Stop after this amount of text", "--size", metavar="SIZE", unit=Unit.SIZE, ge=1, le=1_000_000_000
+        ),
     ] = 10 * 1024 * 1024
     sessions: Annotated[
-        int, option("End after this many sessions", "--sessions", metavar="N", ge=1, le=10_000)
+        int, option("Stop after this number of sessions", "--sessions", metavar="N", ge=1, le=10_000)
     ] = 100
 
 
@@ -442,7 +453,7 @@ class HistoryFind(Request, frozen=True, kw_only=True, tag="history-find"):
     about: Annotated[
         str | None,
         option(
-            "An address, @DOMAIN, Message-ID, id, pseudonym or user",
+            "Address, @DOMAIN, Message-ID, id, pseudonym or user",
             metavar="ADDRESS|MESSAGE-ID|ID",
             positional=True,
         ),
@@ -459,10 +470,10 @@ class HistoryFind(Request, frozen=True, kw_only=True, tag="history-find"):
     destination: Annotated[
         str, option("Destination or host; * matches any text", "--destination", metavar="NAME")
     ] = ""
-    reply: Annotated[
-        str, option("A reply to or of this relay contains this text", "--reply", metavar="TEXT")
-    ] = ""
-    outcome: Annotated[HistoryOutcome | None, option("Outcome; waiting: no attempt yet", "--outcome")] = None
+    reply: Annotated[str, option("Text in a reply from or to a peer", "--reply", metavar="TEXT")] = ""
+    outcome: Annotated[HistoryOutcome | None, option("Outcome; waiting: not attempted yet", "--outcome")] = (
+        None
+    )
     since: Annotated[
         float, option("Only events newer than AGE, e.g. 30m, 2d", "--since", metavar="AGE", unit=Unit.AGO)
     ] = 0.0
@@ -505,7 +516,7 @@ class WebhookReplay(Request, frozen=True, kw_only=True, tag="webhook-replay"):
     name: Annotated[Line, option("Name of the [[webhook]]", metavar="NAME", positional=True)]
     since: Annotated[
         float | None,
-        option("Report the history of this time again, e.g. 2h", "--since", metavar="AGE", unit=Unit.AGO),
+        option("Resend the events of this period, e.g. 2h", "--since", metavar="AGE", unit=Unit.AGO),
     ] = None
 
 
