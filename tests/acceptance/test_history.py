@@ -466,7 +466,7 @@ async def test_switched_off_there_is_no_file_and_the_time_is_a_gap(
             relay.start()
             submit(relay, "carol@example.com")
             relay.wait_until_empty()
-            assert "was off, and still is" in zonerelay(relay, "log", "find", "carol@example.com").err
+            assert "was disabled, and still is" in zonerelay(relay, "log", "find", "carol@example.com").err
             assert relay.terminate() == 0
             relay.config.write_text(text)
             relay.start()
