@@ -46,7 +46,7 @@ class OperatorActs:
 
     async def change(self, request: requests.QueueChange, call: Call, progress: VerbProgress) -> Changed:
         """Run a change. Raise ControlError if it is not possible or ends half-way."""
-        if isinstance(request, Retry) and (request.at or 0.0) > self._clock.now() + MAX_WAIT:
+        if isinstance(request, requests.Retry) and (request.at or 0.0) > self._clock.now() + MAX_WAIT:
             raise InvalidError("the time of the retry must be within the next year", pointer="/at")
         rerouting = self._rerouting(request)
         what = f"{described(queue_filter(request.filter)) or 'everything'}{_aim(request, rerouting)}"

@@ -182,7 +182,9 @@ class RewritePlans:
         try:
             first = srs.reverse(Mailbox(recipient), self.clock.now())
         except SrsError as error:
-            plans.append(RewritePlan(what="recipient", by=SRS, problem=f"rejected with 550 5.1.1: {error}"))
+            plans.append(
+                answers.RewritePlan(what="recipient", by=SRS, problem=f"rejected with 550 5.1.1: {error}")
+            )
             return recipient
         if first is None:
             return recipient
@@ -565,7 +567,7 @@ def _address(
     zone: ZoneSettings, ip: str, port: int, sources: Sequence[answers.SourcePlan]
 ) -> answers.AddressPlan:
     if is_private(ip) and not (zone.allow_private_addresses or zone.next_hop):
-        return AddressPlan(
+        return answers.AddressPlan(
             address=ip, problem="private address, not used: the zone does not set allow_private_addresses"
         )
     if sources:

@@ -279,8 +279,7 @@ class History:
             self._fail(f"{self.file} cannot be read ({error}) or renamed: {another}")
             return
         self._broken(
-            f"{self.file} cannot be read ({error}); it was renamed to {aside.name}, and a new file is "
-            "created"
+            f"{self.file} cannot be read ({error}); it was renamed to {aside.name}, and a new file is created"
         )
         self._wake.set()
 
