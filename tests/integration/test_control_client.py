@@ -162,7 +162,7 @@ def test_what_is_no_text_is_refused_in_words(path: Path) -> None:
         requests.QueueList(filter=requests.Filter(domain="\udcff")),
         requests.Explain(address="\udcff"),
     ):
-        with pytest.raises(ControlError, match="not UTF-8"):
+        with pytest.raises(ControlError, match="not valid UTF-8"):
             asked(path, wanted)
 
 

@@ -214,7 +214,7 @@ async def test_too_large_mail_of_a_zone_is_returned_without_a_connection(tmp_pat
             await running.until_empty()
             (bounced,) = running.log.named("bounced")
             assert "552 5.3.4" in str(bounced["reply"])
-            assert "zone small sends no more than 1 KB" in str(bounced["reply"])
+            assert "zone small accepts at most 1 KB" in str(bounced["reply"])
         sent = {message.mail_from: message.recipients for message in sink.messages}
         assert sent == {"a@large.example": ("c@large.example",), "": ("a@large.example",)}
 

@@ -650,7 +650,7 @@ def too_large_for(zone: ZoneSettings, size: int | None) -> str:
     if not zone.max_message_size or size is None or size <= zone.max_message_size:
         return ""
     most = format_size(zone.max_message_size)
-    return f"552 5.3.4 the message has {size} bytes, but zone {zone.name} sends at most {most}"
+    return f"552 5.3.4 the message has {size} bytes, but zone {zone.name} accepts at most {most}"
 
 
 def rates_in_force(zone: ZoneSettings, found: ExaminedRoute) -> dict[str, str]:
