@@ -364,7 +364,7 @@ async def test_queue_show_and_explain_agree_on_where_waiting_mail_goes_and_what_
         )
         gone = (await plans())["b@example.com"]
         assert (gone.zone, gone.verdict) == ("bulk", "deferred")
-        assert "no zone bulk any more" in gone.unroutable
+        assert "zone bulk is no longer configured" in gone.unroutable
 
 
 async def test_a_zone_that_a_header_named_is_not_compared(tmp_path: Path) -> None:
