@@ -168,7 +168,7 @@ def test_what_is_no_text_is_refused_in_words(path: Path) -> None:
 
 def test_one_answer_is_what_was_promised(path: Path, serve: Serve) -> None:
     serve(OK, chunk(COUNT + END))
-    with pytest.raises(ControlError, match="holds no Pong"):
+    with pytest.raises(ControlError, match="contains no Pong"):
         ControlClient(path).ask(requests.Ping(), Pong)
 
 

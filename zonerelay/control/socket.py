@@ -52,7 +52,7 @@ def refuse_live(path: Path) -> None:
 def _explained(path: Path, error: OSError) -> str:
     match error:
         case FileExistsError():
-            return f"{path} is in the way of the control socket and is not a socket: move it"
+            return f"{path} exists and is not a socket, so the control socket cannot be created"
         case FileNotFoundError():
             return (
                 f"the directory {path.parent} of the control socket does not exist; create it, or set "
