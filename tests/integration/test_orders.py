@@ -377,7 +377,7 @@ async def test_deferred_mail_that_an_order_by_envelope_is_about_is_filtered_as_i
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (Suspend(about=Selectors(), reason="x"), "which mail"),
+        (Suspend(about=Selectors(), reason="x"), "no mail selected"),
         (Suspend(about=Selectors(zone="defualt"), reason="x"), "did you mean default"),
         (Suspend(about=Selectors(zone="default"), reason=" "), "reason"),
         (
