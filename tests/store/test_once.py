@@ -221,7 +221,7 @@ async def test_keys_are_taken_over_and_are_no_damage(spool: Spool, tmp_path: Pat
 async def kept_in(spool: Spool) -> int:
     """How many keys the store holds."""
     store: Any = spool.store
-    return len(await store._reservations._page(""))
+    return len(await store._reservations.page(""))
 
 
 # --- workers, each with a spool of its own

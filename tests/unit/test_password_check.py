@@ -63,7 +63,7 @@ def test_the_memory_is_bounded_and_forgets_the_oldest(remembered: RememberedPass
 
 
 def test_a_secret_that_can_be_guessed_is_refused() -> None:
-    with pytest.raises(ValueError, match="16 octets"):
+    with pytest.raises(ValueError, match="16 bytes"):
         RememberedPasswords(b"short")
 
 
