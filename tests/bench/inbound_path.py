@@ -20,6 +20,7 @@ import asyncio
 import gc
 import importlib
 import importlib.util
+import inspect
 import statistics
 import sys
 import tempfile
@@ -139,6 +140,8 @@ def make_listener() -> Any:
 
         told["shared"] = SharedContext()
     store: Any = Store()
+    if "notify" in inspect.signature(Listener.__init__).parameters:  # of older trees
+        told["notify"] = lambda *_: None
     # Any: older trees ask for a name, newer ones for a function that gives it.
     choose_zone: Any = lambda *_, **__: "default"  # noqa: E731
     if importlib.util.find_spec("zonerelay.routing.zones.route_rules"):
@@ -153,7 +156,6 @@ def make_listener() -> Any:
         store=store,
         ids=MessageIdSource(clock),
         choose_zone=choose_zone,
-        notify=lambda *_: None,
         events=Events(Log(), Metrics(), Redactor(bytes(32), enabled=False), clock),
         clock=clock,
         **told,

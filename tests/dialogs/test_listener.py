@@ -16,9 +16,9 @@ from zonerelay.inbound.cleanup.intake import OVERDUE
 from zonerelay.inbound.limits.connections import MANY
 from zonerelay.inbound.listen.listening_socket import ListenError
 from zonerelay.message.header.headers import Fields
-from zonerelay.model.envelope import Body, Envelope
-from zonerelay.model.queue_name import QueueName, queue_of
+from zonerelay.model.envelope import Body, Envelope, Message
 from zonerelay.routing.zones.zones import Choice, ZoneOf
+from zonerelay.telemetry.events.events import Events
 
 
 async def test_port_zero_is_resolved() -> None:
@@ -163,7 +163,6 @@ async def test_stored_message_knows_all_about_itself() -> None:
             ("c@example.com", "bulk"),
             ("d@example.com", "default"),
         ]
-        assert sorted(house.notified) == [queue_of("bulk"), queue_of("default")]
         names = [line.split(b":")[0] for line in stored.body.split(b"\r\n") if line[:1].isalpha()]
         assert names == [b"Received", b"From", b"Message-ID", b"Subject", b"Date"]
         assert stored.body.endswith(b"\r\n\r\n\xff\r\n.\r\n")
@@ -178,13 +177,14 @@ async def test_accepted_is_said_before_the_client_hears_250() -> None:
         assert house.log.named("accepted")[0]["bare_lf"] == 1
 
 
-async def test_trouble_after_the_commit_is_still_a_250() -> None:
+async def test_trouble_after_the_commit_is_still_a_250(monkeypatch: pytest.MonkeyPatch) -> None:
     """A 451 here would make the client send a message again that is already queued."""
 
-    def fail(queue: QueueName, due: float) -> None:
-        raise RuntimeError(queue)
+    def fail(events: Events, message: Message, **facts: int) -> None:
+        raise RuntimeError(message.id)
 
-    async with listening(notify=fail) as house, await house.connect() as talk:
+    monkeypatch.setattr(Events, "accepted", fail)
+    async with listening() as house, await house.connect() as talk:
         await talk.begin()
         talk.send(b"Subject: x\r\n.\r\n")
         assert b"250 2.0.0 OK queued" in await talk.line()
@@ -192,18 +192,13 @@ async def test_trouble_after_the_commit_is_still_a_250() -> None:
 
 
 @pytest.mark.parametrize(("recipients", "is_due"), [(1, False), (MANY + 1, True)])
-async def test_what_is_stored_as_due_is_told_with_its_time(recipients: int, is_due: bool) -> None:
-    """Were the clock set back before it is claimed, nothing else would ever look at it."""
-    told: list[tuple[QueueName, float]] = []
-
-    def tell(queue: QueueName, due: float) -> None:
-        told.append((queue, due))
-
-    async with listening(notify=tell) as house, await house.connect() as talk:
+async def test_what_many_recipients_get_is_stored_as_due(recipients: int, is_due: bool) -> None:
+    async with listening() as house, await house.connect() as talk:
         await talk.begin(*(b"u%d@example.com" % number for number in range(recipients)))
         talk.send(b"Subject: x\r\n.\r\n")
         assert b"250 2.0.0 OK queued" in await talk.line()
-        assert told == [(queue_of("default"), house.clock.now() - OVERDUE if is_due else 0.0)]
+        due = {each.next_attempt for each in house.store.stored[0].deliveries}
+        assert due == {house.clock.now() - OVERDUE if is_due else 0.0}
 
 
 async def test_zone_that_cannot_be_chosen_is_temporary() -> None:

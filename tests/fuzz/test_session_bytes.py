@@ -120,7 +120,6 @@ async def converse(
         store=store.as_store(),
         ids=MessageIdSource(clock),
         choose_zone=one_zone,
-        notify=lambda zone, due: None,
         events=events,
         clock=clock,
         consultants=Consultants(events=events, users=Everybody(), policy=policy),

@@ -169,7 +169,6 @@ class Crowd:
             store=self.store.as_store(),
             ids=MessageIdSource(clock),
             choose_zone=one_zone,
-            notify=lambda zone, due: None,
             events=events_into(self.log, clock),
             clock=clock,
             shared=SharedContext(memory=self.memory, users=Users(self.dice)),

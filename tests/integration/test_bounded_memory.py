@@ -17,12 +17,12 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.zone import window
-from zonerelay.store.leveldb import in_flight, ready_window
+from zonerelay.store.leveldb import claims, in_flight
 
 BOUNDS = {
     window: ("LOW_MARK", "CLAIM_LIMIT", "MAX_PASSED_OVER"),
     in_flight: ("HOT_MESSAGES",),
-    ready_window: ("WINDOW_LIMIT", "NEW_LIMIT", "SKIPPED_LIMIT"),
+    claims: ("_READ_AHEAD", "_MOST"),
 }
 SMALL = 40
 

@@ -719,8 +719,10 @@ async def test_stop_lets_attempts_end_and_records_them(make: Make) -> None:
     await relay.scheduler.start()
     relay.accept("b@example.com")
     await relay.until(lambda: len(relay.courier.in_flight) == 1)
+    stopping = asyncio.create_task(relay.scheduler.stop(2.0))
+    await asyncio.sleep(0)
     relay.accept("late@example.com")
-    await relay.scheduler.stop(2.0)
+    await stopping
     assert [delivery.recipient for delivery in await relay.stored()] == ["late@example.com"]
     relay.scheduler.notify(queue_of("default"))
     await asyncio.sleep(0.01)

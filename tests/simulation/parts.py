@@ -133,9 +133,6 @@ NARROW = {
     "store.leveldb.claims._READ_AHEAD": 2,
     "store.leveldb.in_flight.HOT_MESSAGES": 2,
     "store.leveldb.in_flight.HOT_RECIPIENTS": 4,
-    "store.leveldb.ready_window.NEW_LIMIT": 3,
-    "store.leveldb.ready_window.SKIPPED_LIMIT": 4,
-    "store.leveldb.ready_window.WINDOW_LIMIT": 6,
     "store.objects.objects.LEAST_LOG": 2_000,
     "store.objects.objects.SHARE": 0.5,
 }

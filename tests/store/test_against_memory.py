@@ -30,7 +30,7 @@ from zonerelay.store.contract import Change, Finish, MessageWriter, Postpone, Qu
 from zonerelay.store.keys import port
 from zonerelay.store.keys.port import Write
 from zonerelay.store.leveldb import claims as leveldb_claims
-from zonerelay.store.leveldb import in_flight, ready_window
+from zonerelay.store.leveldb import in_flight
 from zonerelay.store.leveldb import reads as queue_reads
 from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.nodes.store import NodeStore
@@ -44,11 +44,10 @@ RECIPIENTS = tuple(f"{name}@{domain}" for domain in DOMAINS for name in ("x", "y
 SIZES = (0, 10, 64 * 1024, 70_000, 600_000)
 
 TINY: dict[object, dict[str, int]] = {
-    ready_window: {"WINDOW_LIMIT": 3, "NEW_LIMIT": 2, "SKIPPED_LIMIT": 2},
     leveldb_scan: {"SAMPLED_ROWS": 7},
     queue_reads: {"PAGE_ROWS": 3},
     port: {"PAGE_ROWS": 3},
-    leveldb_claims: {"_READ_AHEAD": 1},
+    leveldb_claims: {"_READ_AHEAD": 1, "_MOST": 4},
     in_flight: {"HOT_MESSAGES": 2},
     batches: {"UPDATE_BATCH": 2},
     objects: {"LARGE_VALUE": 1000, "LEAST_LOG": 5000, "AHEAD": 3},

@@ -13,7 +13,6 @@ from tests.support.memory_store import MemoryStore
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish
-from zonerelay.store.leveldb import ready_window
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches, Row, View
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.store import LevelDbStore
@@ -90,19 +89,18 @@ async def test_a_list_of_thousands_is_stored_once_and_finished_in_as_many_steps_
     assert await store.queues() == set()
 
 
-async def test_a_zone_holds_its_window_in_memory_and_finds_the_rest(
+async def test_the_store_holds_a_page_in_memory_and_finds_the_rest(
     store: LevelDbStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ready_window, "WINDOW_LIMIT", 40)
     monkeypatch.setattr("zonerelay.store.leveldb.claims._READ_AHEAD", 20)
     for number in range(1, MANY + 1):
         await store_message(store, number)
-    window = store._claims[queue_of("default")]
-    assert len(window._ready) <= 40
+    cursors = store._claims[queue_of("default")]
+    assert not len(cursors._ready)
     in_memory: list[int] = []
     Counted.reset()
-    assert await deliver_all(store, 10, lambda claimed: in_memory.append(len(window._ready))) == MANY
-    assert max(in_memory) <= 40 + 20
+    assert await deliver_all(store, 10, lambda claimed: in_memory.append(len(cursors._ready))) == MANY
+    assert max(in_memory) <= 20
     # Each row once or twice (a page begins with the one that ended the page before), never from the start.
     assert Counted.rows_read <= 2 * MANY
 

@@ -21,7 +21,6 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Change, Finish, Postpone, Store, StoreError
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import reads as queue_reads
-from zonerelay.store.leveldb import ready_window
 from zonerelay.store.leveldb.engine import AtomicBatch
 from zonerelay.store.leveldb.spool import LevelDb
 
@@ -32,8 +31,6 @@ HOUR = 3600.0
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every limit is reached by a handful of messages."""
-    monkeypatch.setattr(ready_window, "WINDOW_LIMIT", 4)
-    monkeypatch.setattr(ready_window, "SKIPPED_LIMIT", 2)
     monkeypatch.setattr(queue_reads, "PAGE_ROWS", 3)
     monkeypatch.setattr(leveldb_claims, "_READ_AHEAD", 1)
 
@@ -149,10 +146,7 @@ async def found_again(store: Store, now: float) -> list[DeliveryKey]:
     return [delivery.key for delivery in found]
 
 
-async def test_what_was_passed_over_is_found_after_the_clock_was_set_back(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ready_window, "SKIPPED_LIMIT", 0)
+async def test_what_was_passed_over_is_found_after_the_clock_was_set_back(store: Store) -> None:
     (delivery,) = await store_message(store, 1, "a@full.example", next_attempt=NOW - 1)
     assert await store.claim(queue_of("default"), 10, now=NOW, skip_domains={"full.example"}) == []
     early = await store.claim(queue_of("default"), 10, now=NOW - HOUR, domain="full.example")
@@ -161,11 +155,8 @@ async def test_what_was_passed_over_is_found_after_the_clock_was_set_back(
     assert found == [delivery.key]
 
 
-async def test_what_was_being_passed_over_as_the_spool_failed_is_found_afterwards(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """LevelDB writes down what it passes over when memory is full."""
-    monkeypatch.setattr(ready_window, "SKIPPED_LIMIT", 1)
+async def test_what_was_being_passed_over_as_the_spool_failed_is_found_afterwards(spool: Spool) -> None:
+    """LevelDB writes down what it passes over."""
     store = spool.store
     keys = {(await store_message(store, number, "a@full.example"))[0].key for number in (1, 2, 3)}
     committer = store._keeper.committer  # type: ignore[attr-defined]  # the store cannot be asked to fail

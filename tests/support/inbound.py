@@ -7,13 +7,13 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.listener import Listener
-from zonerelay.inbound.state.context import NotifyQueue, SharedContext
+from zonerelay.inbound.state.context import SharedContext
 from zonerelay.inbound.state.questions import AskedPolicy
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.header.headers import Fields
@@ -21,7 +21,6 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.queue_name import QueueName
 from zonerelay.routing.zones.zones import Choice, ChooseZone, ZoneOf
 from zonerelay.store.contract import Companions, Kept, Once, QueueStore, Submit, check_kept
 from zonerelay.telemetry.events.events import Events
@@ -177,7 +176,6 @@ class House:
     store: RememberingStore
     log: EventLog
     clock: ManualClock
-    notified: list[QueueName] = field(default_factory=list)
 
     async def connect(self) -> Talk:
         """A client that has read the greeting."""
@@ -271,7 +269,6 @@ async def listening(
     *,
     store: RememberingStore | None = None,
     choose_zone: ChooseZone = one_zone,
-    notify: NotifyQueue | None = None,
     shared: SharedContext | None = None,
     certificates: TlsContexts | None = None,
     policy: AskedPolicy | None = None,
@@ -281,14 +278,12 @@ async def listening(
     clock = clock or ManualClock()
     log = log or EventLog()
     store = store or RememberingStore()
-    notified: list[QueueName] = []
     listener = Listener(
         settings or ListenerSettings(address="127.0.0.1:0"),
         hostname=HOSTNAME,
         store=store.as_store(),
         ids=MessageIdSource(clock),
         choose_zone=choose_zone,
-        notify=notify or (lambda queue, due: notified.append(queue)),
         events=events_into(log, clock),
         clock=clock,
         shared=shared or SharedContext(),
@@ -297,7 +292,7 @@ async def listening(
     )
     await listener.start()
     try:
-        yield House(listener, store, log, clock, notified)
+        yield House(listener, store, log, clock)
     finally:
         listener.stop_accepting()
         async with asyncio.timeout(PATIENCE):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain, zip_longest
+from itertools import chain, groupby, zip_longest
 
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -26,13 +26,14 @@ from zonerelay.store.contract import (
     MessageNotFoundError,
     Postpone,
     QueueCounts,
+    Stored,
     StoreError,
     Submit,
     Unhealthy,
     Wanted,
     everybody,
 )
-from zonerelay.store.surroundings import Siblings
+from zonerelay.store.surroundings import Siblings, take_none
 
 
 class MemoryStore:
@@ -60,6 +61,7 @@ class MemoryStore:
         self.kept_keys = self._reservations.kept_keys
         self.submit_once = self._reservations.store
         self._closed = False
+        self.on_stored: Stored = take_none
 
     # --- taking mail
 
@@ -105,9 +107,18 @@ class MemoryStore:
 
     def add(self, message: Message, chunks: list[bytes], deliveries: Iterable[Delivery]) -> None:
         new = {delivery.key: delivery for delivery in deliveries}
+        is_next = not any(each.next_attempt <= 0 for each in self._unclaimed())
         self._messages[message.id] = (message, chunks)
         self._deliveries |= new
         self._last_id = max(self._last_id or message.id, message.id)
+        ready = [each for each in new.values() if not each.held]
+        for _, some in groupby(ready, key=lambda each: each.queue):
+            told = list(some)
+            may_take = is_next and not any(each.next_attempt for each in told)
+            self._claimed.update(each.key for each in told[: self.on_stored(told, may_take)])
+
+    def _unclaimed(self) -> Iterator[Delivery]:
+        return (each for key, each in self._deliveries.items() if key not in self._claimed and not each.held)
 
     # --- handing out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Unpack
@@ -30,6 +30,7 @@ from zonerelay.routing.destinations.mx import ExaminedRoute
 from zonerelay.routing.destinations.route import Batch, MxHost, Route, Unroutable
 from zonerelay.routing.zones.zones import Choice, ZoneOf
 from zonerelay.store.contract import Change, ClaimFilter, StoreError
+from zonerelay.store.surroundings import take_none
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
@@ -111,6 +112,13 @@ class FlakyStore(MemoryStore):
         self.asked[what] += 1
         if self.refuses:
             raise StoreError("refused by the test")
+
+    def add(self, message: Message, chunks: list[bytes], deliveries: Iterable[Delivery]) -> None:
+        on_stored = self.on_stored
+        if self.refuses:  # a store that fails gives nothing away
+            self.on_stored = lambda some, is_next: on_stored(some, False)
+        super().add(message, chunks, deliveries)
+        self.on_stored = on_stored
 
     async def claim(
         self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
@@ -246,7 +254,6 @@ class Relay:
             zones=zones,
             bounce=bounce,
             hostname="relay.example.org",
-            notify=self._notify,
             events=self.events,
             clock=self.clock,
             callbacks=SettlerCallbacks(postponed=lambda queue, when: self.scheduler.postponed(queue, when)),
@@ -266,13 +273,10 @@ class Relay:
             window=window,
             busy=busy,
         )
+        self.store.on_stored = self.scheduler.stored
 
     def _choose_zone(self, envelope: Envelope, /, *, headers: object, size: int, named: str = "") -> ZoneOf:
         return lambda recipient: Choice(self.zone_of.get(recipient, self._default_zone), "")
-
-    def _notify(self, queue: QueueName) -> None:
-        # The settler is built first, as in the worker.
-        self.scheduler.notify(queue)
 
     def accept(
         self,
@@ -290,9 +294,9 @@ class Relay:
         deliveries = deliveries_of(message, zone=zone, notify=notify)
         if release:
             deliveries = [structs.replace(each, created=release, next_attempt=release) for each in deliveries]
+        self.store.on_stored = self.scheduler.stored if tell else take_none
         self.store.add(message, [text], deliveries)
-        if tell:
-            self.scheduler.notify(queue_of(zone), release)
+        self.store.on_stored = self.scheduler.stored
         return message
 
     async def stored(self) -> list[Delivery]:

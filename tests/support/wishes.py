@@ -64,7 +64,6 @@ async def put(
     async with worker.store.begin(envelope) as writer:
         await writer.write(text)
         await writer.commit(deliveries, eight_bit=not text.isascii())
-    worker.parts.scheduler.notify(deliveries[0].queue, release)
     return envelope.id
 
 

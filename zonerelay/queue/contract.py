@@ -5,22 +5,15 @@ The queue imports neither delivery nor inbound. They implement the protocols tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome
-from zonerelay.model.queue_name import QueueName
 from zonerelay.routing.destinations.route import Batch, Route, Unroutable
 from zonerelay.store.contract import Submit
-
-NotifyQueue = Callable[[QueueName], None]
-"""`notify(queue)` reports that there may be something to claim. It is cheap and synchronous, and never
-raises.
-"""
-
 
 Result = tuple[Delivery, Outcome, float | None, bool]
 """A delivery, its outcome, the time of its next attempt, and whether it is held from now on."""
@@ -38,9 +31,6 @@ class OutcomeReporter(Protocol):
         seconds: float | None,
     ) -> list[Submit]:
         """Return the messages to store in the same write as these outcomes. Never raises."""
-
-    def notify(self) -> None:
-        """Note that the write with these messages is complete."""
 
 
 class Courier(Protocol):

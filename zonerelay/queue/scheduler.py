@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import Kind, QueueName, queue_of, queues_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.destinations import DestinationStatus
@@ -197,16 +197,20 @@ class Scheduler:
 
     # Reasons to wake
 
-    def notify(self, queue: QueueName, due: float = 0.0) -> None:
-        """Note that there may be something to claim in a queue now, or at `due` if the sender delays new mail
-        until then (RFC 4865). Cheap; never raises.
-        """
+    def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
+        """Take new deliveries of a queue that are durable (`store.contract.Stored`)."""
+        if not self._running:
+            return 0
+        try:
+            return self.zone(deliveries[0].queue.zone).stored(deliveries, is_next)
+        except Exception as error:  # noqa: BLE001 - an error here must not stop the write of other mail
+            self._events.error("queue.stored", error, message_id=deliveries[0].message_id)
+            return 0
+
+    def notify(self, queue: QueueName) -> None:
+        """Note that there may be something to claim in a queue now. Cheap; never raises."""
         if self._running:
-            claims = self.zone(queue.zone).claims
-            if due:
-                claims.postponed(due, queue.priority)
-            else:
-                claims.notify(queue.priority)
+            self.zone(queue.zone).claims.notify(queue.priority)
 
     def wake(self, queue: QueueName) -> None:
         """Claim again: deliveries of the zone have changed, or other workers may have stored new ones in this

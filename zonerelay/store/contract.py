@@ -118,6 +118,14 @@ class Submit:
 Change = Finish | Postpone | Submit
 
 
+Stored = Callable[[Sequence[Delivery], bool], int]
+"""`on_stored(deliveries, is_next)` is called with new deliveries of one queue when they are durable, and
+returns how many of them it takes, from the first on. Those are claimed then, so no claim returns them. It may
+take some only if `is_next`: otherwise older mail of the queue must be claimed first. The others are found by
+a claim, now or at their `next_attempt`. It must not raise.
+"""
+
+
 News = Callable[[QueueName], None]
 """`on_news(queue)` is called if the queue may have deliveries to claim that this relay does not know of:
 another relay has left them on a shared store, or a repair has found them. It must not raise.
@@ -292,7 +300,7 @@ class ClaimFilter(TypedDict, total=False):
     """
     since: MessageId | None
     """Only fresh deliveries of messages from this one on are claimed. Older messages are not read, however
-    many there are. Deliveries that were skipped before are left alone.
+    many there are.
     """
     domain: str | None
     """Only deliveries of this domain that earlier claims have skipped are claimed. They were due then. If the

@@ -6,21 +6,26 @@ On failure: StoreOpenError names the secret or the package that is missing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.contract import KeyRegister, Lost, News, StoreOpenError
+from zonerelay.store.contract import KeyRegister, Lost, News, Stored, StoreOpenError
 
 _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
 
 
 def no_news(queue: QueueName) -> None:
     """Do nothing. No other relay leaves mail in a private store."""
+
+
+def take_none(deliveries: Sequence[Delivery], is_next: bool) -> int:
+    """Take nothing. New mail waits for a claim."""
+    return 0
 
 
 def no_damage(text: str) -> None:
@@ -49,18 +54,19 @@ class Surroundings:
     """The context that a store receives when it is opened.
 
     `on_health` is called with every change of `unhealthy()`, `on_damage` with each new kind of damage,
-    `observe_commit` with the duration in seconds of each durable write, and `on_news` and `on_lost` with
-    changes that other relays make to a shared store. All are called on the event loop that opened the store
-    and must not raise. `environment` may contain secrets. `siblings` is `None` for a single worker and on a
-    shared store. On a shared store `register` has the idempotency keys of all nodes. `withdraw` stops the
-    scheduler from using deliveries until `give_back`, and returns those that may be changed. Without it
-    claimed deliveries may not be changed.
+    `observe_commit` with the duration in seconds of each durable write, `on_stored` with new mail, and
+    `on_news` and `on_lost` with changes that other relays make to a shared store. All are called on the event
+    loop that opened the store and must not raise. `environment` may contain secrets. `siblings` is `None` for
+    a single worker and on a shared store. On a shared store `register` has the idempotency keys of all nodes.
+    `withdraw` stops the scheduler from using deliveries until `give_back`, and returns those that may be
+    changed. Without it claimed deliveries may not be changed.
     """
 
     clock: Clock
     on_health: Callable[[str | None], None]
     observe_commit: Callable[[float], None]
     on_damage: Callable[[str], None] = no_damage
+    on_stored: Stored = take_none
     on_news: News = no_news
     on_lost: Lost = none_lost
     environment: Mapping[str, str] = field(default_factory=dict)

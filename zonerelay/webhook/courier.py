@@ -188,11 +188,25 @@ class WebhookCourier:
     async def stop(self) -> None:
         """Stop; the remaining events stay in the spool, for the next courier or the next start."""
         tasks = [task for task in (self._task, *self._posts) if task is not None]
+        self._task = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.store.release([item.delivery.key for item in self._items if item.delivery is not None])
         await self.endpoint.poster.close()
+
+    def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
+        """Take new events that are durable (`store.contract.Stored`)."""
+        taken = 0
+        if is_next and self._task is not None and not self._has_news:
+            while taken < len(deliveries) and self._has_room():
+                self._take_one(deliveries[taken])
+                taken += 1
+        if taken < len(deliveries) or self.queued > self.settings.max_queued:
+            self.notify()
+        elif taken:
+            self._wake.set()
+        return taken
 
     def notify(self) -> None:
         """Look for new events in the store."""
@@ -244,7 +258,7 @@ class WebhookCourier:
                 self._has_news = False
                 found = await self.store.claim(self._queue, PAGE, now=self.clock.now())
                 for delivery in found:
-                    self._add(Item(About.read(delivery.recipient), delivery.created, delivery))
+                    self._take_one(delivery)
                 self._has_news = self._has_news or len(found) == PAGE
             if self.queued > self.settings.max_queued:
                 self._lose(
@@ -257,6 +271,9 @@ class WebhookCourier:
     def _has_room(self) -> bool:
         """Return whether more events may be claimed. While the endpoint is down they stay in the spool."""
         return len(self._items if self._is_down else self._ready) < PAGE
+
+    def _take_one(self, delivery: Delivery) -> None:
+        self._add(Item(About.read(delivery.recipient), delivery.created, delivery))
 
     def _add(self, item: Item) -> None:
         line = self._lines.get(item.about.source)

@@ -157,8 +157,13 @@ class Webhooks:
 
     # Events
 
+    def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
+        """Take new events that are durable (`store.contract.Stored`)."""
+        courier = self._couriers.get(deliveries[0].zone)
+        return 0 if courier is None else courier.stored(deliveries, is_next)
+
     def notify(self) -> None:
-        """Report that the result of `outcomes` or `accepted` is stored."""
+        """Look for events that other workers have left."""
         for courier in self._couriers.values():
             courier.notify()
 
@@ -342,7 +347,6 @@ class Webhooks:
                     for source, event in events[start : start + AT_ONCE]
                 ]
                 await self.store.settle(submits)
-                courier.notify()
             return courier.retry() + len(events)
         return courier.retry()
 

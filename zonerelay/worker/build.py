@@ -180,9 +180,9 @@ async def _assemble(
     zones = tables.zones
     worker: Worker | None = None
 
-    def notify(name: QueueName, due: float = 0.0) -> None:
-        if worker is not None:  # otherwise the start claims it
-            scheduler.notify(name, due)
+    def notify(name: QueueName) -> None:
+        if worker is not None:
+            scheduler.notify(name)
 
     def on_news(name: QueueName) -> None:
         """Claim mail that other workers have left, some of it new and some deferred."""
@@ -215,6 +215,7 @@ async def _assemble(
         settings,
         context,
         zones=lambda: zones.names,
+        on_stored=lambda some, is_next: 0 if worker is None else worker.stored(some, is_next),
         notify=notify,
         on_news=on_news,
         on_lost=on_lost,
@@ -242,7 +243,6 @@ async def _assemble(
         zones=settings.zone,
         bounce=settings.bounce,
         hostname=context.hostname,
-        notify=notify,
         events=events,
         clock=clock,
         callbacks=SettlerCallbacks(
@@ -290,7 +290,6 @@ async def _assemble(
         ids=ids,
         choose_zone=zones.choose,
         zones=lambda: zones.names,
-        notify=notify,
         resolver=sending.resolver,
         events=events,
         clock=clock,
@@ -363,7 +362,6 @@ async def _assemble(
         settler=settler,
         ids=ids,
         choose_zone=zones.choose,
-        notify=notify,
         status=endpoints.relay_status,
     )
     assembled = worker = Worker(

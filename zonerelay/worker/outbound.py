@@ -44,7 +44,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from zonerelay.history.writer import DIRECTORY
-from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import Kind
 from zonerelay.process.setup import hashing_redactor
@@ -107,6 +107,10 @@ class TellsOthers:
             clock=context.clock,
             random=context.random,
         )
+
+    def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
+        """Take new events that are durable (`store.contract.Stored`)."""
+        return 0 if self.webhooks is None else self.webhooks.stored(deliveries, is_next)
 
     def on_news(self) -> None:
         if self.webhooks is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from zonerelay.config.settings import Settings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.contract import Lost, News, Store
+from zonerelay.store.contract import Lost, News, Store, Stored
 from zonerelay.store.open import acknowledge_loss, open_store
 from zonerelay.store.spool_paths import KEYS, count_of, is_shared, node_of, spool_of, spools_beyond
 from zonerelay.store.surroundings import Siblings, Surroundings
@@ -49,6 +49,7 @@ async def open_queue(
     context: WorkerContext,
     *,
     zones: Callable[[], Collection[str]],
+    on_stored: Stored,
     notify: Callable[[QueueName], None],
     on_news: News,
     on_lost: Lost,
@@ -66,6 +67,7 @@ async def open_queue(
             on_health=events.store_health,
             on_damage=events.store_damaged,
             observe_commit=events.metrics.commits.observe,
+            on_stored=on_stored,
             on_news=on_news,
             on_lost=on_lost,
             environment=context.environment,

@@ -20,7 +20,6 @@ from zonerelay.message.header.headers import field, rfc5322_date
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.queue_name import QueueName
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.errors import ControlError
 from zonerelay.process.threads import FILES, REPORTS
@@ -46,13 +45,12 @@ class DailyReport:
         settler: Settler,
         ids: MessageIdSource,
         choose_zone: ChooseZone,
-        notify: Callable[[QueueName], None],
         status: Callable[[], Awaitable[RelayStatus]],
     ) -> None:
         """Create the report. `status` returns the status of the whole relay and raises ControlError."""
         self._hostname, self._events, self._clock = context.hostname, context.events, context.clock
         self._settler, self._ids = settler, ids
-        self._choose_zone, self._notify, self._status = choose_zone, notify, status
+        self._choose_zone, self._status = choose_zone, status
         self._task: asyncio.Task[None] | None = None
 
     async def configure(self, settings: Settings) -> None:
@@ -100,8 +98,6 @@ class DailyReport:
         self._settler.write([submit], stored.set)
         await stored.wait()
         await FILES.run(durable.write, note, f"{due:.0f}\n".encode(), mode=0o644)
-        for delivery in submit.deliveries:
-            self._notify(delivery.queue)
 
     def _message(self, settings: Settings, text: str, until: float) -> Submit:
         from zonerelay.message.compose.mime import text_part  # noqa: PLC0415 - needed once a day

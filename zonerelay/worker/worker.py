@@ -21,6 +21,7 @@ from zonerelay.config.settings import OutboxSettings, Settings, needs_restart, t
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History
 from zonerelay.inbound.drop_directory import DropDirectory
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import Kind
 from zonerelay.process.threads import OPERATORS
 from zonerelay.queue.settle.retry import RetryPolicy
@@ -93,6 +94,11 @@ class Worker:
         self._left_over = ""
         self._reloads = asyncio.Lock()
         self._deadline: float | None = None
+
+    def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
+        """Take new mail or new events that are durable (`store.contract.Stored`)."""
+        to = self.parts.scheduler if deliveries[0].queue.is_mail else self.parts.telling
+        return to.stored(deliveries, is_next)
 
     # ---- reload -----------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Recipient
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.queue_name import Priority, QueueName, queue_of
+from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
@@ -85,7 +85,6 @@ class Node:
             zones=[zone],
             bounce=self._bounce,
             hostname="relay.example.org",
-            notify=self._notify,
             events=events,
             clock=clock,
             callbacks=SettlerCallbacks(postponed=lambda queue, when: self.scheduler.postponed(queue, when)),
@@ -104,6 +103,7 @@ class Node:
                 limits=self.keeper,
             ),
         )
+        self.store.on_stored = self.scheduler.stored
 
     def _keeper(self) -> LimitKeeper | None:
         """Alone a relay goes by the limits as they are written."""
@@ -134,10 +134,6 @@ class Node:
         await self.start()
 
     # What the settler and the keeper tell
-
-    def _notify(self, queue: QueueName) -> None:
-        # The settler is built first, as in the worker.
-        self.scheduler.notify(queue)
 
     def granted(self, zone: str) -> None:
         self.scheduler.granted(zone)
@@ -175,7 +171,6 @@ class Node:
             for address in addresses
         ]
         self.store.add(message, [TEXT], deliveries)
-        self.scheduler.notify(queue, due)
 
 
 def _choose_zone(envelope: Envelope, /, *, headers: object, size: int, named: str = "") -> ZoneOf:

@@ -647,7 +647,7 @@ class Intake:
             body_hash=self._hash.digest() if self._hash is not None else "",
             trace=self._trace(zones),
         )
-        self._announce(message, deliveries)
+        self._announce(message)
         return self.envelope.id
 
     def _stored_fields(self) -> Fields:
@@ -677,17 +677,11 @@ class Intake:
         self.transaction.decide(verdict.decision)
         return False
 
-    def _announce(self, message: Message, deliveries: list[Delivery]) -> None:
-        """Notify the log and the queue. The message is durable, so the client gets 250 even if this fails."""
+    def _announce(self, message: Message) -> None:
+        """Log the acceptance. The message is durable, so the client gets 250 even if this fails."""
         context = self._context
         try:
             context.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)
-            # The due time of deferred mail is passed: if the clock were set back, no claim would find the
-            # mail now.
-            for queue, due in {each.queue: each.next_attempt for each in deliveries}.items():
-                context.notify(queue, due)
-            if context.webhooks is not None:
-                context.webhooks.notify()
         except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
             context.events.error("inbound", error, message_id=message.id)
 

@@ -15,7 +15,7 @@ from zonerelay.inbound.cleanup.submit import Submissions
 from zonerelay.inbound.listen.listening_socket import ListeningSocket
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import ListenerContext, NotifyQueue, SharedContext
+from zonerelay.inbound.state.context import ListenerContext, SharedContext
 from zonerelay.inbound.state.questions import AskedPolicy, Consultants
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.clock import Clock
@@ -40,7 +40,6 @@ class Listener:
         store: QueueStore,
         ids: MessageIdSource,
         choose_zone: ChooseZone,
-        notify: NotifyQueue,
         events: Events,
         clock: Clock,
         shared: SharedContext,
@@ -58,7 +57,6 @@ class Listener:
             store=store,
             ids=ids,
             choose_zone=choose_zone,
-            notify=notify,
             events=events,
             clock=clock,
             consultants=self._consultants(settings, shared, policy),

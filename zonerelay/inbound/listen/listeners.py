@@ -37,7 +37,6 @@ from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state.context import (
-    NotifyQueue,
     RefusesMail,
     SharedContext,
     TellsAcceptance,
@@ -103,7 +102,6 @@ class Listeners:
         ids: MessageIdSource,
         choose_zone: ChooseZone,
         zones: Callable[[], Collection[str]],
-        notify: NotifyQueue,
         resolver: Resolver,
         events: Events,
         clock: Clock,
@@ -140,7 +138,6 @@ class Listeners:
             store=store,
             ids=ids,
             choose_zone=choose_zone,
-            notify=notify,
             events=events,
             clock=clock,
             inherited=inherited,

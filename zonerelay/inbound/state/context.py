@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
@@ -30,7 +30,6 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message, Origin
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.queue_name import QueueName
 from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueStore, Submit
 from zonerelay.telemetry.events.events import Events
@@ -41,12 +40,6 @@ DAY = 86400.0
 
 HANDSHAKE = 30.0
 """Seconds for a PROXY header (as in Haraka) or a TLS handshake, which takes two round trips."""
-
-
-NotifyQueue = Callable[[QueueName, float], None]
-"""Notifies the queue that a zone has mail, not to be sent before the given Unix time; 0.0 means
-immediately.
-"""
 
 
 class RefusesMail(Protocol):
@@ -68,9 +61,6 @@ class TellsAcceptance(Protocol):
 
     def accepted(self, message: Message) -> list[Submit]:
         """Return the messages to store together with this message."""
-
-    def notify(self) -> None:
-        """Start sending, now that the messages are stored."""
 
 
 def _no_limit() -> SessionMemory:
@@ -124,7 +114,6 @@ class ListenerContext(SharedContext):
     store: QueueStore
     ids: MessageIdSource
     choose_zone: ChooseZone
-    notify: NotifyQueue
     events: Events
     clock: Clock
     consultants: Consultants

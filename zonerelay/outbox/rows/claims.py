@@ -341,10 +341,11 @@ class OutboxClaims:
         ready = self._ready.get(queue)
         if ready is None or since is not None or not self.keeper.may_begin:
             return []
-        if domain is None:
-            found = ready.take(limit, skip_domains, self._clock.now())
-        else:
-            found = ready.take_skipped(domain, limit)
+        found = ready.take(
+            limit,
+            self._clock.now(),
+            lambda each: each.domain not in skip_domains if domain is None else each.domain == domain,
+        )
         return [each for each in found if self._is_ours(each.key)]
 
     def give_back(self, key: DeliveryKey) -> None:

@@ -32,7 +32,7 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import QueueName
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Slices, Tasks
-from zonerelay.queue.contract import NotifyQueue, OutcomeReporter, Result
+from zonerelay.queue.contract import OutcomeReporter, Result
 from zonerelay.queue.settle.bounces import DsnMaker, ReportError
 from zonerelay.queue.settle.disposition import (
     STRANGER,
@@ -153,14 +153,12 @@ class Settler:
         zones: Sequence[ZoneSettings],
         bounce: BounceSettings,
         hostname: str,
-        notify: NotifyQueue,
         events: Events,
         clock: Clock,
         callbacks: SettlerCallbacks = SettlerCallbacks(),
     ) -> None:
         self._callbacks = callbacks
         self._store = store
-        self._notify = notify
         self._events = events
         self._clock = clock
         self._dsn_maker = DsnMaker(
@@ -249,7 +247,6 @@ class Settler:
                 reported = [(*each, None, False) for each in zip(deliveries, outcomes, strict=True)]
                 changes += self._companions(reporter, message, reported, destination, seconds)
                 write.submits = len(changes) - len(deliveries)
-                write.then = reporter.notify if write.submits else None
             self.outcome_log.put(write)
             return
         parcel = _Parcel(message, deliveries, outcomes, destination, seconds)
@@ -460,8 +457,6 @@ class Settler:
             for kind, submit in reports:
                 self._tell_report(kind, submit)
             self._tell(dispositions, destination, seconds)
-            if submits and reporter is not None:
-                reporter.notify()
 
         self.outcome_log.put(AtomicWrite([*changes, *submits], then))
 
@@ -492,8 +487,6 @@ class Settler:
     def _tell_report(self, kind: DsnKind, submit: Submit) -> None:
         about = submit.about
         self._events.dsn(kind, submit.message.id, about[0].message_id, [key.recipient for key in about])
-        for delivery in submit.deliveries:
-            self._notify(delivery.queue)
 
 
 def _is_news(c: Disposition) -> bool:

@@ -77,6 +77,11 @@ class Claims:
 
     # Reasons
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the zone is served and not stopped."""
+        return self._is_served and not self._stopping
+
     def notify(self, priority: Priority) -> None:
         """Note that there may be new mail to claim."""
         self.priorities.add(priority)
@@ -102,7 +107,7 @@ class Claims:
 
     def go_on(self) -> None:
         """Claim more deliveries if there may be room."""
-        if self._busy or self._stopping or not self._is_served:
+        if self._busy or not self.is_open:
             return
         if self._plan.wants_claim(self._more, self._new) or (self._due_unknown and not self._more):
             self._busy = True

@@ -25,6 +25,8 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   backlog does not slow down new mail when the CPU is the bottleneck.
 - Shares (`window.py`): in a zone routed by MX a line may hold only its share of the window → a slow
   destination cannot fill the window and hide the mail of the others.
+- New mail comes from the write that stores it while nothing older waits in the store and its destination has
+  not its share → most mail is never claimed, and none overtakes older mail.
 - Batched claims: a zone with one route and `LOW_MARK` waiting deliveries claims no more until fewer wait →
   one claim returns hundreds of deliveries.
 - Suspension (`suspension.py`): nothing waits for a suspended destination. What is claimed for it is deferred
@@ -68,7 +70,7 @@ from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.destination.suspension import Transition, learn
 from zonerelay.queue.orders.order import OPEN, Gate, Order
 from zonerelay.queue.selection import MOST_IN_VISIT, VISIT_SECONDS, BacklogThrottle, Destinations, RoundRobin
-from zonerelay.queue.zone.window import Claim, QueueWindow
+from zonerelay.queue.zone.window import Claim, PriorityWindow, QueueWindow
 from zonerelay.routing.destinations.route import DestinationKey, Route
 
 WINDOW = 4000
@@ -132,6 +134,32 @@ class ZonePlan:
     @property
     def waiting(self) -> int:
         return self._window.waiting
+
+    def take_new(self, deliveries: Sequence[Delivery], now: float) -> int:
+        """Add new deliveries of one queue while there is room for them in the window and in the shares of
+        their destinations. Return how many were added, from the first on.
+        """
+        first = deliveries[0]
+        priority = first.priority
+        window = self._window.of(priority)
+        room = min(len(deliveries), self._window.new_places(window, first))
+        count = 0
+        while count < room and self._is_taken(deliveries[count], window):
+            count += 1
+        if count:
+            self._enter(deliveries[:count], now, priority)
+            self._table.tidy()
+        return count
+
+    def _is_taken(self, delivery: Delivery, window: PriorityWindow) -> bool:
+        if delivery.key in self._withdrawn:
+            return False
+        line = self._lines.get(delivery.domain) if self._by_domain else None
+        return line is None or window.takes(line.backlog(window.priority), delivery.domain)
+
+    def has_backlog(self, priority: Priority) -> bool:
+        """Return whether mail that was accepted earlier is backlog."""
+        return self._window.of(priority).since is not None
 
     def add(self, claimed: Sequence[Delivery], now: float, priority: Priority = Priority.NORMAL) -> None:
         """Add newly claimed deliveries of one priority."""

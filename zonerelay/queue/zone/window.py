@@ -174,6 +174,10 @@ class PriorityWindow:
 
     # Shares
 
+    def takes(self, line: Backlog, domain: str) -> bool:
+        """Return whether a line may take a new delivery that no claim has returned."""
+        return domain not in self._skip and line.waiting < self.share(line)
+
     def share(self, line: Backlog) -> int:
         """Return how many deliveries to one destination may be in memory. A line of new mail may have half as
         many as there are free places. A single such line then gets a third of the places, and many lines
@@ -294,6 +298,15 @@ class QueueWindow:
         if window is None:
             window = self._windows[priority] = PriorityWindow(self._size, self._low_mark, priority)
         return window
+
+    def new_places(self, window: PriorityWindow, delivery: Delivery) -> int:
+        """Return how many deliveries that were stored just now may be added without a claim, the first of
+        which is `delivery`.
+        """
+        if not self._by_domain:
+            most = PROBED if self.is_probing else self._size
+            return 0 if window.is_resting else most - window.waiting
+        return min(self._claim_limit, window.new_room if window.is_new(delivery) else window.room)
 
     @property
     def waiting(self) -> int:

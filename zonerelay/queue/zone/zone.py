@@ -85,6 +85,24 @@ class Zone:
 
     # Calls from outside
 
+    def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
+        """Take new deliveries into the window while it has room and older mail does not come first. The
+        others are claimed. Return how many were taken.
+        """
+        claims, priority = self.claims, deliveries[0].priority
+        taken = self.plan.take_new(deliveries, self._clock.now()) if is_next and claims.is_open else 0
+        if taken:
+            claims.priorities.add(priority)
+            self._pump_soon.ask()
+        rest = deliveries[taken:]
+        # The due time of deferred mail is used: if the clock were set back, no claim would find the mail now.
+        if due := min((each.next_attempt for each in rest), default=0.0):
+            claims.postponed(due, priority)
+        elif rest or self.plan.has_backlog(priority):
+            # With a backlog claims go on, because only they find out when it ends.
+            claims.notify(priority)
+        return taken
+
     def granted(self) -> None:
         """Start the transactions that shared limits allow now."""
         if not self._stopping:

@@ -1,18 +1,16 @@
 """The deliveries of one queue that are in memory and can be claimed, in the order of claims. No I/O.
 
-A delivery is in one of three places: fresh mail is sorted by message, deferred mail by due time, and skipped
-mail by message for each domain. The lists have some ten thousand entries at most, so that inserting and
-removing entries in the middle costs little.
+Fresh mail is sorted by message, and deferred mail by due time. The lists have some thousand entries at most,
+so that inserting and removing entries in the middle costs little.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection
+from collections.abc import Callable
 from operator import attrgetter
 from typing import TypeVar
 
-from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 
@@ -26,15 +24,13 @@ _Entry = TypeVar("_Entry", DeliveryKey, Due)
 class ReadyMail:
     """The deliveries in memory. Fresh and deferred ones alternate, so that neither starves the other."""
 
-    __slots__ = ("_due", "_fresh", "_known", "_turn_of_due", "skipped", "skipped_count")
+    __slots__ = ("_due", "_fresh", "_known", "_turn_of_due")
 
     def __init__(self) -> None:
         self._known: dict[DeliveryKey, Delivery] = {}
         self._fresh: list[DeliveryKey] = []
         self._due: list[Due] = []
         self._turn_of_due = False
-        self.skipped: dict[str, list[DeliveryKey]] = {}
-        self.skipped_count = 0
 
     def __len__(self) -> int:
         return len(self._known)
@@ -52,27 +48,15 @@ class ReadyMail:
         else:
             insort(self._fresh, key)
 
-    def skip(self, key: DeliveryKey, delivery: Delivery) -> None:
-        """Add a delivery that only `take_skipped` returns."""
-        self._known[key] = delivery
-        insort(self.skipped.setdefault(domain_of(key.recipient), []), key)
-        self.skipped_count += 1
-
     def remove(self, key: DeliveryKey) -> Delivery | None:
         """Remove a delivery and return it, or return `None` if it is not here."""
         delivery = self._known.pop(key, None)
         if delivery is None:
             return None
         if delivery.next_attempt > 0:
-            was_ready = _discard(self._due, (delivery.next_attempt, key))
+            _discard(self._due, (delivery.next_attempt, key))
         else:
-            was_ready = _discard(self._fresh, key)
-        if not was_ready:
-            domain = domain_of(key.recipient)
-            _discard(self.skipped[domain], key)
-            self.skipped_count -= 1
-            if not self.skipped[domain]:
-                del self.skipped[domain]
+            _discard(self._fresh, key)
         return delivery
 
     def first_fresh(self) -> DeliveryKey | None:
@@ -99,39 +83,21 @@ class ReadyMail:
         self._turn_of_due = not self._turn_of_due
         return self.remove(key)
 
-    def take(self, limit: int, skip: Collection[str], now: float) -> list[Delivery]:
-        """Remove and return up to `limit` deliveries that are due at `now`, except those of the domains in
-        `skip`, which are skipped.
-        """
+    def take(self, limit: int, now: float, is_wanted: Callable[[Delivery], bool]) -> list[Delivery]:
+        """Remove and return up to `limit` wanted deliveries that are due at `now`."""
         found: list[Delivery] = []
+        others: list[Delivery] = []
         while len(found) < limit:
             due = self.first_due()
             delivery = self.pop_either(self.first_fresh(), due if due is not None and due[0] <= now else None)
             if delivery is None:
                 break
-            if skip and delivery.domain in skip:
-                self.skip(delivery.key, delivery)
-            else:
-                found.append(delivery)
-        for domain in [each for each in self.skipped if each not in skip]:
-            found += self.take_skipped(domain, limit - len(found))
+            (found if is_wanted(delivery) else others).append(delivery)
+        for delivery in others:
+            self.add(delivery.key, delivery)
         return found
 
-    def take_skipped(self, domain: str, limit: int) -> list[Delivery]:
-        """Remove and return up to `limit` deliveries of a domain that were skipped."""
-        keys = self.skipped.get(domain, [])
-        taken = keys[:limit]
-        del keys[:limit]
-        if taken and not keys:
-            del self.skipped[domain]
-        self.skipped_count -= len(taken)
-        return [self._known.pop(key) for key in taken]
 
-
-def _discard(entries: list[_Entry], entry: _Entry) -> bool:
-    """Remove an entry of a sorted list. Return whether it was there."""
-    at = bisect_left(entries, entry)
-    if at == len(entries) or entries[at] != entry:
-        return False
-    del entries[at]
-    return True
+def _discard(entries: list[_Entry], entry: _Entry) -> None:
+    """Remove an entry of a sorted list."""
+    del entries[bisect_left(entries, entry)]

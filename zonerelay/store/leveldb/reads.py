@@ -114,8 +114,9 @@ class QueueReads:
     async def fresh(self, start: bytes, end: bytes, wanted: int) -> Page:
         """Return deliveries of a zone that were never deferred and are not held."""
         found: list[Delivery] = []
-        for number, (key, value) in enumerate(await self._rows(start, end, PAGE_ROWS + 1)):
-            if number == PAGE_ROWS or len(found) == wanted:
+        most = min(PAGE_ROWS, 2 * wanted)
+        for number, (key, value) in enumerate(await self._rows(start, end, most + 1)):
+            if number == most or len(found) == wanted:
                 return Page(found, key, [])
             try:
                 status = records.decode_status(key, value)

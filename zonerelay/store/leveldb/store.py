@@ -1,9 +1,9 @@
 """Implements `Store` on one LevelDB directory, or on one partition of another engine, for one process.
 
-It defines the order of operations: plan a change, submit it to the group committer, and update claims, window
-and counts when it is durable. After any failed write all unconfirmed state is discarded, callers receive
-StoreError, and the keeper repairs what it writes to. The queue is then read again. Only claims survive, so
-that no delivery is claimed twice.
+It defines the order of operations: plan a change, submit it to the group committer, and update claims and
+counts when it is durable. Then new mail is given to the scheduler. After any failed write all unconfirmed
+state is discarded, callers receive StoreError, and the keeper repairs what it writes to. The queue is then
+read again. Only claims survive, so that no delivery is claimed twice.
 
 Memory is ahead of the disk, so data that changes during a read is read again or discarded. Bodies are read in
 groups of chunks, and the next group is read while one is consumed, so a reader holds at most two groups.
@@ -44,6 +44,7 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import Claims
+from zonerelay.store.leveldb.cursors import QueueCursors
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.in_flight import NOTHING, Found, InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
@@ -75,6 +76,7 @@ class LevelDbStore:
         self._read = keeper.read
         self._in_flight = InFlight()
         self._claims = Claims(keeper, self._in_flight, empty=empty)
+        self._on_stored = around.on_stored
         self._stored_last_id: MessageId | None = None
         keeper.on_failure = self._reset
         self._reservations = Reservations(
@@ -286,27 +288,44 @@ class LevelDbStore:
     def _apply(self, plan: WritePlan, settled: Sequence[DeliveryKey]) -> None:
         """Update memory with a durable plan."""
         self._drop_claims(settled)
+        stored: dict[QueueName, list[Delivery]] = {}
         for key, (old, new) in plan.transitions.items():
-            self._apply_step(key, old, new)
+            if self._apply_step(key, old, new) and new is not None:
+                stored.setdefault(key.queue, []).append(new)
+        for queue, deliveries in stored.items():
+            self._give(self._claims[queue], deliveries)
         for message_id, entry in plan.messages.items():
             if self._in_flight.settled(message_id, entry):
                 self._bodies.drop(message_id)
                 self._keeper.note_removed(message_id)
 
-    def _apply_step(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
-        in_flight, window = self._in_flight, self._claims[key.queue]
+    def _apply_step(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> bool:
+        """Apply the change of one delivery, and return whether it is one that may be given away."""
+        in_flight, cursors = self._in_flight, self._claims[key.queue]
         self._keeper.counts.move(key, old, new)
         if old is not None and old.next_attempt and (was_due := records.due_time(old)):
-            window.due_range.gone(records.deferred_key(key, was_due))
+            cursors.due_range.gone(records.deferred_key(key, was_due))
         is_latest = in_flight.landed(key, new)
         if key in in_flight.claims:
             in_flight.claims[key] = new
         elif not is_latest:
-            return
+            return False
         elif new is None:
-            window.forget(key)
+            cursors.forget(key)
+        elif old is None and not new.held:
+            return True
         else:
-            window.add(key, new)
+            cursors.add(key, new)
+        return False
+
+    def _give(self, cursors: QueueCursors, deliveries: Sequence[Delivery]) -> None:
+        """Give new deliveries to the scheduler. Those that it does not take wait on disk for a claim."""
+        taken = self._on_stored(deliveries, all(map(cursors.is_next, deliveries)))
+        for delivery in deliveries[:taken]:
+            cursors.note_stored(delivery.key)
+            self._in_flight.claims[delivery.key] = delivery
+        for delivery in deliveries[taken:]:
+            cursors.add(delivery.key, delivery)
 
     # --- claims
 
@@ -416,14 +435,14 @@ class LevelDbStore:
             view.close()
 
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:
-        window = self._claims[queue]
-        start = window.oldest
-        begin, end = start or window.fresh_range.start, window.fresh_range.end
+        cursors = self._claims[queue]
+        start = cursors.oldest
+        begin, end = start or cursors.fresh_range.start, cursors.fresh_range.end
         first = await self._read(lambda reads: reads.oldest(begin, end, now))
         if first is None:
             return None
-        if window.oldest == start:
-            window.oldest = first[0]
+        if cursors.oldest == start:
+            cursors.oldest = first[0]
         return first[1]
 
     async def queues(self) -> set[QueueName]:

@@ -182,10 +182,16 @@ class NodeStore:
         # With the token the next process of this machine recognizes the partitions that this one has adopted.
         token = uuid4().hex if is_own else self._own.partition.writer
         seen = await STORE.open(SeenFile, self.directory / f"{node}.seen", token) if is_own else None
-        around = replace(self.around, register=self._register)
+        partition: Partition | None = None
+
+        def on_stored(deliveries: Sequence[Delivery], is_next: bool) -> int:
+            # Claims record the partition of what they return, if it is an adopted one.
+            may_take = is_own and partition is not None and partition.is_held()
+            return self.around.on_stored(deliveries, is_next and may_take)
+
+        around = replace(self.around, register=self._register, on_stored=on_stored)
         if not is_own:
             around = replace(around, on_health=lambda _: None)
-        partition: Partition | None = None
 
         def on_error(hooks: Hooks, error: StoreError) -> None:
             hooks.on_failure(error)

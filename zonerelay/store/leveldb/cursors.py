@@ -1,8 +1,13 @@
-"""Holds the deliveries of a zone that can be claimed next: a bounded window on an unbounded queue. No I/O.
+"""Holds the cursors of a queue: how far each range of its keys has been read. No I/O.
+
+The store keeps no mail in memory that waits: the window of the scheduler does (`queue/zone/window.py`). New
+mail is given to the scheduler when it is stored (`is_next`), and everything else is read from disk page by
+page when the scheduler claims it. In memory are only deliveries that were read or released and are not
+claimed yet, which are never more than a page and the scheduler's window.
 
 No delivery is missed, because of one invariant. Every delivery that may be claimed (it is due, not held, and
-not claimed) is in the window's memory, or it is on disk in a `DiskRange`, at or above the low-water mark
-`low` of that range (for the keys see docs/store/spool-format.md):
+not claimed) is in this memory, or it is on disk in a `DiskRange`, at or above the low-water mark `low` of
+that range (for the keys see docs/store/spool-format.md):
 
 - a fresh delivery (never deferred) is in `delivery-zone`, the range `fresh_range`;
 - a deferred delivery is in the index `deferred-zone`, the range `due_range`;
@@ -11,22 +16,22 @@ not claimed) is in the window's memory, or it is on disk in a `DiskRange`, at or
 
 `take_new(since)` returns mail that was accepted since the message id `since`, even if there is a long queue
 of older mail. It has its own range, `new_range`, over the same rows as `fresh_range`. Its deliveries also
-stay above `fresh_range.low`, and the scan from there skips rows that are in memory or were removed.
+stay above `fresh_range.low`, and the scan from there skips rows that are claimed or were removed.
 
-A `low` of None means that memory holds everything of the range. Otherwise `low` is how far the range has been
-read into memory. A mark moves up when rows are read, and down when a row is stored below it that memory does
-not hold. A row that is stored during a read moves the mark back down when the read ends. So nothing is
+A `low` of None means that nothing of the range is left on disk. Otherwise `low` is how far the range has been
+read. A mark moves up when rows are read, and down when a row is stored below it that was not given to the
+scheduler. A row that is stored during a read moves the mark back down when the read ends. So nothing is
 missed, and reads never return to the start of a range, where LevelDB would step over the tombstones of
 delivered mail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.queue_name import Kind, QueueName
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.ready import ReadyMail
 
@@ -80,25 +85,14 @@ class DiskRange:
         self.low = noted if low is None or (noted is not None and noted < low) else low
 
 
-WINDOW_LIMIT = 10_000
-"""The number of a zone's deliveries in memory above which further ones stay on disk."""
-WEBHOOK_LIMIT = 250
-"""The same of a webhook, because there may be hundreds that are down."""
-NEW_LIMIT = 1000
-"""An additional limit for new deliveries while the cursor is far behind."""
-SKIPPED_LIMIT = 5_000
-"""The number of these whose destination is full. More go to the `delivery-domain` index."""
-
 Taken = dict[DeliveryKey, Delivery]
 
 
-class ZoneWindow:
-    """The due deliveries of one zone in memory. `is_busy` returns whether a delivery is claimed or being
-    changed.
-    """
+class QueueCursors:
+    """The cursors of one queue. `is_busy` returns whether a delivery is claimed or being changed."""
 
     def __init__(self, queue: QueueName, is_busy: Callable[[DeliveryKey], bool], *, empty: bool) -> None:
-        """Create the window. With `empty` the spool was empty when it was opened, so the disk need not be
+        """Create the cursors. With `empty` the spool was empty when it was opened, so the disk need not be
         read.
         """
         self.queue = queue
@@ -109,33 +103,50 @@ class ZoneWindow:
         self.new_range: DiskRange | None = None
         self.domain_ranges: dict[str, DiskRange] = {}
         self._ready = ReadyMail()
-        self._limit = WEBHOOK_LIMIT if queue.kind is Kind.WEBHOOK else WINDOW_LIMIT
         self._touched: set[DeliveryKey] | None = None
         # The queue has no older key than this one, so the search for the oldest starts here.
         self.oldest = b""
 
     # --- durable changes
 
+    def is_next(self, delivery: Delivery) -> bool:
+        """Return whether a new delivery may be given to the scheduler now, because no older one waits for a
+        claim.
+        """
+        if delivery.next_attempt > 0:
+            return False
+        new, low = self.new_range, self.fresh_range.low
+        if low is None:
+            return self._ready.first_fresh() is None
+        row = records.delivery_key(delivery.key)
+        if row < low and self._ready.first_fresh() is None:
+            return True
+        is_new = new is not None and row >= new.start and (new.low is None or row < new.low)
+        return is_new and self._ready.first_since(delivery.message_id) is None
+
+    def note_stored(self, key: DeliveryKey) -> None:
+        """Note that a delivery is stored whose message may be older than any other one."""
+        if self.oldest:
+            # Ids are assigned when a message begins, not when it is committed.
+            self.oldest = min(self.oldest, self.fresh_range.start + key.message_id.encode("ascii"))
+
     def add(self, key: DeliveryKey, delivery: Delivery) -> None:
         """Add an unclaimed delivery that was stored in this state."""
         if self._touched is not None:
             self._touched.add(key)
-        if self.oldest:
-            # Ids are assigned when a message begins, not when it is committed.
-            self.oldest = min(self.oldest, self.fresh_range.start + key.message_id.encode("ascii"))
+        self.note_stored(key)
         if delivery.held:
             return
         if delivery.next_attempt > 0:
             self.due_range.note(records.deferred_key(key, delivery.next_attempt))
-        elif self._may_remember(key):
-            self._ready.add(key, delivery)
         else:
             self._note_fresh(records.delivery_key(key))
 
-    def put_back(self, key: DeliveryKey, delivery: Delivery) -> None:
-        """Add a delivery whose claim was released. Claims are few, so these may exceed the memory limit."""
-        if not delivery.held:
-            self._ready.add(key, delivery)
+    def put_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Add deliveries whose claims were released, or that were read before they are claimed."""
+        for delivery in deliveries:
+            if not delivery.held:
+                self._ready.add(delivery.key, delivery)
 
     def look_for(self, key: DeliveryKey) -> None:
         """Note that the delivery may be ready, but its state must be read."""
@@ -161,7 +172,7 @@ class ZoneWindow:
     ) -> DiskRange | None:
         """Move up to `limit` ready deliveries to `found`. Return the range that must be read first, if any.
 
-        Deliveries to a domain in `skip` are skipped, or left in `spill` for the index if memory is full.
+        Deliveries to a domain in `skip` are moved to `spill`, for the index.
         """
         while len(found) < limit:
             fresh, due = self._peek_fresh(), self._ready.first_due()
@@ -171,8 +182,8 @@ class ZoneWindow:
                 return self.due_range
             delivery = self._ready.pop_either(fresh, due)
             if delivery is None:
-                return self._take_unskipped(limit, skip, found)
-            self._sort_out(delivery, skip, found, spill)
+                return self._unskipped(skip)
+            (spill if skip and delivery.domain in skip else found)[delivery.key] = delivery
         return None
 
     def take_new(
@@ -187,20 +198,20 @@ class ZoneWindow:
             delivery = None if key is None else self._ready.remove(key)
             if delivery is None:
                 return None
-            self._sort_out(delivery, skip, found, spill)
+            (spill if skip and delivery.domain in skip else found)[delivery.key] = delivery
         return None
 
-    def take_domain(self, domain: str, limit: int, found: Taken) -> DiskRange | None:
-        """Move skipped deliveries of one domain. Works like `take`."""
-        taken = self._ready.take_skipped(domain, limit - len(found))
-        found.update((delivery.key, delivery) for delivery in taken)
-        behind = self.domain_ranges.get(domain)
-        if behind is None:
-            return None
-        if behind.low is None:
+    def take_domain(self, domain: str) -> DiskRange | None:
+        """Return the range of skipped deliveries of one domain, or `None` if there are no more."""
+        source = self.domain_ranges.get(domain)
+        if source is not None and source.low is None:
             del self.domain_ranges[domain]
             return None
-        return behind if len(found) < limit else None
+        return source
+
+    def is_domain(self, source: DiskRange) -> bool:
+        """Return whether the range is the one of a domain."""
+        return source not in (self.fresh_range, self.new_range, self.due_range)
 
     def skip_taken(self, keys: list[tuple[bytes, DeliveryKey]]) -> None:
         """Move the mark of `due_range` to the first of `keys` (the rows from the mark on) that is neither
@@ -236,35 +247,26 @@ class ZoneWindow:
         self._touched = None
         source.stop_reading()
 
-    def absorb(self, source: DiskRange, deliveries: list[Delivery], low: bytes | None, now: float) -> None:
-        """Add those deliveries of a read that are ready, not in memory, and unchanged since the read."""
+    def absorb(
+        self, source: DiskRange, deliveries: list[Delivery], low: bytes | None, now: float
+    ) -> list[Delivery]:
+        """Return those deliveries of a read that are ready, not in memory, and unchanged since the read."""
         touched = self._touched or set()
         self._touched = None
         source.read_up_to(low)
-        was_skipped = source not in (self.fresh_range, self.new_range, self.due_range)
+        found: list[Delivery] = []
         for delivery in deliveries:
             key = delivery.key
             if key in touched or key in self._ready or self._is_busy(key) or delivery.held:
                 continue
-            if not delivery.is_due(now):
+            if delivery.is_due(now):
+                found.append(delivery)
+            else:
                 # It was deferred after it was skipped, or the clock was set back. The mark may be above it.
                 self.due_range.note(records.deferred_key(key, delivery.next_attempt))
-            elif was_skipped:
-                self._ready.skip(key, delivery)
-            else:
-                self._ready.add(key, delivery)
+        return found
 
     # --- inside
-
-    def _may_remember(self, key: DeliveryKey) -> bool:
-        """Return whether there is room for a new fresh delivery and no older one must be read first."""
-        known, cursor, new = len(self._ready), self.fresh_range.low, self.new_range
-        if known < self._limit and (cursor is None or records.delivery_key(key) < cursor):
-            return True
-        if new is None or known >= self._limit + NEW_LIMIT:
-            return False
-        row = records.delivery_key(key)
-        return row >= new.start and (new.low is None or row < new.low)
 
     def _note_fresh(self, row: bytes) -> None:
         self.fresh_range.note(row)
@@ -282,17 +284,6 @@ class ZoneWindow:
         new.start = start
         return new
 
-    def _sort_out(self, delivery: Delivery, skip: Collection[str], found: Taken, spill: Taken) -> None:
-        key = delivery.key
-        if not skip or (domain := delivery.domain) not in skip:
-            found[key] = delivery
-        elif self._ready.skipped_count >= SKIPPED_LIMIT or domain in self.domain_ranges:
-            # It goes after the deliveries in the index, so that the oldest still comes first.
-            self.domain_range(domain)
-            spill[key] = delivery
-        else:
-            self._ready.skip(key, delivery)
-
     def _peek_fresh(self) -> DeliveryKey | None:
         """Return the next fresh delivery, or `None` if there is none or an older one may be on disk."""
         first, cursor = self._ready.first_fresh(), self.fresh_range.low
@@ -305,13 +296,9 @@ class ZoneWindow:
         low = self.due_range.low
         return low is not None and low < self.due_range.start + records.due_field(now) + b"!"
 
-    def _take_unskipped(self, limit: int, skip: Collection[str], found: Taken) -> DiskRange | None:
-        """Move deliveries of domains that are no longer skipped, in case `take_domain` is not called for
-        them.
-        """
-        for domain in [*self._ready.skipped, *self.domain_ranges]:
-            if domain not in skip:
-                source = self.take_domain(domain, limit, found)
-                if source is not None or len(found) >= limit:
-                    return source
+    def _unskipped(self, skip: Collection[str]) -> DiskRange | None:
+        """Return the range of a domain that is no longer skipped, in case it is not claimed by name."""
+        for domain in list(self.domain_ranges):
+            if domain not in skip and (source := self.take_domain(domain)) is not None:
+                return source
         return None
