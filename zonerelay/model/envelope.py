@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+import msgspec
+
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import Priority
@@ -58,8 +60,7 @@ OUTBOX = "outbox"
 """`Origin.protocol` of messages that were rows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The origin of a message, for the Received header, the trace and routing, but never for metrics.
 
     `certificate` is the SHA-256 fingerprint of the client's, `""` when it showed none. `stranger`: a client

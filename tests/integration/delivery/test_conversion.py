@@ -7,6 +7,7 @@ import email.policy
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import ZONE, Bodies, make_batch, make_message, route_to
@@ -178,7 +179,7 @@ async def test_long_lines_of_others_stay(
     octets = (SIGNED if change == "signed" else TEXT) + b"x" * 5000 + b"\r\n"
     sink = await start_sink()
     message = declared(octets, sender="j@example.org")
-    origin = replace(message.envelope.origin, stranger=change == "stranger")
+    origin = structs.replace(message.envelope.origin, stranger=change == "stranger")
     message = replace(message, envelope=replace(message.envelope, origin=origin))
     zone = replace(ZONE, convert=Convert.NEVER) if change == "never" else ZONE
     [outcome] = await start_courier(Bodies(octets)).deliver(make_batch(message, route_to(sink.port), zone))

@@ -14,7 +14,9 @@ import ipaddress
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec import structs
 
 from zonerelay.config.settings import AccessAction, AccessSettings, ListenerSettings, UnsafeListener
 from zonerelay.model.reply import Reply
@@ -171,8 +173,7 @@ def _reply(settings: AccessSettings) -> Reply | None:
 MAX_REMEMBERED = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
+class Client(msgspec.Struct, frozen=True, gc=False):
     """A connected client and its networks. `address` is `""` on a Unix socket, and if the address is unknown.
 
     `proxies`: the client must begin with a PROXY header. `may_xclient`: it may name another by XCLIENT.
@@ -212,7 +213,7 @@ class AccessPolicy:
         if not address:
             return Client("", 0, may_relay=self._open, may_xclient=again)
         client = self.client(address, port)
-        return replace(client, proxies=False, may_xclient=client.may_xclient or again)
+        return structs.replace(client, proxies=False, may_xclient=client.may_xclient or again)
 
     def client(self, host: str, port: int) -> Client:
         """Return the client at this address."""

@@ -8,7 +8,8 @@ policy, the routes and readers of the queue never see them. The remaining fields
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import replace
+
+from msgspec import structs
 
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.transaction import Edits, HeaderRules
@@ -20,7 +21,7 @@ from zonerelay.model.envelope import Envelope
 def without(header: Header, dropped: Set[str]) -> Header:
     """Return the header without the fields named in `dropped`, in lower case."""
     fields = tuple(field for field in header.fields if field[0].lower() not in dropped)
-    return replace(header, fields=fields, names=header.names - dropped)
+    return structs.replace(header, fields=fields, names=header.names - dropped)
 
 
 def with_other_addresses(rewrites: HeaderRules, lead: bytes, block: bytes) -> bytes | None:
@@ -39,4 +40,4 @@ def edited(envelope: Envelope, header: Header, held: bytes, edits: Edits, contex
     removed = {name.lower() for name in edits.remove}
     names = header.names - removed | {name.lower() for name, _ in edits.add}
     rest = edit_header(header.lead + held, add=edits.add, remove=edits.remove)
-    return own_fields(envelope, replace(header, names=names, lead=b""), context) + rest
+    return own_fields(envelope, structs.replace(header, names=names, lead=b""), context) + rest

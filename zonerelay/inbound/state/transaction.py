@@ -7,8 +7,10 @@ changes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import structs
 
 from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.policy import Decision
@@ -105,7 +107,7 @@ class Transaction:
         mail = self.mail
         if mail.smtputf8:
             # RFC 6531 4.3: UTF8SMTP, with A and S as for ESMTP.
-            origin = replace(origin, protocol=origin.protocol.replace("ESMTP", "UTF8SMTP"))
+            origin = structs.replace(origin, protocol=origin.protocol.replace("ESMTP", "UTF8SMTP"))
         return Envelope(
             id=message_id,
             sender=mail.sender,

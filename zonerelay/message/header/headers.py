@@ -22,8 +22,10 @@ from __future__ import annotations
 import binascii
 import re
 import time
-from dataclasses import dataclass, replace
 from functools import lru_cache
+
+import msgspec
+from msgspec import structs
 
 from zonerelay.model.address import path
 from zonerelay.model.envelope import Envelope
@@ -132,8 +134,7 @@ class HeaderTooLargeError(Exception):
     """The header section is longer than the listener accepts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True, gc=False):
     """The parsed header section of a message. `fields` are in order, unfolded, undecoded (RFC 2047 is for
     readers), limited in size.
     """
@@ -220,7 +221,7 @@ class HeaderScanner:
         line = held[end : held.find(EMPTY_LINE, end)]
         header = parse_header(held[:end])
         if header.controls or b"\0" in line or _CLOUDED_NAME.match(line):
-            header = replace(header, controls=True)
+            header = structs.replace(header, controls=True)
         else:
             self.held = held[:end] + EMPTY_LINE + held[end:]
         self.size, self.header = end, header
