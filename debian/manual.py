@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
+import sources
+
 from zonerelay import __version__
 from zonerelay.cli.arguments import DESCRIPTION, EXIT_STATUS, GROUPS, build
 from zonerelay.config.option_text import about as about_table
@@ -213,6 +215,38 @@ def operation_fields(operation: Operation) -> Iterator[tuple[str, str]]:
         yield f"{field.within}.{field.name}" if within else field.name, field.help + choices
 
 
+def metrics_page(folder: Path) -> Iterator[str]:
+    """The last column is written by hand, and kept."""
+    notes = written_by_hand(folder / "metrics.md")
+    yield (
+        "# Metrics\n\nWritten by `debian/manual.py` from `zonerelay/telemetry`, except the last column: "
+        "when to look into it. [Monitoring](../operate/monitoring.md) has alert rules and a dashboard.\n\n"
+        "| metric | kind | value | look when |\n|---|---|---|---|\n"
+    )
+    for each in sources.metrics():
+        labels = f"{{{','.join(each.fields)}}}" if each.fields else ""
+        text = each.text.rstrip(".")
+        yield f"| `{each.name}{labels}` | {each.kind} | {cell(text)} | {notes.get(each.name, '')} |\n"
+
+
+def events_page(folder: Path) -> Iterator[str]:
+    """The last column is written by hand, and kept."""
+    notes = written_by_hand(folder / "events.md")
+    yield (
+        "# Log events\n\nWritten by `debian/manual.py` from the source, except the last column. Every line "
+        "has `time`, `level` and `event`; `id` is the message id. Fields without a value are left out.\n\n"
+        "| event | level | fields | meaning |\n|---|---|---|---|\n"
+    )
+    for each in sources.events():
+        yield f"| `{each.name}` | {each.kind} | {', '.join(each.fields)} | {notes.get(each.name, '')} |\n"
+
+
+def written_by_hand(page: Path) -> dict[str, str]:
+    """The last cell of each row of a page by its name."""
+    rows = re.findall(r"(?m)^\| `([\w-]+).*\| (.*) \|$", page.read_text() if page.exists() else "")
+    return dict(rows)
+
+
 def configuration_page() -> Iterator[str]:
     yield f"# Configuration\n\nWritten by `debian/manual.py` from `zonerelay/config/tables`. {FORMAT}\n"
     for (heading, table), group in groupby(options(), lambda each: (each.heading, each.table)):
@@ -268,6 +302,8 @@ def reference(folder: Path) -> None:
     (folder / "commands.md").write_text("".join(commands_page(build())))
     (folder / "configuration.md").write_text("".join(configuration_page()))
     (folder / "api.md").write_text("".join(operations_page()))
+    for name, page in (("metrics.md", metrics_page), ("events.md", events_page)):
+        (folder / name).write_text("".join(list(page(folder))))
 
 
 if __name__ == "__main__":

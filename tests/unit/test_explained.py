@@ -1,8 +1,7 @@
-"""What a page explains in a table is what the code has: every option, value, reason, metric and event."""
+"""What a page explains in a table is what the code has: every option, value and reason."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterable
 from dataclasses import fields
@@ -28,14 +27,7 @@ from zonerelay.message.dkim.dns_record import RecordStatus
 from zonerelay.operations.requests import CHANGES
 from zonerelay.outbox.database.tables import WRITTEN_BY_APPLICATIONS
 from zonerelay.smtp.client.reputation import CLASSES
-from zonerelay.telemetry.events import events
-from zonerelay.telemetry.logs import logs
-from zonerelay.telemetry.metrics.metrics import Metrics
 
-EVENTS = re.findall(
-    r'"(?:info|warning|error)",\s*"([a-z-]+)"', "".join(map(inspect.getsource, (events, logs)))
-)
-METRICS = re.findall(r"^# TYPE (zonerelay_\w+)", Metrics().exposition().decode(), re.MULTILINE)
 REFUSALS = {
     name: answer
     for name, answer in vars(replies).items()
@@ -60,7 +52,7 @@ def names(described: type[Any]) -> list[str]:  # Any: an enumeration, or a datac
         ("deliver/smarthosts.md", names(CredentialSettings)),
         ("deliver/sources.md", names(SourceSettings)),
         ("deliver/tls.md", names(TlsMode)),
-        ("operate/operating.md", (*EVENTS, *METRICS, *CHANGES)),
+        ("operate/operating.md", CHANGES),
         ("send/listener.md", names(Reason)),
         ("send/outbox.md", WRITTEN_BY_APPLICATIONS),
         ("store/engines.md", names(Backend)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import get_args
@@ -16,12 +17,14 @@ from zonerelay.admin.api.problems import Code
 from zonerelay.admin.api.verbs import VERBS
 from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.cli.arguments import GROUPS
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def manual() -> ModuleType:
+def manual(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "debian")
     spec = importlib.util.spec_from_file_location("manual", ROOT / "debian" / "manual.py")
     assert spec is not None
     assert spec.loader is not None
@@ -30,13 +33,22 @@ def manual() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", ["commands.md", "api.md", "configuration.md"])
+@pytest.mark.parametrize("page", ["commands.md", "api.md", "configuration.md", "metrics.md", "events.md"])
 def test_the_reference_is_written_again_with_what_it_describes(
     manual: ModuleType, page: str, tmp_path: Path
 ) -> None:
+    shutil.copytree(ROOT / "docs" / "reference", tmp_path, dirs_exist_ok=True)
     manual.reference(tmp_path)
     written = (ROOT / "docs" / "reference" / page).read_text()
     assert written == (tmp_path / page).read_text(), "make reference"
+
+
+def test_every_event_has_a_meaning_and_every_metric_of_a_running_relay_is_there() -> None:
+    events = (ROOT / "docs" / "reference" / "events.md").read_text()
+    assert re.findall(r"(?m)^\| `([\w-]+)` .*\|  \|$", events) == []
+    listed = re.findall(r"(?m)^\| `(zonerelay_\w+)", (ROOT / "docs" / "reference" / "metrics.md").read_text())
+    scraped = re.findall(r"(?m)^# TYPE (zonerelay_\w+)", Metrics().exposition().decode())
+    assert sorted(set(scraped) - set(listed)) == []
 
 
 def test_each_command_has_its_page_and_its_completion(manual: ModuleType, tmp_path: Path) -> None:

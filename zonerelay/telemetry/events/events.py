@@ -414,7 +414,7 @@ class Events:
         seconds: float | None = None,
     ) -> None:
         """Log the results of one attempt: `delivered`, `deferred`, `bounced` or `expired`, each with the Unix
-        time of the next attempt after a deferral. `seconds` is the duration of the attempt.
+        time of the next attempt after a deferral, and the duration of the attempt in seconds.
 
         The log has a line for each recipient; the history has one event for all recipients with the same
         result.
@@ -546,7 +546,9 @@ class Events:
     def order(
         self, event: str, order: str, *, effect: str, about: str, who: str, reason: str, until: float | None
     ) -> None:
-        """Log that an operator's suspension or hold rule was created, changed or ended, or has expired."""
+        """Log `order-given`, `order-changed`, `order-ended` or `order-expired`: a suspension or hold rule of an
+        operator.
+        """
 
         def fields(redact: Redactor) -> dict[str, Field]:
             found: dict[str, Field] = {
@@ -664,7 +666,7 @@ class Events:
         self._refusals.tell()
 
     def lifecycle(self, event: str, **fields: Field) -> None:
-        """Log a state: `starting`, `ready`, `reloading`, `stopping`, `stopped`."""
+        """Log an event of the relay itself, such as its start."""
         self._emit("info", event, fields)
 
     def spool_kept(self, spool: str, why: str) -> None:
