@@ -342,6 +342,7 @@ class Run:
 
     async def _contend(self) -> None:
         """One worker uses the only connection to a destination. The other one gets its turn all the same."""
+        await asyncio.sleep(60.0)  # connections that hang, and hold a part of the zone, time out
         for number in range(900, 908):
             await self.clients.submit(self.nodes[0], self._submission(number, ("u0@d0.crowded.test",)))
         await asyncio.sleep(20.0)  # the host has answered
