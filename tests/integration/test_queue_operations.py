@@ -13,6 +13,7 @@ from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, NO_HOST, Relay
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.operator import operations as module
 from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import Operations, QueueFilter, Result
@@ -188,7 +189,8 @@ async def put_off_soon(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     await deferred(relay, "b@dead.example")
     monkeypatch.setattr(claims, "CLAIM_PAUSE", 0.2)
     monkeypatch.setattr(ZonePlan, "is_crowded", True)
-    relay.accept("c@dead.example")
+    relay.accept("c@dead.example", tell=False)
+    relay.scheduler.wake(queue_of("default"))
     await relay.until(lambda: relay.store.asked["claim"] > 1)
     await asyncio.sleep(0.02)
 
@@ -228,7 +230,8 @@ async def test_what_a_claim_brings_after_settings_have_changed_does_not_wait_for
         return claimed
 
     relay.store.claim = late  # type: ignore[method-assign]  # for one question
-    relay.accept("c@example.com")
+    relay.accept("c@example.com", tell=False)
+    relay.scheduler.wake(queue_of("default"))
     await relay.until(lambda: relay.store.claim == claim)
     relay.scheduler.configure([ZoneSettings(max_connections=50)], RetrySettings())
     await asyncio.sleep(0.02)

@@ -111,7 +111,11 @@ class MemoryStore:
         self._messages[message.id] = (message, chunks)
         self._deliveries |= new
         self._last_id = max(self._last_id or message.id, message.id)
-        ready = [each for each in new.values() if not each.held]
+        self._give(new.values(), is_next)
+
+    def _give(self, new: Iterable[Delivery], is_next: bool) -> None:
+        """Offer new deliveries to `on_stored`, which claims those that it takes."""
+        ready = [each for each in new if not each.held]
         for _, some in groupby(ready, key=lambda each: each.queue):
             told = list(some)
             may_take = is_next and not any(each.next_attempt for each in told)

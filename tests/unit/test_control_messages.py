@@ -148,5 +148,5 @@ def test_a_path_that_the_system_cannot_hold_is_refused_in_words(length: int, fit
     if fits:
         assert len(str(control_socket_path(settings))) == length
         return
-    with pytest.raises(ControlError, match=r"108 bytes long .* set \[admin\] socket"):
+    with pytest.raises(ControlError, match=r"has 108 bytes, .* set \[admin\] socket"):
         control_socket_path(settings)

@@ -93,12 +93,15 @@ class IndexedStore(MemoryStore):
     def add(self, message: Message, chunks: list[bytes], deliveries: Iterable[Delivery]) -> None:
         self.check_writable()
         self._messages[message.id] = (message, chunks)
-        for delivery in deliveries:
+        new = list(deliveries)
+        is_next = all(self._zones[each.key.queue].fresh.first() is None for each in new)
+        for delivery in new:
             key = delivery.key
             self._deliveries[key] = delivery
             self._open[message.id] += 1
             self._enter(key, delivery)
         self._last_id = max(self._last_id or message.id, message.id)
+        self._give(new, is_next)
 
     def _enter(self, key: DeliveryKey, delivery: Delivery) -> None:
         """It may be claimed, now or when it is due."""

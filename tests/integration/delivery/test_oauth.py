@@ -389,7 +389,7 @@ async def test_a_token_server_that_is_not_there_defers(
     bed = make_bed(token_url=f"http://127.0.0.1:{port}/token")
     outcome = await bed.send(to(smarthost))
     assert (outcome.verdict, outcome.counts) == (F, False)
-    assert "127.0.0.1 cannot be reached" in outcome.reply.text
+    assert "127.0.0.1 is unreachable" in outcome.reply.text
 
 
 async def test_a_batch_that_is_cancelled_leaves_the_token_to_the_others(
