@@ -442,7 +442,7 @@ def _drop(
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(draft)
-        reason = f"{directory} cannot be written: {error.strerror}"
+        reason = f"cannot write to {directory}: {error.strerror}"
         raise SendmailError(TEMPFAIL, f"the relay does not respond, and {reason}") from None
 
 

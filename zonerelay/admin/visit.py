@@ -14,7 +14,9 @@ VISIT: ContextVar[Visit] = ContextVar("visit")
 
 @dataclass(slots=True)
 class Visit:
-    """The facts about one request. `client` is its address, behind a proxy the one that the proxy names.
+    """The client and the identity of one HTTP request.
+
+    `client` is the client's address, behind a proxy the one that the proxy names.
     `secure`: TLS is used, here or at the proxy. `private`: tokens and sessions do not cross a network
     unencrypted, because of TLS, a proxy, or a client on this machine. A part sets `who` to a token's name
     after authentication; the connection may then serve other requests. `answered`: the response has been

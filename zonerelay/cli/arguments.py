@@ -353,7 +353,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .json(),
         Command("dkim new", "setup.dkim:new", "Create a DKIM key and print its DNS record", has_config=False)
         .value("--domain", "DOMAIN", "Signing domain, as in From", required=True)
-        .value("--selector", "NAME", 'Selector, e.g. "s2026"; a new one each time', required=True)
+        .value("--selector", "NAME", 'Selector, e.g. "s2026"; use a new one for each key', required=True)
         .choice("--algorithm", ("rsa", "ed25519"), "rsa (default) has 2048 bits", default="rsa")
         .value("--out", "FILE", "File for the private key", Path, required=True)
         .json(),

@@ -317,7 +317,7 @@ def _table(table: dict[str, object], path: KeyPath, lines: Mapping[KeyPath, int]
 
 
 def lines_of(rails: Rails) -> list[str]:
-    """Return `key = value` for each key that differs from no limits or is in the table."""
+    """Return a line `key = value` for each limit that is set or written in the table."""
     return [
         f"{key} = {toml_value(getattr(rails, key), option)}"
         for key, option in OPTIONS.items()

@@ -114,7 +114,7 @@ class ControlClient:
     def answered(
         self, request: msgspec.Struct, answer: type[F], saw: Callable[[Frame], None] = lambda _: None
     ) -> tuple[F, End]:
-        """Return the one frame that answers a request, and the end, which names the workers that did not
+        """Return the response to a request, and the final frame, which names the workers that did not
         answer.
         """
         found, end = self.all(request, answer, saw)

@@ -90,7 +90,7 @@ class Srs:
         self._local_parents = frozenset(domain[2:] for domain in own if domain.startswith("*."))
 
     def forward(self, sender: Mailbox, now: float) -> Mailbox:
-        """Return the sender for the next host. The null sender and local domains stay unchanged.
+        """Return the rewritten sender for the next hop. The null sender and local domains stay unchanged.
 
         `now` is Unix time. Raise SrsError TOO_LONG.
         """

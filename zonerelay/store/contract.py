@@ -158,7 +158,7 @@ class Once:
 
 
 class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The entry that a store keeps for a `Once`, with the message that was stored with it. It is stored as
+    """The stored entry of an idempotency key, with the message that was stored with it. It is stored as
     JSON, and without an answer as in 0.1.0.
     """
 

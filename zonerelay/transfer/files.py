@@ -67,7 +67,9 @@ def encode(stored: Stored) -> bytes:
 
 
 def decode(name: str, raw: bytes) -> Sheet:
-    """Return the sheet of the message `name`. Raise ValueError with a message if it is not valid."""
+    """Return the metadata of the message `name`: the envelope and the state of its deliveries. Raise
+    ValueError with a message if it is not valid.
+    """
     try:
         version = msgspec.json.decode(raw, type=_Format).format
         if version != FORMAT:

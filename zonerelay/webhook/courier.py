@@ -81,7 +81,7 @@ class About(NamedTuple):
     events: int
 
     def recipient(self, webhook: str) -> Mailbox:
-        """Return the recipient, which differs between webhooks because they may share the message."""
+        """Return the recipient for this webhook. Webhooks may share a message, so each has its own."""
         return Mailbox(f"{self.source}.{self.step}.{self.events}@{webhook}.webhook.invalid")
 
     @classmethod

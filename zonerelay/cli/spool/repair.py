@@ -168,7 +168,7 @@ def _print(report: RepairReport) -> None:
     for line in report.noted:
         console.print(f"damaged, and nothing of it is missing: {text.clean(line)}")
     for line in report.lost[:MAX_SHOWN]:
-        console.print(f"cannot be put back: {text.clean(line)}")
+        console.print(f"cannot be restored: {text.clean(line)}")
     if (more := len(report.lost) - MAX_SHOWN + report.more_lost) > 0:
         console.print(
             f"… and {more:,} more, which --json has" if not report.more_lost else f"… and {more:,} more"

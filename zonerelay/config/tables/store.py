@@ -81,7 +81,7 @@ class HistoryAddresses(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistorySettings:
-    """The history of mail for `zonerelay log find` (docs/operate/history.md)."""
+    """Settings of the mail history that `zonerelay log find` searches (docs/operate/history.md)."""
 
     enabled: bool = switch(True)
     """Record what happens to mail (accepted, rejected, each attempt, the outcome) in the directory history

@@ -1,4 +1,4 @@
-"""Logs in at smarthosts: chooses a batch's credential, decides whether it may be tried, and reports the
+"""Logs in to smarthosts: chooses the credential of a batch, decides whether it may be tried, and reports the
 result.
 
 - A login needs TLS. A connection whose certificate was not verified is accepted only if the operator set `tls

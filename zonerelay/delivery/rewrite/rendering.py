@@ -418,8 +418,8 @@ class Renderer:
         return await self._of_plan(zone, message, seven_bit=False)
 
     async def in_seven_bits(self, zone: ZoneSettings, message: Message) -> Rendered | None:
-        """Return the zone's rendition of the message in seven bits, or None if the zone does not want one or
-        it would lose content. Raise StoreError and RenderError.
+        """Return the message converted to 7-bit for the zone, or None if the zone does not convert it or the
+        conversion would lose content. Raise StoreError and RenderError.
         """
         if zone.convert is Convert.NEVER:
             return None

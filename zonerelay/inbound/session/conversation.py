@@ -73,7 +73,7 @@ class Conversation(Submission):
         return answer
 
     def slowed(self, answer: ServerReply) -> ServerReply:
-        """Return the reply, or delay it by `delay` seconds."""
+        """Return the reply, which is sent after `delay` seconds if that is not 0."""
         if answer.then is not Then.GO_ON and answer.then is not Then.CLOSE:
             return answer  # the next reply is delayed instead
         self.held_back = answer

@@ -64,7 +64,7 @@ class OutboxReader:
         return Content(subject=subject, text=text, html=html, headers=headers, attachments=attachments)
 
     async def row(self, row: int) -> Row | None:
-        """Return an open row without recipients that are being attempted. Raises BadRowError."""
+        """Return an open row, leaving out the recipients that are being attempted. Raises BadRowError."""
         return await self._one(await self._keeper.fetch(self._statements.one, row))
 
     async def lock(self, row: int, session: str) -> Row | None:

@@ -135,7 +135,7 @@ OPEN = Gate()
 
 
 class OrderTable:
-    """The active suspensions and hold rules, and past ones that stopped the clock of mail. It is immutable; a
+    """The active suspensions and hold rules, and past ones during which mail did not age. It is immutable; a
     change creates a new table.
     """
 

@@ -1,4 +1,4 @@
-"""The `[[destination]]` tables: other limits and other TLS for some destinations.
+"""The `[[destination]]` tables: limits and TLS settings that replace those of the zone for some destinations.
 
 The first entry whose conditions all hold applies, as with routes. `domain` is the recipient's domain (unknown
 if the zone has a next hop), `mx` holds if every host of the route matches, and `zone` is the zone of the

@@ -37,7 +37,7 @@ NO_AUTH: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The service extensions of a server that the relay supports. A server with HELO only has none:
+    """The service extensions that a server offers and the relay supports. A server with HELO only has none:
     `Capabilities()`.
 
     `size` is the largest message in bytes, `None` when the server sets no fixed limit (RFC 1870 4: no SIZE

@@ -301,7 +301,7 @@ class Transaction:
         if reply is None or reply.code != 421:
             self.bdat_failure = BdatFailure.SURPLUS
             if self.phase is not Phase.DONE:
-                self._out_of_step(f"a reply that no command asked for during {self.phase}")
+                self._out_of_step(f"an unsolicited reply during {self.phase}")
         elif self.phase is not Phase.DONE:
             self._session_ends(reply)
 

@@ -150,7 +150,7 @@ def _kind_of(buffer: bytes) -> str:
 
 
 def _agree(buffer: bytes, beginning: bytes) -> bool:
-    """Return whether the bytes so far may be a header; an empty buffer may."""
+    """Return whether the bytes received so far can be the start of a header (true for an empty buffer)."""
     return buffer.startswith(beginning) or beginning.startswith(buffer)
 
 

@@ -1,4 +1,4 @@
-"""Counts the deliveries of each queue by durable state in memory.
+"""Keeps the number of deliveries of each queue by durable state, in memory.
 
 After a start, a background scan adds the stored deliveries. A scan of a snapshot of the spool is combined
 with all changes since the snapshot. A scan page by page is combined with the changes of keys that it has

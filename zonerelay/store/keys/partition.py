@@ -103,7 +103,7 @@ class _Group(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Partition:
-    """Writes a partition, as its only writer. `open_partition` opens it. It belongs to one event loop."""
+    """The only writer of a partition. `open_partition` opens it. It belongs to one event loop."""
 
     keeper: port.Keeper
     _: KW_ONLY
@@ -319,7 +319,7 @@ class Partition:
             return state.last == batch.position
 
     def _new_mark(self) -> str:
-        """Return a new mark with the time, because an operator may have to distinguish two of them."""
+        """Return a new mark. It contains the time, so that an operator can tell two marks apart."""
         when = datetime.fromtimestamp(self.clock.now(), UTC).isoformat(timespec="microseconds")
         return f"{when} {self.seen.writer}"
 
@@ -503,7 +503,7 @@ async def open_partition(
     wait: float = 0.0,
     patience: float = PATIENCE,
 ) -> Partition:
-    """Become the writer of a node's partition: this node's, or one of `Engine.peers` that `is_over`.
+    """Become the writer of a node's partition: of this node's own, or of a peer whose lease is over.
 
     `token` identifies this process if there is no seen_file. While another process has the lease, this waits
     for up to `wait` seconds and then raises NodeTakenError. Raises StoreError, in which case nothing is left

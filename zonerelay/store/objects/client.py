@@ -91,7 +91,7 @@ def _session() -> AioSession:
 
 
 class _AskingOnce(AIOHTTPSession):
-    """An HTTP session that does not repeat a PUT or a DELETE.
+    """An HTTP session that does not retry a PUT or a DELETE.
 
     `ca_file` is loaded again after a change.
     """

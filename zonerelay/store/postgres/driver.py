@@ -104,7 +104,7 @@ class Access:
         return f"Access({self.url!r}, schema={self.schema!r})"
 
     def settings(self) -> dict[str, str]:
-        """Return the settings of every session.
+        """Return the settings that every database session uses.
 
         The statistics of a queue are always outdated, and a plan must never scan the whole table. A reload of
         the server does not change options that the session has set itself (`synchronous_commit`, see

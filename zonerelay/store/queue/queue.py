@@ -104,7 +104,7 @@ class PartitionKeeper(QueueKeeper):
         """Start to count the deliveries and to remove unfinished uploads up to `last` in the background."""
         self._start(self._count, "count the queue")
         if last is not None:
-            self._start(functools.partial(self._sweep, last), "remove uploads that never ended")
+            self._start(functools.partial(self._sweep, last), "remove uploads that were never completed")
         if self._watches:
             self._watch_space()
 

@@ -499,8 +499,8 @@ class Events:
         self.tell_webhooks("destination.resumed", fields)
 
     def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
-        """Report that a destination refuses one of our addresses; until then another one is used, if
-        possible.
+        """Report that a destination refuses one of our addresses. Another one is used until the Unix time
+        `until`, if possible.
         """
         self.metrics.source_refusals.add((source,))
         self._emit(
@@ -546,8 +546,8 @@ class Events:
     def order(
         self, event: str, order: str, *, effect: str, about: str, who: str, reason: str, until: float | None
     ) -> None:
-        """Log `order-given`, `order-changed`, `order-ended` or `order-expired`: a suspension or hold rule of an
-        operator.
+        """Log `order-given`, `order-changed`, `order-ended` or `order-expired`: an operator's suspension or
+        hold rule.
         """
 
         def fields(redact: Redactor) -> dict[str, Field]:

@@ -444,8 +444,8 @@ class Metrics:
         self._suspended.add((queue_of(zone).label,))
 
     def settled(self, zone: str, verdict: str, age: float, count: int = 1, *, in_doubt: bool = False) -> None:
-        """Count the result for `count` recipients, by the label of their zone; `age` is the seconds since
-        acceptance.
+        """Count the result for `count` recipients, with the label of their zone; `age` is the time since
+        acceptance in seconds.
         """
         if in_doubt:
             self._deliveries.add((zone, "in_doubt"), count)

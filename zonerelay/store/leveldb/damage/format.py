@@ -374,6 +374,6 @@ def crc_steps(octets: bytes, start: int) -> Iterator[tuple[int, int]]:
 
 
 def masked(crc: int) -> int:
-    """Return the state of a checksum as LevelDB stores it."""
+    """Return a checksum in the masked form in which LevelDB stores it."""
     crc ^= 0xFFFFFFFF
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
