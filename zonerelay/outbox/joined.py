@@ -33,8 +33,8 @@ from zonerelay.store.contract import (
 
 
 class JoinedStore:
-    """Owns both stores and closes them. `counts` is set for the one of several workers that counts the
-    rows.
+    """Combines the queue store and the outbox store, and closes both. `counts` is set for the one worker that
+    counts the rows.
     """
 
     def __init__(self, spool: Store, outbox: OutboxStore, *, counts: bool = True) -> None:

@@ -1,5 +1,5 @@
-"""The sandbox's receiver and the failures that its API requests: aiosmtpd accepts the relay's mail and stores
-it.
+"""The sandbox's receiver: accepts the relay's mail with aiosmtpd, stores it, and simulates the
+failures that were requested over its API.
 
 The receiver answers 250 when a message is in the store of captured mail, or fails as the recipient's address
 requests (`behaviours`). It keeps a message in memory, so it must only listen on loopback. `Chaos` is the

@@ -81,8 +81,8 @@ class Conversion:
 async def conversion_of(
     message_id: MessageId, read_body: ReadBody, *, seven_bit: bool, signed_too: bool
 ) -> Conversion | None:
-    """Read the message once, or twice if it must be converted. Return None if it has not. Raise
-    NotConvertibleError and StoreError.
+    """Return the conversion that the message needs, or None if it needs none. It is read once, or twice if it
+    must be converted. Raise NotConvertibleError and StoreError.
     """
     survey = Survey(seven_bit=seven_bit)
     pieces = read_body(message_id)

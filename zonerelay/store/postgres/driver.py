@@ -91,7 +91,9 @@ class ClashError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The database's address, login and lease. `read_password` is called for each connection."""
+    """The database's address and login, and the duration of the writer's lease. `read_password` is called for
+    each connection.
+    """
 
     url: str
     read_password: ReadSecret
