@@ -34,8 +34,8 @@ DEATHS = (KILL, POWER_CUT)
 DISK = {"disk full", "failing writes", "failing reads"}
 """These repeat mail only if its process ends before the outcome is written again."""
 REPEATS_NOTHING = (CLOCK, NO_SUPERVISOR)
-NOTICED_WITHIN = 9.0
-"""Seconds: a quarter of the lease, and the time in which the fate of a batch is found out."""
+NOTICED_WITHIN = LEASE
+"""Seconds: by then the lease has ended that could not be renewed (seed 2814)."""
 FINAL = ("delivered", "bounced", "expired")
 UNDER_WAY = 15.0
 """Seconds in which a transaction that had begun before a suspension may get as far as RCPT."""
