@@ -160,7 +160,7 @@ def outcomes_late(real: Any, self: Any) -> None:
     asyncio.get_running_loop().call_later(10.0, real, self)
 
 
-@_mutant("store.leveldb.in_flight:InFlight.reset", 3)
+@_mutant("store.leveldb.in_flight:InFlight.reset", 11)
 def claims_forgotten(real: Any, self: Any) -> None:
     """2.2: claims outlive a failed write."""
     real(self)
@@ -340,7 +340,7 @@ def claim_not_checked(real: Any, self: Any, message_id: Any) -> Any:
     """Several machines: the claim is checked before the body leaves."""
 
 
-@_mutant("store.objects.s3:BucketPlace.create", 446)
+@_mutant("store.objects.s3:BucketPlace.create", 142)
 async def write_not_fenced(real: Any, self: Any, name: str, data: bytes, **other: Any) -> bool:
     """Several machines: a write is fenced."""
     await self.store(other.get("values", ()))
@@ -402,7 +402,7 @@ def bodies_without_bound(real: Any, self: Any) -> Any:
 # Idempotency keys.
 
 
-@_mutant("store.common.once.reservations:Reservations._reserve", 19)
+@_mutant("store.common.once.reservations:Reservations._reserve", 24)
 async def key_not_looked_for(real: Any, *args: Any, **given: Any) -> None:
     """A key has one message."""
 
