@@ -88,6 +88,27 @@ async def test_what_was_deferred_while_the_clock_was_ahead_is_tried_in_time(
     await relay.until_empty()
 
 
+async def test_mail_whose_attempt_outlasts_the_step_and_has_no_outcome_is_tried_in_time(relay: Relay) -> None:
+    """Its lease was lost: nothing wrote a new due time (seed 3412)."""
+    clock = clock_of(relay)
+    clock.step(DAY)
+    watch = watch_of(relay)
+    await deferred(relay)
+    relay.courier.gate = asyncio.Event()
+    clock.advance(MINUTE)
+    relay.scheduler.wake(queue_of("default"))
+    await relay.until(lambda: len(relay.courier.in_flight) == 1)
+    clock.step(-DAY)
+    await watch.look()
+    assert relay.sink.named("clock-set-back")[0]["corrected"] == 0
+    await relay.scheduler.stop(0.0)
+    await watch.look()
+    (stored,) = await relay.stored()
+    assert stored.next_attempt <= clock.now() + MINUTE
+    await watch.look()
+    assert [each["corrected"] for each in relay.sink.named("clock-set-back")] == [0, 1]
+
+
 async def test_a_start_finds_it_by_an_id_in_the_future(relay: Relay) -> None:
     clock = clock_of(relay)
     clock.step(DAY)

@@ -6,7 +6,8 @@ starts in the past. A held delivery is corrected when it is released, or when an
 
 The queue is read only when there is a reason: the clock has gone back by more than `TOLERANCE` seconds, or at
 startup the highest message id in the store, which contains a time, is in the future. If the store fails, the
-queue is read again at the next check, `INTERVAL` seconds later.
+queue is read again at the next check, `INTERVAL` seconds later, and also while mail is being attempted whose
+stored due time is wrong.
 
 `ClockLeaps` keeps mail from expiring because the wall clock has leapt forward. A leap is more than `LEAP`
 seconds that the wall clock gains on CLOCK_BOOTTIME, which also counts the time that the machine sleeps. For
@@ -127,6 +128,8 @@ class ClockWatch:
         self._ahead = self._difference()
         """Seconds by which the wall clock was ahead of the monotonic clock at the last check."""
         self._is_suspect = False
+        self._is_again = False
+        """Whether the last check found deliveries that were being attempted."""
 
     def start(self, last: MessageId | None) -> None:
         """Start to watch the clock. `last` is the highest message id that the store has committed."""
@@ -150,12 +153,15 @@ class ClockWatch:
             return
         now = self._clock.now()
         try:
-            corrected = await self._operations.correct(lambda delivery: delivery.corrected_at(now))
+            found = await self._operations.correct(lambda delivery: delivery.corrected_at(now))
         except StoreError as error:
             self._events.error("queue.clock", error)
             return
-        self._is_suspect = False
-        self._events.lifecycle("clock-set-back", corrected=corrected)
+        # An outcome writes a new due time, but not if the claim is lost meanwhile (seed 3412).
+        again, self._is_suspect = self._is_again, found.busy > 0
+        self._is_again = self._is_suspect
+        if found.changed or not again:
+            self._events.lifecycle("clock-set-back", corrected=found.changed)
 
     async def _watch(self) -> None:
         while True:

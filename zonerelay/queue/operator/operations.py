@@ -582,9 +582,9 @@ class Operations:
             count += result.changed
         return count
 
-    async def correct(self, change: Callable[[Delivery], Delivery]) -> int:
-        """Apply a change to the deliveries that it alters, except held ones. Return their number."""
-        return (await self._correct(ALL, lambda each: each if each.held else change(each))).changed
+    async def correct(self, change: Callable[[Delivery], Delivery]) -> Result:
+        """Apply a change to the deliveries that it alters, except held ones."""
+        return await self._correct(ALL, lambda each: each if each.held else change(each))
 
     async def ask_names_again(self, after: float) -> None:
         """Make mail that was deferred because of a DNS outage due in `after` seconds."""
