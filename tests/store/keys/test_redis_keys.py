@@ -124,7 +124,9 @@ async def test_an_emptied_server_is_refused(server: RedisServer) -> None:
 
 
 async def test_one_slot_of_a_cluster_is_enough() -> None:
-    with RedisServer({"cluster-enabled": "yes", "cluster-port": str(free_port())}, port=free_port()) as server:
+    with RedisServer(
+        {"cluster-enabled": "yes", "cluster-port": str(free_port())}, port=free_port()
+    ) as server:
         server.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
         deadline = time.monotonic() + 20
         while b"cluster_state:ok" not in server.query("CLUSTER", "INFO"):
