@@ -23,7 +23,7 @@ def simulation(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ["1-150"],
         ["151-300"],
-        ["368", "429", "772", "943", "2089", "2554", "3412", "3690", "4500"],  # they found a fault of the relay
+        ["368", "429", "772", "943", "2089", "2554", "3412", "3690", "4500"],  # found faults
         *(
             pytest.param([f"{first}-{min(first + CHUNK - 1, PROVED)}"], marks=pytest.mark.proof)
             for first in range(301, PROVED, CHUNK)
