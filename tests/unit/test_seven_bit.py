@@ -236,3 +236,47 @@ def test_any_body_comes_back(lines: list[bytes], kind: str, cut: int) -> None:
     assert max(map(len, after.split(b"\r\n"))) <= MAX_LINE
     payloads = [email.message_from_bytes(each).get_payload(decode=True) for each in (before, after)]
     assert payloads[0] == payloads[1]
+
+
+@pytest.mark.parametrize("cut", [7, 1000, 100_000])
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("base64", b"QUJD" * 1500 + b"\r\n"),
+        ("base64", b"QUJD" * 20_000 + b"QQ=="),
+        ("quoted-printable", b"=41b c" * 1500 + b"\r\nend\r\n"),
+        ("quoted-printable", b"=41bc" * 8_000 + b"=\r\nend=\r\n"),
+        ("quoted-printable", b"x" * 2000 + b"=3D=\r\n" + b"y" * 75 * 20 + b"=\r\nend = x\r\n"),
+    ],
+)
+def test_long_lines_of_an_encoded_part_are_made_shorter(encoding: str, body: bytes, cut: int) -> None:
+    """Applications send base64 as one line. Receivers refuse it as any other (Exim: 998)."""
+    fields = f"Content-Type: application/pdf\r\nContent-Transfer-Encoding: {encoding}\r\n"
+    parts = "--b\r\n" + fields + "\r\n" + body.decode() + "\r\n--b--\r\n"
+    before = message(parts.encode(), "Content-Type: multipart/mixed; boundary=b\r\n")
+    for seven_bit in (False, True):
+        after = converted(before, cut, seven_bit=seven_bit)
+        assert max(map(len, after.split(b"\r\n"))) <= 76
+        assert said(after) == said(before)
+        assert not surveyed(after, seven_bit=False).needed
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    words=st.lists(
+        st.sampled_from(["=41", "=", "a", " ", "\t", "=3D", "x" * 990, "=E4=F6" * 200]), max_size=40
+    ),
+    cut=st.integers(1, 3000),
+)
+def test_any_quoted_printable_text_comes_back(words: list[str], cut: int) -> None:
+    fields = "Content-Type: text/plain\r\nContent-Transfer-Encoding: quoted-printable\r\n"
+    before = message(("x" * 999 + "".join(words) + "|\r\nend\r\n").encode(), fields)
+    after = converted(before, cut, seven_bit=False)
+    assert max(map(len, after.split(b"\r\n"))) <= 76
+    assert said(after) == said(before)
+
+
+def test_long_lines_in_another_encoding_are_not_changed() -> None:
+    fields = "Content-Type: application/pdf\r\nContent-Transfer-Encoding: x-uuencode\r\n"
+    with pytest.raises(NotConvertibleError):
+        surveyed(message(b"x" * 2000 + b"\r\n", fields), seven_bit=False)

@@ -6,10 +6,12 @@ ASCII. The resulting `Plan` tells an `Encoder` what to encode. Both passes follo
 (RFC 2046 5.1), into messages within messages.
 
 - Texts become quoted-printable, other parts base64. A part that needs nothing keeps every byte.
+- A part that is base64 or quoted-printable already keeps its encoding and gets shorter lines
+  (RFC 2045 6.7, 6.8).
 - Header sections of every part and inner message are folded, and written in ASCII for seven bits (`fields`).
 - A message without MIME fields gets them: UTF-8 if its body is that, `unknown-8bit` (RFC 1428) otherwise.
 - What a signature covers (multipart/signed, multipart/encrypted), and a part that is encoded already and has
-  bytes beyond ASCII all the same, is not changed: NotConvertibleError.
+  bytes beyond ASCII all the same, or in another encoding, is not changed: NotConvertibleError.
 
 Memory: one header section of at most `MAX_HEADER` bytes, and one piece.
 
@@ -209,8 +211,13 @@ MAX_DEPTH = 64
 _FRAGMENT = 16 * 1024
 """Octets of a line without an end that are held."""
 _BASE64_LINE = 57
+_ENCODED_LINE = 76
+"""Characters of an encoded line (RFC 2045 6.7 and 6.8)."""
+_CUT_OCTET = re.compile(rb"=[0-9A-Fa-f]?\Z")
 
 _NO_ENCODING = frozenset(("", "7bit", "8bit", "binary"))
+_LINES_CHANGE = frozenset((*_NO_ENCODING, "base64", "quoted-printable"))
+"""Encodings of parts whose lines can be made shorter without another content."""
 _ENCODING = re.compile(
     rb"(?:\A|(?<=\r\n))content-transfer-encoding[ \t]*+:[^\r]*+(?:\r\n[ \t][^\r]*+)*+\r\n", re.I
 )
@@ -218,7 +225,9 @@ _ENCODING = re.compile(
 
 @dataclass(slots=True)
 class PartNeeds:
-    """The needs of a leaf part: an encoding, and a charset in a message without MIME fields."""
+    """The needs of a leaf part: an encoding, or shorter lines if it has one, and a charset in a message
+    without MIME fields.
+    """
 
     encoding: bool = False
     utf8: bool = True
@@ -246,7 +255,7 @@ class _Entity:
     """
 
     is_text: bool = True
-    is_encoded: bool = False
+    encoding: str = ""
     is_covered: bool = False
 
 
@@ -352,7 +361,9 @@ class _Walk(ABC):
             self._header, self._is_message = bytearray(), True
             return self._part(block, encoding, covered) + empty_line
         self._leaf += 1
-        self._entity = _Entity(kind.startswith("text/"), encoding not in _NO_ENCODING, covered)
+        self._entity = _Entity(
+            kind.startswith("text/"), "" if encoding in _NO_ENCODING else encoding, covered
+        )
         return self._leaf_part(block, has_fields) + empty_line
 
     def _outside(self) -> None:
@@ -411,7 +422,8 @@ class Survey(_Walk):
         needs = self.plan.parts[-1]
         if not plain:
             self._unless(not entity.is_covered, "a part that a signature covers")
-            self._unless(not entity.is_encoded, "a part that is encoded")
+            encoded_well = entity.encoding in _LINES_CHANGE and line.isascii()
+            self._unless(not entity.encoding or encoded_well, "a part that is encoded")
             needs.encoding = True
         if needs.utf8:
             try:
@@ -435,6 +447,8 @@ class Encoder(_Walk):
         super().__init__()
         self._plan = plan
         self._encoding = ""
+        self._is_encoded = False
+        """True when the part has its encoding already, and needs shorter lines only."""
         self._held = b""
 
     def _part(self, block: bytes, encoding: str, covered: bool) -> bytes:
@@ -451,7 +465,10 @@ class Encoder(_Walk):
         assert self._entity is not None
         needs = self._plan.parts[self._leaf]
         self._encoding, self._held = "", b""
-        if needs.encoding:
+        self._is_encoded = needs.encoding and bool(self._entity.encoding)
+        if self._is_encoded:
+            self._encoding = self._entity.encoding
+        elif needs.encoding:
             self._encoding = "quoted-printable" if self._entity.is_text else "base64"
             block = _with_encoding(block, self._encoding.encode())
             if self._is_message and not has_fields:
@@ -459,13 +476,15 @@ class Encoder(_Walk):
                 block += b"Content-Type: text/plain; charset=" + charset + CRLF
             if self._is_message and b"\r\nmime-version" not in b"\r\n" + block.lower():
                 block += b"MIME-Version: 1.0\r\n"
-        elif self._plan.seven_bit and not (self._entity.is_encoded or self._entity.is_covered):
+        elif self._plan.seven_bit and not (self._entity.encoding or self._entity.is_covered):
             block = _with_encoding(block, b"7bit", only_present=True)
         return self._fields(block, self._entity.is_covered)
 
     def _content(self, line: bytes) -> bytes:
         if self._entity is None or not self._encoding:
             return line
+        if self._is_encoded:
+            return self._shorter(line)
         if self._encoding == "base64":
             self._held += line
             # The last CRLF may belong to the delimiter that follows.
@@ -476,9 +495,25 @@ class Encoder(_Walk):
         text = _quoted_printable(line[:-2] if has_end else line)
         return text + (CRLF if has_end else b"=\r\n")
 
+    def _shorter(self, line: bytes) -> bytes:
+        """Return the encoded line, or a part of it, as lines of `_ENCODED_LINE` characters at most."""
+        if self._encoding == "base64":
+            text = self._held + line.translate(None, b" \t\r\n")
+            whole = len(text) // _ENCODED_LINE * _ENCODED_LINE
+            self._held = text[whole:]
+            return b"".join(text[at : at + _ENCODED_LINE] + CRLF for at in range(0, whole, _ENCODED_LINE))
+        text, has_end = self._held + line.removesuffix(CRLF), line.endswith(CRLF)
+        cut = _CUT_OCTET.search(text)
+        self._held = cut[0] if cut and not has_end else b""
+        soft_end = b"=" if not has_end or text.endswith(b"=") else b""
+        text = text.removesuffix(soft_end if has_end else self._held)
+        return _soft_lines(text) + soft_end + CRLF if text or has_end else b""
+
     def _ended(self, *, by_delimiter: bool) -> bytes:
         held, self._held = self._held, b""
         encoding, self._encoding = self._encoding, ""
+        if self._is_encoded:
+            return held + CRLF if held else b""
         if encoding != "base64":
             return b""
         return _base64(held.removesuffix(CRLF) if by_delimiter else held) or CRLF
@@ -492,6 +527,17 @@ def _with_encoding(block: bytes, encoding: bytes, *, only_present: bool = False)
 
 def _quoted_printable(text: bytes) -> bytes:
     return binascii.b2a_qp(text, istext=True).replace(b"=\n", b"=\r\n")
+
+
+def _soft_lines(text: bytes) -> bytes:
+    """Break a quoted-printable line softly, but not within an encoded byte."""
+    lines = []
+    while len(text) >= _ENCODED_LINE:
+        at = text.find(b"=", _ENCODED_LINE - 3, _ENCODED_LINE - 1)
+        at = at if at >= 0 else _ENCODED_LINE - 1
+        lines.append(text[:at])
+        text = text[at:]
+    return b"=\r\n".join([*lines, text])
 
 
 def _base64(octets: bytes) -> bytes:
