@@ -167,14 +167,14 @@ async def test_a_tail_tells_what_its_filter_asks_for(tmp_path: Path, smarthost: 
             # What became of the message has no sender in its line, and is told all the same.
             assert by_sender.events() == [("accepted", "b@example.com"), ("delivered", "b@example.com")]
             assert to.events() == [("delivered", "d@example.net")]
-        assert events._emit == events._log or await _left(events)  # without a reader it costs nothing
+        assert events.emit == events._log or await _left(events)  # without a reader it costs nothing
 
 
 async def _left(events: Events) -> bool:
     async with asyncio.timeout(20):
         while events._followers:
             await asyncio.sleep(0.01)
-    return events._emit == events._log
+    return events.emit == events._log
 
 
 class Gathered:
@@ -240,7 +240,7 @@ async def test_a_slow_reader_is_told_what_it_misses_and_searches_by_pseudonym() 
     assert missed == Missed(count=8)
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    assert events._emit == events._log
+    assert events.emit == events._log
 
 
 async def test_a_reader_that_stops_reading_loses_events_and_delays_nothing(

@@ -173,7 +173,7 @@ def simulated(loop: SimLoop, answers: Answers, objects: ObjectStore) -> Iterator
 def _dropped(events: Events, keys: Sequence[DeliveryKey]) -> None:
     """The log has one line for all that an operator drops; the ledger needs each."""
     for key in keys:
-        events._emit("info", "dropped", {"id": key.message_id, "recipient": str(key.recipient)})
+        events.emit("info", "dropped", {"id": key.message_id, "recipient": str(key.recipient)})
 
 
 async def _run_on_loop(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -160,7 +160,7 @@ def make_logins(
     zone: ZoneSettings = ZONE,
     post: Post = post,
 ) -> Logins:
-    events = events or SmarthostEvents(Log().emit, SmarthostMetrics(), Redactor(b"", enabled=False))
+    events = events or SmarthostEvents(Log(), SmarthostMetrics(), Redactor(b"", enabled=False))
     logins = Logins(clock, events, environment or {}, directory=directory, post=post)
     logins.configure(credentials, senders_of(credentials), [zone])
     return logins

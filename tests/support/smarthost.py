@@ -206,7 +206,7 @@ class LoginBed:
         self.zone = zone
         self.log = Log()
         self.metrics = SmarthostMetrics()
-        events = SmarthostEvents(self.log.emit, self.metrics, Redactor(b"", enabled=False))
+        events = SmarthostEvents(self.log, self.metrics, Redactor(b"", enabled=False))
         self.logins = make_logins(
             self.clock,
             *credentials,

@@ -1,4 +1,4 @@
-"""What a transcript shows of a line, and when it ends."""
+"""What a transcript shows of a line, and when it ends; who follows the events sees all of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from ipaddress import ip_network
 
 import pytest
 
+from tests.support.mail import Log
 from zonerelay.model.clock import ManualClock
+from zonerelay.telemetry.events import events
+from zonerelay.telemetry.events.events import EventRecord, Events
 from zonerelay.telemetry.events.transcript import (
     MAX_SHOWN,
     MAX_TRANSCRIPTS,
@@ -16,6 +19,8 @@ from zonerelay.telemetry.events.transcript import (
     Transcript,
     Transcripts,
 )
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 SECRET = base64.b64encode(b"\0app\0correct horse").decode()
 
@@ -108,3 +113,23 @@ async def test_few_transcripts_run_at_a_time() -> None:
     assert [transcripts.start(each) for each in others] == [True] * (MAX_TRANSCRIPTS - 1) + [False]
     transcripts.stop(others[0])
     assert transcripts.start(others[-1])
+
+
+async def test_a_follower_sees_every_event_that_the_log_has() -> None:
+    log = Log()
+    found = Events(log, Metrics(), Redactor(b"", enabled=False), ManualClock())
+    stream: Stream[EventRecord] = Stream(100)
+    found.follow(stream)
+    found.sts.failed("a.example", "no certificate", kept_until=None)
+    found.limits.lost("authority", "gone")
+    found.name_servers.lost("192.0.2.53", "timed out")
+    found.smarthosts.refused("default", "login", "mx.example", "535 no")
+    found.webhooks.failing("shop", "timed out")
+    found.zone_missing("old", 3)
+    seen, _ = await stream.take()
+    assert [(event, fields) for _, _, event, fields in seen] == log.events
+    classes = [each for name, each in vars(events).items() if name.endswith("Events")]
+    assert len(log.events) == len(classes), "a new class of events has a line above"
+    found.leave(stream)
+    found.webhooks.restored("shop")
+    assert log.events[-1][0] == "webhook-restored"

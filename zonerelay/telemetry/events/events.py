@@ -45,7 +45,7 @@ from zonerelay.telemetry.metrics.metrics import (
 
 Field = str | int | float | bool | None
 Emit = Callable[[str, str, dict[str, Field]], None]
-"""Takes the level, the name of the event and its fields."""
+"""`LogSink.emit`."""
 
 Result = tuple[Delivery, Outcome, float | None]
 """The outcome of an attempt, and after a deferral the time of the next."""
@@ -55,11 +55,17 @@ MAX_ALIKE = 100
 """Recipients in one event of the history."""
 
 
+class LogSink(Protocol):
+    """Interface: takes an event with its level, its name and its fields."""
+
+    def emit(self, level: str, event: str, fields: dict[str, Field], /) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LimitEvents:
     """Logs and counts events of shared limits. Never raises."""
 
-    _emit: Emit
+    _out: LogSink
     _metrics: LimitMetrics
 
     def read(self, figures: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
@@ -74,18 +80,18 @@ class LimitEvents:
     def lost(self, authority: str, reason: str) -> None:
         self._metrics.lost.value += 1
         self._metrics.reachable.value = 0
-        self._emit("warning", "limits-lost", {"from": authority, "reason": reason})
+        self._out.emit("warning", "limits-lost", {"from": authority, "reason": reason})
 
     def restored(self, authority: str) -> None:
         self._metrics.reachable.value = 1
-        self._emit("info", "limits-restored", {"from": authority})
+        self._out.emit("info", "limits-restored", {"from": authority})
 
 
 @dataclass(frozen=True, slots=True)
 class StsEvents:
     """Logs and counts MTA-STS events. Never raises."""
 
-    _emit: Emit
+    _out: LogSink
     _counters: StsCounters
     _redact: Redactor
 
@@ -103,7 +109,7 @@ class StsEvents:
             "policy": policy_id,
             "expires": round(expires),
         }
-        self._emit("info", "mta-sts-policy", fields)
+        self._out.emit("info", "mta-sts-policy", fields)
 
     def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None:
         """Report that a policy cannot be fetched; the cached one is used until `kept_until`."""
@@ -111,24 +117,24 @@ class StsEvents:
         fields: dict[str, Field] = {"domain": domain, "problem": self._redact.text(problem)}
         if kept_until is not None:
             fields["kept_until"] = round(kept_until)
-        self._emit("warning", "mta-sts-failed", fields)
+        self._out.emit("warning", "mta-sts-failed", fields)
 
     def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
         """Report MX hosts that the policy does not name; they are not used in mode enforce."""
         self._counters.mismatches.add((mode,))
         fields: dict[str, Field] = {"domain": domain, "mode": mode, "hosts": " ".join(hosts[:MAX_HOSTS])}
-        self._emit("warning", "mta-sts-mismatch", fields)
+        self._out.emit("warning", "mta-sts-mismatch", fields)
 
     def files(self, problem: str) -> None:
         """Report a policy on disk that cannot be read, or one that cannot be stored there."""
-        self._emit("warning", "mta-sts-files", {"problem": self._redact.text(problem)})
+        self._out.emit("warning", "mta-sts-files", {"problem": self._redact.text(problem)})
 
 
 @dataclass(frozen=True, slots=True)
 class NameServerEvents:
     """Logs and counts events of name servers. Never raises."""
 
-    _emit: Emit
+    _out: LogSink
     _metrics: NameServerMetrics
 
     def asked(self, result: str) -> None:
@@ -139,18 +145,18 @@ class NameServerEvents:
         """Report that mail is waiting for DNS lookups."""
         self._metrics.lost.value += 1
         self._metrics.reachable.value = 0
-        self._emit("error", "name-servers-lost", {"servers": servers, "reason": reason})
+        self._out.emit("error", "name-servers-lost", {"servers": servers, "reason": reason})
 
     def restored(self, servers: str, seconds: float) -> None:
         self._metrics.reachable.value = 1
-        self._emit("info", "name-servers-restored", {"servers": servers, "seconds": round(seconds, 1)})
+        self._out.emit("info", "name-servers-restored", {"servers": servers, "seconds": round(seconds, 1)})
 
 
 @dataclass(frozen=True, slots=True)
 class SmarthostEvents:
     """Logs and counts logins at smarthosts. Never raises."""
 
-    _emit: Emit
+    _out: LogSink
     _metrics: SmarthostMetrics
     _redact: Redactor
 
@@ -167,58 +173,52 @@ class SmarthostEvents:
     def refused(self, zone: str, credential: str, host: str, reply: str) -> None:
         """Report a refused login. It is not retried for a while; all mail that needs the credential waits."""
         text = self._redact.text(reply)
-        self._emit(
+        self._out.emit(
             "error", "login-refused", {"zone": zone, "credential": credential, "host": host, "reply": text}
         )
 
     def broken(self, zone: str, credential: str, problem: str) -> None:
         """Report an unreadable secret, or a token server that issues no token."""
         text = self._redact.text(problem)
-        self._emit("error", "login-broken", {"zone": zone, "credential": credential, "problem": text})
+        self._out.emit("error", "login-broken", {"zone": zone, "credential": credential, "problem": text})
 
     def restored(self, zone: str, credential: str, host: str) -> None:
-        self._emit("info", "login-restored", {"zone": zone, "credential": credential, "host": host})
+        self._out.emit("info", "login-restored", {"zone": zone, "credential": credential, "host": host})
 
     def token_problem(self, credential: str, problem: str) -> None:
         """Report a failed renewal while the token is still valid, or a refresh token that was not stored."""
         text = self._redact.text(problem)
-        self._emit("warning", "token-trouble", {"credential": credential, "problem": text})
+        self._out.emit("warning", "token-trouble", {"credential": credential, "problem": text})
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookEvents:
     """Logs and counts webhook events. Never raises."""
 
-    _emit: Emit
+    _out: LogSink
     metrics: WebhookMetrics
 
     def failing(self, webhook: str, problem: str) -> None:
         """Report a webhook that does not respond, once until it responds again. Its events wait."""
-        self._emit("warning", "webhook-failing", {"webhook": webhook, "problem": problem})
+        self._out.emit("warning", "webhook-failing", {"webhook": webhook, "problem": problem})
 
     def restored(self, webhook: str) -> None:
-        self._emit("info", "webhook-restored", {"webhook": webhook})
+        self._out.emit("info", "webhook-restored", {"webhook": webhook})
 
     def disabled(self, webhook: str) -> None:
         """Report that the webhook answered 410 and wants no more events."""
-        self._emit("error", "webhook-disabled", {"webhook": webhook})
+        self._out.emit("error", "webhook-disabled", {"webhook": webhook})
 
     def lost(self, webhook: str, count: int, why: str) -> None:
         """Report lost events. A webhook.gap event reports them to the endpoint, unless the webhook was
         removed.
         """
         self.metrics.results.add((webhook, "lost"), count)
-        self._emit("error", "webhook-gap", {"webhook": webhook, "lost": count, "why": why})
+        self._out.emit("error", "webhook-gap", {"webhook": webhook, "lost": count, "why": why})
 
 
 EventRecord = tuple[float, str, str, dict[str, Field]]
 """An event as it is told to those who follow: its time, level, name and fields."""
-
-
-class LogSink(Protocol):
-    """Interface: writes finished events to the log."""
-
-    def emit(self, level: str, event: str, fields: dict[str, Field]) -> None: ...
 
 
 class HistorySink(Protocol):
@@ -242,7 +242,9 @@ class Events:
         clock: Clock,
         history: HistorySink | None = None,
     ) -> None:
-        self._log = self._emit = sink.emit
+        self._log = sink.emit
+        self.emit: Emit = sink.emit
+        """Logs an event. It changes with the followers, so other classes keep this object instead."""
         self._followers: list[Stream[EventRecord]] = []
         self.transcripts = Transcripts(clock)
         self.metrics = metrics
@@ -250,18 +252,18 @@ class Events:
         self._clock = clock
         self._history = history
         self._refusals = RefusalLog(self._refused_more)
-        self.sts = StsEvents(sink.emit, metrics.sts, redactor)
-        self.limits = LimitEvents(sink.emit, metrics.limits)
-        self.name_servers = NameServerEvents(sink.emit, metrics.name_servers)
-        self.smarthosts = SmarthostEvents(sink.emit, metrics.smarthosts, redactor)
-        self.webhooks = WebhookEvents(sink.emit, metrics.webhooks)
+        self.sts = StsEvents(self, metrics.sts, redactor)
+        self.limits = LimitEvents(self, metrics.limits)
+        self.name_servers = NameServerEvents(self, metrics.name_servers)
+        self.smarthosts = SmarthostEvents(self, metrics.smarthosts, redactor)
+        self.webhooks = WebhookEvents(self, metrics.webhooks)
         self.tell_webhooks: Callable[[str, dict[str, Field]], None] = lambda event, fields: None
         """Is told of the relay's own events."""
 
     def _tell(self, level: str, event: str, fields: Callable[[Redactor], dict[str, Field]]) -> None:
         """Log a line, and write the event to the history."""
         shown = fields(self._redact)
-        self._emit(level, event, shown)
+        self.emit(level, event, shown)
         if self._history is not None:
             own = self._history.redactor
             self._history.put(event, shown if own is self._redact else fields(own))
@@ -269,12 +271,12 @@ class Events:
     def follow(self, stream: Stream[EventRecord]) -> None:
         """Send every event of mail to a stream, too. Without a follower this costs nothing."""
         self._followers = [*self._followers, stream]
-        self._emit = self._emit_and_tell
+        self.emit = self._emit_and_tell
 
     def leave(self, stream: Stream[EventRecord]) -> None:
         self._followers = [each for each in self._followers if each is not stream]
         if not self._followers:
-            self._emit = self._log
+            self.emit = self._log
 
     def _emit_and_tell(self, level: str, event: str, fields: dict[str, Field]) -> None:
         self._log(level, event, fields)
@@ -289,7 +291,7 @@ class Events:
         bare = {"bare_lf": bare_lf, "bare_cr": bare_cr} if bare_lf or bare_cr else {}
         self.metrics.bare_line_ends.value += bare_lf + bare_cr
         shown = accepted_fields(message, self._redact, bare)
-        self._emit("info", "accepted", shown)
+        self.emit("info", "accepted", shown)
         if self._history is not None:
             own = self._history.redactor
             fields = dict(shown) if own is self._redact else accepted_fields(message, own, bare)
@@ -369,21 +371,21 @@ class Events:
             return found if result == "ok" else found | {"reason": result}
 
         if result == "ok":
-            self._emit("info", "logged-in", fields(self._redact))
+            self.emit("info", "logged-in", fields(self._redact))
         elif result != "broken":  # a broken credentials file has an event of its own, once and not per client
             self._tell("warning", "login-failed", fields)
 
     def credentials_read(self, users: int) -> None:
-        self._emit("info", "credentials-read", {"users": users})
+        self.emit("info", "credentials-read", {"users": users})
 
     def credentials_broken(self, problem: str) -> None:
         """Report an unreadable credentials file (`problem` names file and line), so no user can log in."""
-        self._emit("error", "credentials-broken", {"problem": self._redact.text(problem)})
+        self.emit("error", "credentials-broken", {"problem": self._redact.text(problem)})
 
     def quota_near(self, user: str, limit: str, used: int, most: int) -> None:
         """Report that a quota of a user is nearly used up."""
         shown = self._redact.user(user)
-        self._emit("warning", "quota-near", {"user": shown, "quota": limit, "used": used, "most": most})
+        self.emit("warning", "quota-near", {"user": shown, "quota": limit, "used": used, "most": most})
 
     def shown_user(self, user: str) -> str:
         """Return a user's name as the label of a metric, which never contains an address."""
@@ -437,7 +439,7 @@ class Events:
             recipients = [delivery.recipient for delivery, _, _ in alike]
             shown = _shown(outcome, recipients, self._redact)
             for recipient, reply in shown:
-                self._emit("info", verdict, {**fields, "recipient": recipient, "reply": reply})
+                self.emit("info", verdict, {**fields, "recipient": recipient, "reply": reply})
             if self._history is not None:
                 own = self._history.redactor
                 stored = shown if own is self._redact else _shown(outcome, recipients, own)
@@ -490,12 +492,12 @@ class Events:
             "until": round(until, 3),
             "reply": self._redact.text(str(reply)),
         }
-        self._emit("warning", "suspended", fields)
+        self.emit("warning", "suspended", fields)
         self.tell_webhooks("destination.suspended", fields)
 
     def resumed(self, zone: str, destination: str) -> None:
         fields: dict[str, Field] = {"zone": zone, "destination": destination}
-        self._emit("info", "resumed", fields)
+        self.emit("info", "resumed", fields)
         self.tell_webhooks("destination.resumed", fields)
 
     def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
@@ -503,7 +505,7 @@ class Events:
         `until`, if possible.
         """
         self.metrics.source_refusals.add((source,))
-        self._emit(
+        self.emit(
             "warning",
             "source-refused",
             {
@@ -521,10 +523,10 @@ class Events:
 
     def source_absent(self, source: str, address: str, problem: str) -> None:
         """Report one of our addresses that this machine does not have now."""
-        self._emit("error", "source-absent", {"source": source, "address": address, "problem": problem})
+        self.emit("error", "source-absent", {"source": source, "address": address, "problem": problem})
 
     def source_back(self, source: str, address: str) -> None:
-        self._emit("info", "source-back", {"source": source, "address": address})
+        self.emit("info", "source-back", {"source": source, "address": address})
 
     def operated(
         self, verb: str, count: int, *, detail: str = "", act: str = "", who: str = "", reason: str = ""
@@ -541,7 +543,7 @@ class Events:
 
     def requested(self, fields: Mapping[str, str]) -> None:
         """Log an operator's change over HTTP, or a refused token."""
-        self._emit(*http_request(fields, self._redact))
+        self.emit(*http_request(fields, self._redact))
 
     def order(
         self, event: str, order: str, *, effect: str, about: str, who: str, reason: str, until: float | None
@@ -573,12 +575,12 @@ class Events:
 
     def body_read(self, message_id: MessageId, zone: str, who: str) -> None:
         """Log that a person has read a message, as `zone` sends it, or as received ("")."""
-        self._emit("warning", "body-read", {"id": message_id, "zone": zone, "by": who})
+        self.emit("warning", "body-read", {"id": message_id, "zone": zone, "by": who})
 
     def transcript_begun(self, subject: str, seconds: float, who: str) -> None:
         """Log that a person reads a transcript. `subject` is a client, a destination or a message."""
         fields: dict[str, Field] = {"of": self._redact.text(subject), "seconds": round(seconds), "by": who}
-        self._emit("warning", "transcript-begun", fields)
+        self.emit("warning", "transcript-begun", fields)
 
     def outbound_tls(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
         """Count a connection for which TLS was attempted: `ok`, `failed` (not used) or `fallback` (clear
@@ -587,38 +589,38 @@ class Events:
         self.metrics.outbound_tls(zone, level, result)
         if why:
             fields: dict[str, Field] = {"zone": zone, "host": host, "why": self._redact.text(why)}
-            self._emit("info", "tls-fallback", fields)
+            self.emit("info", "tls-fallback", fields)
 
     def reply_without_code(self, host: str, address: str, line: str) -> None:
         """Report a host whose replies contain lines without a code, at most once a day per address."""
         fields: dict[str, Field] = {"host": host, "peer": address, "line": self._redact.text(line)}
-        self._emit("info", "reply-without-code", fields)
+        self.emit("info", "reply-without-code", fields)
 
     def zone_missing(self, zone: str, deliveries: int) -> None:
         """Report a zone that has mail but is not configured."""
-        self._emit("error", "zone-missing", {"zone": zone, "deliveries": deliveries})
+        self.emit("error", "zone-missing", {"zone": zone, "deliveries": deliveries})
 
     def drop_refused(self, name: str, owner: int, why: str) -> None:
         """Report a message of sendmail(1) that is not accepted; its file stays."""
-        self._emit("error", "drop-refused", {"file": name, "owner": owner, "why": self._redact.text(why)})
+        self.emit("error", "drop-refused", {"file": name, "owner": owner, "why": self._redact.text(why)})
 
     def drop_delayed(self, name: str, owner: int, why: str) -> None:
         """Report a message of sendmail(1) that cannot be accepted now; it is retried."""
-        self._emit("warning", "drop-delayed", {"file": name, "owner": owner, "why": self._redact.text(why)})
+        self.emit("warning", "drop-delayed", {"file": name, "owner": owner, "why": self._redact.text(why)})
 
     def store_health(self, reason: str | None) -> None:
         """Report why the store accepts no mail, or with `None` that it accepts mail again."""
         if reason is None:
-            self._emit("info", "store-recovered", {})
+            self.emit("info", "store-recovered", {})
             self.tell_webhooks("spool.recovered", {})
         else:
-            self._emit("error", "store-unhealthy", {"reason": reason})
+            self.emit("error", "store-unhealthy", {"reason": reason})
             self.tell_webhooks("spool.unhealthy", {"reason": reason})
 
     def store_damaged(self, detail: str) -> None:
         """Report a record that the store cannot read, for the first time since the start."""
         self.metrics.damage.value += 1
-        self._emit("error", "store-damaged", {"detail": self._redact.text(detail)})
+        self.emit("error", "store-damaged", {"detail": self._redact.text(detail)})
 
     def certificate_loaded(
         self, listener: str, file: str, *, name: str, names: int, expires: float, fingerprint: str
@@ -632,11 +634,11 @@ class Events:
             "expires": round(expires),
             "fingerprint": fingerprint,
         }
-        self._emit("info", "certificate-loaded", fields)
+        self.emit("info", "certificate-loaded", fields)
 
     def certificate_refused(self, listener: str, file: str, problem: str) -> None:
         """Report a changed file that cannot be used; the previous certificate stays."""
-        self._emit("warning", "certificate-refused", {"listener": listener, "file": file, "problem": problem})
+        self.emit("warning", "certificate-refused", {"listener": listener, "file": file, "problem": problem})
 
     def certificate_expiring(self, listener: str, file: str, *, name: str, expires: float) -> None:
         days = round((expires - self._clock.now()) / 86400, 1)
@@ -647,19 +649,19 @@ class Events:
             "expires": round(expires),
             "days": days,
         }
-        self._emit("warning", "certificate-expiring", fields)
+        self.emit("warning", "certificate-expiring", fields)
 
     def history_broken(self, problem: str) -> None:
         """Report that the history cannot be written, or was renamed because it is unusable. May come from
         another thread.
         """
-        self._emit("error", "history-broken", {"problem": problem})
+        self.emit("error", "history-broken", {"problem": problem})
 
     def history_restored(self, dropped: int) -> None:
         """Report that the history is written again, and how many events were dropped. May come from another
         thread.
         """
-        self._emit("info", "history-restored", {"dropped": dropped})
+        self.emit("info", "history-restored", {"dropped": dropped})
 
     def close(self) -> None:
         """Log the events that were delayed to be combined."""
@@ -667,11 +669,11 @@ class Events:
 
     def lifecycle(self, event: str, **fields: Field) -> None:
         """Log an event of the relay itself, such as its start."""
-        self._emit("info", event, fields)
+        self.emit("info", event, fields)
 
     def spool_kept(self, spool: str, why: str) -> None:
         """Report the spool of a removed worker that has no deliveries and is not empty."""
-        self._emit("warning", "spool-kept", {"spool": spool, "why": why})
+        self.emit("warning", "spool-kept", {"spool": spool, "why": why})
 
     def policy_failed(self, step: str, kind: str, detail: str) -> None:
         """Report that a policy gave no usable answer about a step: `timeout`, `error`, `busy` or
@@ -679,19 +681,19 @@ class Events:
         """
         self.metrics.policy_failures.add((step, kind))
         fields: dict[str, Field] = {"step": step, "kind": kind, "detail": self._redact.text(detail)}
-        self._emit("error", "policy-failed", fields)
+        self.emit("error", "policy-failed", fields)
 
     def dkim_missing(self, zone: str, why: str) -> None:
         """Report mail that must be signed but cannot be, once per domain."""
-        self._emit("error", "dkim-missing", {"zone": zone, "reason": self._redact.text(why)})
+        self.emit("error", "dkim-missing", {"zone": zone, "reason": self._redact.text(why)})
 
     def sent_unchanged(self, message_id: MessageId, zone: str, reason: str) -> None:
         """Log that the zone's changes could not be applied to this message; `reason` is from our own list."""
-        self._emit("warning", "sent-unchanged", {"id": message_id, "zone": zone, "reason": reason})
+        self.emit("warning", "sent-unchanged", {"id": message_id, "zone": zone, "reason": reason})
 
     def row_refused(self, row: int, problem: str) -> None:
         """Log a row of the outbox that can never be sent and has failed without an attempt."""
-        self._emit("warning", "row-refused", {"row": row, "problem": self._redact.text(problem)})
+        self.emit("warning", "row-refused", {"row": row, "problem": self._redact.text(problem)})
 
     def error(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
         """Report an unexpected error. The mail is safe; the text is for the operator."""
@@ -700,7 +702,7 @@ class Events:
         fields: dict[str, Field] = {"where": where, "error": text, "at": _raised_at(error)}
         if message_id:
             fields["id"] = message_id
-        self._emit("error", "trouble", fields)
+        self.emit("error", "trouble", fields)
 
 
 def _common(result: Result) -> tuple[object, ...]:
