@@ -6,6 +6,7 @@ import itertools
 import re
 import time
 from collections.abc import Iterable, Sequence
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
 from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
-from zonerelay.smtp.server.line_ends import ChunkReader, parse_bdat
+from zonerelay.smtp.server.line_ends import MAX_LINE, ChunkReader, parse_bdat
 from zonerelay.smtp.server.paths import CommandError
 
 Chunk = tuple[bytes, bool]
@@ -134,6 +135,21 @@ def test_lines_that_are_too_long_are_seen_in_any_packets(cut: int, length: int, 
     whole = b"a\r\n" + b"x" * 600 + b"\r\n" + b"y" * length + b"\r\n" + b"z\r\n"
     _, reader = read([([whole[at : at + cut] for at in range(0, len(whole), cut)], True)])
     assert reader.has_long is is_long
+
+
+def test_long_lines_are_seen_wherever_lines_and_packets_end() -> None:
+    random = Random(1)
+    seen = {False: 0, True: 0}
+    for _ in range(400):
+        lines = [b"x" * random.choice((0, 1, 70, 500, 996, 997, 998, 998, 999)) for _ in range(8)]
+        whole = b"".join(line + random.choice((b"\r\n", b"\r\n", b"\n")) for line in lines)
+        cuts_at = sorted(random.choices(range(len(whole)), k=5))
+        packets = [whole[a:b] for a, b in itertools.pairwise([0, *cuts_at, len(whole)])]
+        _, reader = read([([packet for packet in packets if packet], True)])
+        is_long = max(map(len, whole.split(b"\n"))) > MAX_LINE + len(b"\r")
+        assert reader.has_long is is_long, packets
+        seen[is_long] += 1
+    assert min(seen.values()) > 50
 
 
 def test_nothing_certain_is_waited_for() -> None:

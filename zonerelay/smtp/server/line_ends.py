@@ -53,10 +53,7 @@ class LineEnds:
         """Return the body with CRLF line ends only. No CRLF may be cut in two by the ends of `body`."""
         if NUL in body:
             self.dotted = True  # perhaps: DotStuffer will tell which lines
-        lines = body.split(b"\n")
-        if self._length + len(lines[0]) > MAX_LINE + 1 or len(max(lines, key=len)) > MAX_LINE + 1:
-            self.has_long = True
-        self._length = len(lines[-1]) if len(lines) > 1 else self._length + len(body)
+        self._measure(body)
         self._line_ends.decode(body.decode("latin-1"), final=True)
         if self._line_ends.newlines in _CLEAN:
             return body
@@ -66,6 +63,22 @@ class LineEnds:
         self.bare_lf += body.count(b"\n") - crlf
         self.bare_cr += body.count(b"\r") - crlf
         return crlf_only(body)
+
+    def _measure(self, body: bytes) -> None:
+        """Look for long lines: jump to the last line end that a line beginning here may have, over all lines
+        before it.
+        """
+        size, find = len(body), body.rfind
+        end = -1
+        reach = MAX_LINE + 2 - self._length
+        while reach <= size:
+            end = find(b"\n", end + 1, reach)
+            if end < 0:
+                self.has_long = True
+                break
+            reach = end + MAX_LINE + 3
+        last = find(b"\n")
+        self._length = size - last - 1 if last >= 0 else self._length + size
 
 
 # The body of a message as it travels in DATA: end of data, dot-unstuffing, line ends. Sans-IO.
