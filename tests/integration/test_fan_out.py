@@ -7,15 +7,33 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from zonerelay.control.runner import Answer, Handler
 from zonerelay.control.socket import WorkerSocket
 from zonerelay.operations import answers as messages
-from zonerelay.operations.answers import Acknowledged, BodyPiece, Count, DeliveryRow, End, RelayStatus
+from zonerelay.operations.answers import (
+    Acknowledged,
+    BodyPiece,
+    Count,
+    DeliveryRow,
+    DestinationStatus,
+    End,
+    MessageDetail,
+    RelayStatus,
+)
 from zonerelay.operations.catalogue import Call
 from zonerelay.operations.errors import NotFoundError
-from zonerelay.operations.requests import QueueCat, QueueCount, QueueList, Request, SpoolAcknowledge
+from zonerelay.operations.requests import (
+    QueueCat,
+    QueueCount,
+    QueueList,
+    QueueShow,
+    Request,
+    SpoolAcknowledge,
+    Status,
+)
 from zonerelay.supervisor.merge.control_client import ask, frames
 from zonerelay.supervisor.merge.fan_out import FanOut
 
@@ -41,6 +59,22 @@ class Spool:
             await answer.send(row(f"{number:014x}{self.number:02x}", reply))
             self.sent[listing] += 1
         return End(count=ROWS)
+
+
+def status(*destinations: DestinationStatus) -> RelayStatus:
+    return RelayStatus(
+        software="1",
+        pid=1,
+        hostname="relay.example.org",
+        backend="leveldb",
+        uptime=1.0,
+        state="running",
+        listeners=("127.0.0.1:25",),
+        inbound_connections=0,
+        zones=(),
+        destinations=destinations,
+        destinations_total=len(destinations),
+    )
 
 
 def row(message_id: str, reply: str) -> DeliveryRow:
@@ -88,7 +122,7 @@ class Workers:
         return {}
 
     def status(self) -> RelayStatus:
-        raise AssertionError("nobody asks")
+        return status()
 
 
 def trouble(where: str, error: BaseException) -> None:
@@ -198,3 +232,77 @@ async def test_a_loss_is_acknowledged_by_the_worker_that_has_it(tmp_path: Path) 
         with pytest.raises(NotFoundError, match="no loss bbbb"):
             await ask(path, Call(request=SpoolAcknowledge(loss="bbbb")), Acknowledged)
     assert [each.losses for each in workers] == [{"aaaa"}, set()]
+
+
+class Paced:
+    """A worker whose mail waits for a rate of one transaction a second, which all workers share."""
+
+    def __init__(self, number: int, ready: int, next_turn: float | None) -> None:
+        self.destination = DestinationStatus(
+            zone="default",
+            destination=f"{number}.example",
+            hosts="mx.example.com:25",
+            active=0,
+            waiting=20,
+            ready=ready,
+            next_turn=next_turn,
+            turns_seconds=None if next_turn is None else float(ready),
+            per_minute=30,
+            max_rate="60/1m",
+        )
+        waiting = msgspec.structs.replace(row(f"{'a' * 14}{number:02x}", ""), state="ready", next_attempt=0.0)
+        self.row = waiting if next_turn is None else waiting.waits_for(self.destination)
+
+    async def handle(self, request: Request, answer: Answer) -> End:
+        match request:
+            case Status():
+                await answer.send(status(self.destination))
+            case QueueList():
+                await answer.send(self.row)
+            case QueueCount():
+                await answer.send(Count(matched=1, sample=(self.row,)))
+            case QueueShow():
+                await answer.send(detail_of(self.row))
+        return End()
+
+
+def detail_of(delivery: DeliveryRow) -> MessageDetail:
+    return MessageDetail(
+        message_id=delivery.message_id,
+        created=delivery.created,
+        sender="a@example.org",
+        size=1,
+        chunks=1,
+        body="7BIT",
+        smtputf8=False,
+        envid="",
+        client="192.0.2.1",
+        helo="client.example.org",
+        protocol="ESMTP",
+        listener="127.0.0.1:25",
+        user="",
+        tls="",
+        recipients_accepted=1,
+        headers=(),
+        deliveries=(delivery,),
+    )
+
+
+async def test_mail_that_waits_for_a_rate_waits_for_that_of_all_workers(tmp_path: Path) -> None:
+    workers = [Paced(0, 1000, 107.0), Paced(1, 800, 105.0), Paced(2, 100, None)]
+    expected = (105.0, 1900, 1900.0)
+
+    def turn(of: DeliveryRow) -> tuple[float | None, int, float]:
+        return of.next_turn, of.waiting, of.turns_seconds
+
+    async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
+        (whole,) = (await ask(path, Call(request=Status()), RelayStatus)).destinations
+        assert (whole.next_turn, whole.ready, whole.turns_seconds, whole.per_minute) == (*expected, 90)
+        shown = await ask(path, Call(request=QueueShow(message_id="a" * 14 + "01")), MessageDetail)
+        assert turn(shown.deliveries[0]) == expected
+        counted = await ask(path, Call(request=QueueCount(sample=3)), Count)
+        assert [turn(each) for each in counted.sample] == [expected, expected, (None, 0, 0.0)]
+        listed = [
+            each async for each in frames(path, Call(request=QueueList())) if isinstance(each, DeliveryRow)
+        ]
+        assert [turn(each) for each in listed] == [expected, expected, (None, 0, 0.0)]

@@ -292,14 +292,7 @@ class ControlHandler:
         found = None if delivery.held else self.operations.suspension_of(delivery)
         if found is None:
             turn = state is DeliveryState.READY and await self.turn_of(delivery.zone, delivery.domain)
-            if not turn:
-                return row
-            return msgspec.structs.replace(
-                row,
-                next_turn=turn.next_turn,
-                turns_seconds=turn.turns_seconds or 0.0,
-                waiting=turn.ready,
-            )
+            return row.waits_for(turn) if turn else row
         until, reply = found
         # Mail that stays in the store until the next probe has no reply of its own, or an old one.
         return msgspec.structs.replace(

@@ -319,10 +319,11 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     phase_seconds: float = 0.0
     next_turn: float | None = None
     """When a rate allows the next transaction, if it waits for that. After `turns_seconds`, all `waiting`
-    deliveries to its destination have had a turn.
+    deliveries to its destination, which has these `hosts`, have had a turn.
     """
     turns_seconds: float = 0.0
     waiting: int = 0
+    hosts: str = ""
     routed: str = ""
     new_zone: str = ""
     new_why: str = ""
@@ -331,6 +332,16 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     def queue(self) -> QueueName:
         queue = queue_of(self.zone, Priority(self.priority or Priority.NORMAL))
         return bin_of(queue) if self.state == DeliveryState.DROPPED else queue
+
+    def waits_for(self, turn: DestinationStatus) -> DeliveryRow:
+        """Return the row with the turns of its destination."""
+        return msgspec.structs.replace(
+            self,
+            next_turn=turn.next_turn,
+            turns_seconds=turn.turns_seconds or 0.0,
+            waiting=turn.ready,
+            hosts=turn.hosts,
+        )
 
 
 class OrderRow(_Frame, OrderFields, frozen=True, kw_only=True, tag="order"):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -123,7 +123,43 @@ class LiveStream:
 
 
 Rows = AsyncGenerator[answers.Frame, None]
+Send = Callable[[answers.Frame], Awaitable[None]]
 Custom = Callable[[WorkerAnswers], Awaitable[answers.Frame]]
+
+
+class _Turns:
+    """Sends frames. A delivery that waits for a rate is sent with the turns of all workers, because the mail
+    of all of them shares the rate.
+    """
+
+    def __init__(self, send: Send, status: Callable[[], Awaitable[answers.RelayStatus]]) -> None:
+        self._send = send
+        self._status = status
+        self._found: dict[tuple[str, str], answers.DestinationStatus] | None = None
+
+    async def send(self, frame: answers.Frame) -> None:
+        match frame:
+            case answers.DeliveryRow():
+                frame = await self._row(frame)
+            case answers.MessageDetail():
+                frame = msgspec.structs.replace(frame, deliveries=await self._rows(frame.deliveries))
+            case answers.Count():
+                frame = msgspec.structs.replace(frame, sample=await self._rows(frame.sample))
+            case answers.Explanation(queued=answers.DeliveryRow() as row):
+                frame = msgspec.structs.replace(frame, queued=await self._row(row))
+        await self._send(frame)
+
+    async def _rows(self, rows: Iterable[answers.DeliveryRow]) -> tuple[answers.DeliveryRow, ...]:
+        return tuple([await self._row(row) for row in rows])
+
+    async def _row(self, row: answers.DeliveryRow) -> answers.DeliveryRow:
+        if row.next_turn is None:
+            return row
+        if self._found is None:
+            status = await self._status()
+            self._found = {(each.zone, each.hosts): each for each in status.destinations}
+        turn = self._found.get((row.zone, row.hosts))
+        return row if turn is None or turn.next_turn is None else row.waits_for(turn)
 
 
 class FanOut:
@@ -147,24 +183,27 @@ class FanOut:
 
     async def handle(self, request: requests.Request, answer: Answer) -> answers.End:
         operation, asked = operation_of(request), WorkerAnswers(self._relay, answer.call)
+        send = _Turns(answer.send, self._status_now).send
         match operation.merge.how:
             case How.ALONE:
                 await answer.send(answers.Pong(software=__version__, pid=os.getpid()))
             case How.LIVE:
                 return await LiveStream(self._relay, answer.call).run(answer)
             case How.IN_ORDER:
-                return await self._in_order(operation, asked, answer)
+                return await self._in_order(operation, asked, answer, send)
             case How.SUM:
                 return await self._sum(operation, asked, answer)
             case How.FIRST_FOUND:
-                await self._find(asked, answer)
+                await self._find(asked, send)
             case How.CUSTOM:
-                await answer.send(await self._custom[type(request)](asked))
+                await send(await self._custom[type(request)](asked))
             case How.WORKER:
                 raise ControlError("this request is for one worker, not for all")
         return answers.End(missing=asked.missing)
 
-    async def _in_order(self, operation: Operation, asked: WorkerAnswers, answer: Answer) -> answers.End:
+    async def _in_order(
+        self, operation: Operation, asked: WorkerAnswers, answer: Answer, send: Send
+    ) -> answers.End:
         request: Any = answer.call.request
         limit = request.limit + 1 if request.limit else 0
         order, row = operation.merge.order, None
@@ -182,7 +221,7 @@ class FanOut:
                     return answers.End(count=answer.done, more=True, missing=asked.missing, next=cursor)
                 worker = min(heads, key=lambda each: order(request, heads[each]))
                 row = heads.pop(worker)
-                await answer.send(row)
+                await send(row)
                 answer.done += 1
                 await _advance(worker, streams, heads)
         return answers.End(count=answer.done, missing=asked.missing)
@@ -202,16 +241,16 @@ class FanOut:
             await answer.send(row)
         return answers.End(count=len(rows[:limit]), more=len(rows) > limit, missing=asked.missing)
 
-    async def _find(self, asked: WorkerAnswers, answer: Answer) -> None:
+    async def _find(self, asked: WorkerAnswers, send: Send) -> None:
         """Send the answer of the worker that has the requested object."""
-        first = int(getattr(answer.call.request, "message_id", "00")[-2:], 16)
+        first = int(getattr(asked.call.request, "message_id", "00")[-2:], 16)
         not_found: NotFoundError | None = None
         for worker in sorted(asked.workers(), key=lambda each: each != first):
             try:
                 async with aclosing(asked.of(worker)) as answered:
                     async for frame in answered:
                         if not isinstance(frame, answers.End | answers.Progress):
-                            await answer.send(frame)
+                            await send(frame)
             except NotFoundError as error:
                 not_found = error
                 continue
@@ -230,6 +269,9 @@ class FanOut:
         own = self._relay.status()
         own = msgspec.structs.replace(own, problems=(*own.problems, *asked.missing))
         return merge_status(found, own, shared=self._relay.shared)
+
+    async def _status_now(self) -> answers.RelayStatus:
+        return await self._status(WorkerAnswers(self._relay, Call(request=requests.Status())))
 
     async def _count(self, asked: WorkerAnswers) -> answers.Count:
         request: Any = asked.call.request

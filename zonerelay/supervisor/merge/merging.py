@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,7 +27,7 @@ deliveries again.
 def summed(rows: Iterable[S], merge: Merge) -> list[S]:
     """Merge the rows that have the same `key` into one row each, by the rules in `merge`."""
     found = []
-    for some in _alike(rows, *merge.key.split()):
+    for some in _alike(rows, _fields(merge.key)):
         whole = max(some, key=lambda row: _rank(getattr(row, merge.worst))) if merge.worst else some[-1]
         found.append(merged(some, whole, add=merge.add, most=merge.most, least=merge.least))
     return found
@@ -75,12 +76,17 @@ def merge_explained(found: Sequence[answers.Explanation]) -> answers.Explanation
     return msgspec.structs.replace(whole, hosts=tuple(hosts))
 
 
-def _alike(rows: Iterable[S], *names: str) -> list[list[S]]:
-    """Return the rows in groups that have equal values in these fields."""
-    groups: dict[tuple[object, ...], list[S]] = {}
+def _alike(rows: Iterable[S], key: Callable[[S], object]) -> list[list[S]]:
+    """Return the rows in groups that have the same key."""
+    groups: dict[object, list[S]] = {}
     for row in rows:
-        groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
+        groups.setdefault(key(row), []).append(row)
     return list(groups.values())
+
+
+def _fields(names: str) -> Callable[[Any], object]:
+    """Return a function that returns the values of these fields."""
+    return attrgetter(*names.split()) if names else lambda _: None
 
 
 def merge_status(
@@ -96,9 +102,9 @@ def merge_status(
         for problem in part.problems:
             everywhere = len(parts) > 1 and all(problem in other.problems for other in replies)
             problems[problem if everywhere else f"worker {worker}: {problem}"] = None
-    zones = _alike((zone for part in replies for zone in part.zones), "name")
+    zones = _alike((zone for part in replies for zone in part.zones), _fields("name"))
     penalties = _alike(
-        (each for part in replies for each in part.source_penalties), "source", "destination", "ipv6_only"
+        (each for part in replies for each in part.source_penalties), _fields("source destination ipv6_only")
     )
     return merged(
         replies,
@@ -139,7 +145,7 @@ def _quotas(rows: Iterable[answers.QuotaStatus]) -> tuple[answers.QuotaStatus, .
 
 def merge_orders(parts: Iterable[Sequence[answers.OrderRow]]) -> tuple[answers.OrderRow, ...]:
     """Return the suspensions and hold rules, which all workers have, with the sum of each worker's counts."""
-    found = _alike((row for part in parts for row in part), "id")
+    found = _alike((row for part in parts for row in part), _fields("id"))
     rows = (merged(some, some[-1], add="held refused") for some in found)
     return tuple(sorted(rows, key=lambda row: -row.since))
 
@@ -174,9 +180,9 @@ def _same_queue(zones: Sequence[answers.ZoneStatus]) -> answers.ZoneStatus:
 def _destinations(
     rows: Iterable[answers.DestinationStatus], *, shared: bool
 ) -> tuple[answers.DestinationStatus, ...]:
-    own, counted = "active waiting per_minute", " ready deferred held suspended turns_seconds"
+    own, counted = "active waiting per_minute", " ready deferred held suspended"
     found = []
-    for some in _alike(rows, "zone", "destination", "hosts"):
+    for some in _alike(rows, _place):
         later = max(some, key=lambda row: row.suspended_until or 0.0)
         replying = next((row for row in (later, *some) if row.reply), later)
         row = merged(
@@ -186,6 +192,7 @@ def _destinations(
             # Each worker counts all of a shared queue. Rates are totals over all workers.
             most="oldest_seconds max_connections" + (counted if shared else ""),
             least="next_turn",
+            turns_seconds=_turns_seconds(some, shared=shared),
             reply=replying.reply,
             reply_class=replying.reply_class
             or next((row.reply_class for row in some if row.reply_class), ""),
@@ -193,6 +200,18 @@ def _destinations(
         )
         found.append(row)
     return tuple(sorted(found, key=answers.hurts))
+
+
+def _place(row: answers.DestinationStatus) -> tuple[str, str]:
+    """Return what identifies a destination. Workers may have seen it first under different names."""
+    return row.zone, row.hosts or f"{row.destination} "
+
+
+def _turns_seconds(rows: Sequence[answers.DestinationStatus], *, shared: bool) -> float | None:
+    """Return when all mail has had a turn: the mail of workers that have a turn left waits as well."""
+    intervals = [row.turns_seconds / max(row.ready, 1) for row in rows if row.turns_seconds is not None]
+    ready = [row.ready for row in rows]
+    return max(intervals) * (max(ready) if shared else sum(ready)) if intervals else None
 
 
 def merge_changed(parts: Sequence[answers.Changed], *, shared: bool) -> answers.Changed:
