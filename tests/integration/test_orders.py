@@ -316,23 +316,34 @@ async def test_operators_at_the_same_time_do_not_undo_each_other(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "about", [{"zone": "default"}, {"destination": "a.example"}, {"domain": "a.example"}]
+    "about",
+    [
+        {"zone": "default"},
+        {"destination": "a.example"},
+        {"domain": "a.example"},
+        {"sender": "app@*"},
+        {"recipient": "*@a.example"},
+        {"domain": "a.example", "effect": "hold"},
+    ],
 )
 async def test_what_an_order_keeps_is_suspended_everywhere(tmp_path: Path, about: dict[str, str]) -> None:
     async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
         await suspend(running, **about)
         await send(running, "1@a.example", "2@a.example")
+        if {"sender", "recipient", "effect"} & about.keys():  # it is held when it is due
+            await running.until_logged("held", 2)
         (order,) = await running.rows(Orders(), OrderRow)
         status = await running.status()
         zone = next(each for each in status.zones if each.name == "default")
-        assert (zone.suspended, zone.ready, zone.deferred) == (2, 0, 0)
+        assert (zone.suspended, zone.ready, zone.deferred, zone.held) == (2, 0, 0, 0)
         (row,) = status.destinations
-        assert (row.suspended, row.ready, row.deferred) == (2, 0, 0)
+        assert (row.suspended, row.ready, row.deferred, row.held) == (2, 0, 0, 0)
         assert status.orders == (order,)
         rows = await running.rows(QueueList(filter=Filter(state=DeliveryState.SUSPENDED)), DeliveryRow)
         assert [(each.state, each.order) for each in rows] == [("suspended", order.id)] * 2
-        assert await running.rows(QueueList(filter=Filter(state=DeliveryState.READY)), DeliveryRow) == []
-        await resume(running, **about)
+        for state in (DeliveryState.READY, DeliveryState.HELD):
+            assert await running.rows(QueueList(filter=Filter(state=state)), DeliveryRow) == []
+        await resume(running, id=order.id)
         await running.until_logged("delivered", 2)
 
 
@@ -348,13 +359,12 @@ async def test_a_summary_by_reply_names_the_suspension_of_mail_without_a_reply(
         await running.until_logged("deferred", 1)
         order = (await suspend(running, **about, effect=effect)).order
         await send(running, "1@a.example", "2@a.example")
-        is_held = effect == "hold" or "sender" in about
-        if is_held:
+        if effect == "hold" or "sender" in about:
             await running.until_logged("held", 2)
         (summary,) = await running.rows(QueueSummary(by="reply"), Summary)
         reply, waits = [(each.key, each.total) for each in sorted(summary.rows, key=lambda row: row.total)]
         assert (reply[0][:3], reply[1]) == ("451", 1)
-        assert waits == (f"({'held' if is_held else 'suspended'} by {order.id})", 2)
+        assert waits == (f"(suspended by {order.id})", 2)
 
 
 @pytest.mark.parametrize(
@@ -493,6 +503,16 @@ async def test_a_file_that_cannot_be_written_is_tried_again_less_and_less_often(
         monkeypatch.setattr(durable, "write", write)
         await suspend(running, sender="x@*")
         assert not any("cannot be written" in each for each in (await running.status()).problems)
+
+
+async def test_mail_of_a_next_hop_that_is_not_known_yet_has_the_row_of_the_next_hop(tmp_path: Path) -> None:
+    """It had the name of the first domain."""
+    async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
+        await suspend(running, domain="*.example")
+        await send(running, "1@hop.example", "1@other.example")
+        await running.until_logged("held", 2)
+        (row,) = (await running.status()).destinations
+        assert (row.destination, row.suspended) == (f"{LOOPBACK}:{stage.sink.port}", 2)
 
 
 async def test_a_file_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:

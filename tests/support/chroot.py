@@ -1,4 +1,4 @@
-"""A small Debian of the machine's own release below a directory, to install packages in. Needs root.
+"""A small Debian below a directory, of the machine's own release or another. Needs root.
 
 debootstrap makes it once, in the cache; each chroot is a copy. Commands in it see its files and its own /proc
 only, and may be cut off from every network. debootstrap and wget are fetched where the machine lacks them.
@@ -22,6 +22,10 @@ PACKAGES = ("python3", "s-nail", "cron", "php-cli", "git-email", "mutt")
 """Besides what every Debian has: the interpreter that packages may depend on, a mailx, and programs that call
 sendmail. None of them brings an MTA.
 """
+OWN_RELEASE = platform.freedesktop_os_release()["VERSION_CODENAME"]
+_REGISTRIES = ("PIP_", "SSL_CERT_", "http_proxy", "https_proxy", "no_proxy")
+"""Variables that tell how this machine reaches its package registries."""
+_CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 MAKE_TIMEOUT = 600.0
 COMMAND_TIMEOUT = 300.0
 
@@ -31,9 +35,10 @@ _ENTER = 'mount -t proc proc "$0/proc"; exec chroot "$@"'
 class Chroot:
     """A copy of the small Debian at `root`; it is gone with its directory."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, release: str = OWN_RELEASE, packages: Sequence[str] = PACKAGES) -> None:
         self.root = root
-        subprocess.run(["cp", "-a", "--reflink=auto", _template(), root], timeout=MAKE_TIMEOUT, check=True)
+        template = _template(release, packages)
+        subprocess.run(["cp", "-a", "--reflink=auto", template, root], timeout=MAKE_TIMEOUT, check=True)
 
     def line(self, *command: str, user: str = "root", network: bool = True) -> list[str]:
         """The command line that runs a command in it."""
@@ -42,35 +47,44 @@ class Chroot:
         return [*([] if network else ["unshare", "--net"]), *within, userspec, str(self.root), *command]
 
     def run(
-        self, *command: str, user: str = "root", network: bool = True, stdin: str = "", status: int = 0
+        self,
+        *command: str,
+        user: str = "root",
+        network: bool = True,
+        stdin: str = "",
+        status: int = 0,
+        timeout: float = COMMAND_TIMEOUT,
     ) -> str:
         """What it prints, errors included. A status that is not the expected one is an AssertionError."""
         done = subprocess.run(
             self.line(*command, user=user, network=network),
             input=stdin,
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", **_registries()},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=COMMAND_TIMEOUT,
+            timeout=timeout,
             check=False,
         )
         assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}"
         return done.stdout
 
 
-def _template() -> Path:
-    suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
-    template = CACHE / "chroot" / f"{suite}-{'-'.join(PACKAGES)}"
+def _registries() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(_REGISTRIES)}
+
+
+def _template(release: str, packages: Sequence[str]) -> Path:
+    template = CACHE / "chroot" / f"{release}-{'-'.join(packages)}"
     with locked(template.parent):
         if not template.exists():
             new = template.with_name(f"{template.name}.new")
-            _debootstrap(suite, new)
+            _debootstrap(release, packages, new)
             new.rename(template)
     return template
 
 
-def _debootstrap(suite: str, root: Path) -> None:
+def _debootstrap(release: str, packages: Sequence[str], root: Path) -> None:
     shutil.rmtree(root, ignore_errors=True)
     environment, program = dict(os.environ), shutil.which("debootstrap")
     if program is None:
@@ -84,11 +98,14 @@ def _debootstrap(suite: str, root: Path) -> None:
         environment["PATH"] += os.pathsep + str(wget.root / "usr/bin")
         environment["LD_LIBRARY_PATH"] = wget.library_path()
     _run(
-        [program, "--variant=minbase", f"--include={','.join(PACKAGES)}", suite, str(root)],
+        [program, "--variant=minbase", f"--include={','.join(packages)}", release, str(root)],
         environment,
     )
     for name in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man"):
         shutil.rmtree(root / name)
+    if (own := Path("/", _CERTIFICATES)).exists():  # also those that the registries of this machine need
+        (root / _CERTIFICATES).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(own, root / _CERTIFICATES)
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> None:

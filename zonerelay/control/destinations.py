@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypedDict
@@ -22,7 +22,7 @@ from zonerelay.operations.answers import DestinationStatus, order_of
 from zonerelay.queue.aio import closing
 from zonerelay.queue.destination.destinations import DestinationStatus as Known
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
-from zonerelay.queue.orders.order import Order
+from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.smtp.client.reputation import class_of
 from zonerelay.store.contract import EveryNth, QueueCounts, Store, StoreError, everybody
@@ -34,8 +34,6 @@ OTHERS = "(other domains)"
 SLICE = 1000
 ROWS = 100
 """Rows that are made in one turn of the loop."""
-Keeping = Callable[[str, str, str], Order | None]
-"""`Orders.keeping`."""
 
 
 @dataclass(slots=True)
@@ -46,20 +44,28 @@ class Waiting:
     oldest: float = float("inf")
     last: Attempt | None = None
     suspended: int = 0
+    """Deliveries that wait because of an order."""
+    held_by_order: int = 0
+    """Deliveries that an order has held when they were due."""
     due: int = 0
     """Deliveries that were deferred and are due, which are counted as ready."""
 
-    def count(self, delivery: Delivery, step: int, now: float) -> None:
+    def count(self, delivery: Delivery, step: int, now: float, *, by_order: bool) -> None:
+        """Count a delivery as `step` ones. `by_order` means that an order has held it."""
         is_due = delivery.is_due(now)
         next_attempt = 0.0 if is_due else delivery.next_attempt
         self.due += step if is_due and delivery.next_attempt > 0 else 0
-        self.counts.count(next_attempt, held=delivery.held, step=step)
+        if by_order:
+            self.held_by_order += step
+        else:
+            self.counts.count(next_attempt, held=delivery.held, step=step)
         self.oldest = min(self.oldest, delivery.created)
         self._attempted(delivery.last)
 
     def add(self, other: Waiting, *, kept: bool) -> None:
         """Add other deliveries. `kept` means that an operator has suspended them."""
         counts = other.counts
+        self.held_by_order += other.held_by_order
         if kept:
             self.suspended += counts.ready + counts.deferred
             counts = QueueCounts(held=counts.held)
@@ -75,7 +81,7 @@ class Waiting:
 
     @property
     def total(self) -> int:
-        return self.counts.total + self.suspended
+        return self.counts.total + self.suspended + self.held_by_order
 
     @property
     def reply(self) -> str:
@@ -91,8 +97,10 @@ class Destinations:
     store is closed.
     """
 
-    def __init__(self, store: Store, scheduler: Scheduler, clock: Clock, keeping: Keeping) -> None:
-        self._keeping = keeping
+    def __init__(
+        self, store: Store, scheduler: Scheduler, clock: Clock, orders: Orders | None = None
+    ) -> None:
+        self._orders = orders
         self._store = store
         self._scheduler = scheduler
         self._clock = clock
@@ -103,7 +111,8 @@ class Destinations:
         self._turns_until = 0.0
         self.every = 0
         self.suspended: Counter[str] = Counter()
-        """By zone: what orders of operators keep, as it was last looked at."""
+        """By zone: deliveries that wait because of an order, as they were last counted."""
+        self.held_by_order: Counter[str] = Counter()
         self.unreachable: Counter[str] = Counter()
         """By zone: ready mail whose hosts cannot be reached."""
 
@@ -167,7 +176,8 @@ class Destinations:
                     key = (delivery.zone, delivery.domain)
                     if key not in found and len(found) >= MAX_KEYS:
                         key = (delivery.zone, OTHERS)
-                    found.setdefault(key, Waiting()).count(delivery, every, now)
+                    by_order = self._orders is not None and self._orders.holds(delivery)
+                    found.setdefault(key, Waiting()).count(delivery, every, now, by_order=by_order)
                     seen += 1
                     if seen % SLICE == 0:
                         await asyncio.sleep(0)
@@ -185,12 +195,15 @@ class Destinations:
         for (zone, domain), mail in self._domains.items():
             key = self._scheduler.destination_of(zone, domain)
             where = (zone, f"{domain} " if key is None else key)
-            names.setdefault(where, domain)
-            kept = self._keeping(zone, domain, (key or "").partition(" ")[2]) is not None
+            next_hop = "" if key is None else self._scheduler.zone(zone).settings.next_hop
+            names.setdefault(where, next_hop or domain)
+            hosts = (key or "").partition(" ")[2]
+            kept = self._orders is not None and self._orders.keeping(zone, domain, hosts) is not None
             waiting.setdefault(where, Waiting()).add(mail, kept=kept)
-        self.suspended, self.unreachable = Counter(), Counter()
+        self.suspended, self.held_by_order, self.unreachable = Counter(), Counter(), Counter()
         for (zone, _), mail in waiting.items():
             self.suspended[zone] += mail.suspended
+            self.held_by_order[zone] += mail.held_by_order
         for zone, each in self._scheduler.destinations():
             rate = self._scheduler.zone(zone).settings.max_rate
             mail = waiting.pop((zone, each.key), Waiting())
@@ -276,6 +289,6 @@ def _counts(mail: Waiting, now: float, known: Known | None) -> _Counts:
         ready=ready,
         deferred=deferred,
         held=mail.counts.held,
-        suspended=mail.suspended,
+        suspended=mail.suspended + mail.held_by_order,
         oldest_seconds=max(now - mail.oldest, 0.0),
     )

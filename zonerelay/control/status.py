@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 from zonerelay import __version__
 from zonerelay.config.settings import Settings, SpoolSettings, raised_guard, space_guard
 from zonerelay.config.units import rough_size
-from zonerelay.control.destinations import Destinations, Keeping
+from zonerelay.control.destinations import Destinations
 from zonerelay.control.explain import SourcePlans, Suspended
 from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.operations.answers import OrderRow, QuotaStatus, RelayStatus, ZoneStatus
 from zonerelay.process.threads import STATUS
+from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.destinations.route import DestinationKey
 from zonerelay.routing.zones.zones import Zones
@@ -82,12 +83,12 @@ class StatusBoard:
     limits: Callable[[], str] = str
     surface: Callable[[], Surface]
     orders: Callable[[], tuple[OrderRow, ...]]
-    keeping: InitVar[Keeping]
+    in_force: InitVar[Orders]
     clock: Clock
 
-    def __post_init__(self, worker: int, keeping: Keeping) -> None:
+    def __post_init__(self, worker: int, in_force: Orders) -> None:
         self._spool = spool_of(self.settings.spool, worker)
-        self.destinations = Destinations(self.store, self.scheduler, self.clock, keeping)
+        self.destinations = Destinations(self.store, self.scheduler, self.clock, in_force)
         self._started = self.clock.now()
         self._oldest: dict[str, float] = {}
         self._due: dict[str, float] = {}
@@ -250,6 +251,7 @@ class StatusBoard:
 
     def _zone(self, queue: ZoneQueue) -> ZoneStatus:
         waiting = queue.ready + queue.deferred
+        by_order = min(self.destinations.held_by_order[queue.zone], queue.held)
         suspended = waiting
         if not self.scheduler.zone(queue.zone).gate.is_closed:
             suspended = min(self.destinations.suspended[queue.zone], waiting)
@@ -260,8 +262,8 @@ class StatusBoard:
             ready=max(waiting - suspended - deferred, 0),
             active=queue.active,
             deferred=deferred,
-            suspended=suspended,
-            held=queue.held,
+            suspended=suspended + by_order,
+            held=queue.held - by_order,
             oldest_seconds=queue.oldest,
         )
 

@@ -82,7 +82,7 @@ def build_board(
         limits=lambda: "" if sending.limits is None else sending.limits.status,
         surface=surface,
         orders=orders.rows,
-        keeping=parts.orders.keeping,
+        in_force=parts.orders,
         clock=parts.context.clock,
     )
 

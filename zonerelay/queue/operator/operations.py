@@ -441,7 +441,7 @@ class Operations:
         if delivery.attempts:
             return reply_key(delivery)
         if delivery.held and delivery.act in self.orders_in_force():
-            return f"(held by {delivery.act})"
+            return f"(suspended by {delivery.act})"
         if (order := self._order_of(delivery, message)) is not None:
             return f"(suspended by {order.id})"
         found = self.suspension_of(delivery)
@@ -799,6 +799,8 @@ class Operations:
 
     def _suspended(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryState:
         """Return the state, taking suspensions, hold rules and unreachable hosts into account."""
+        if state is DeliveryState.HELD and delivery.act in self.orders_in_force():
+            return DeliveryState.SUSPENDED
         if state not in _WAITING:
             return state
         if self.orders_in_force() and self._order_of(delivery, message) is not None:

@@ -146,6 +146,7 @@ class OrderTable:
         self.refusing = tuple(order for order in self.orders if order.refuse)
         self.by_envelope = any(order.needs_envelope or order.domain is not None for order in self.orders)
         """Whether the envelope has to be checked before an attempt."""
+        self.ids = frozenset(order.id for order in self.orders)
 
     def gate(self, zone: ZoneSettings) -> Gate:
         if not self.orders:

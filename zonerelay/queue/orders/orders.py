@@ -199,9 +199,13 @@ class Orders:
             )
         return tuple(filter(None, (self._unreadable, self._unwritten)))
 
-    def ids(self) -> set[str]:
+    def ids(self) -> frozenset[str]:
         """Return the ids of the active orders."""
-        return {order.id for order in self.table.orders}
+        return self.table.ids
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Return whether an active order holds the delivery."""
+        return delivery.held and delivery.act in self.table.ids
 
     def keeping(self, zone: str, domain: str, hosts: str) -> Order | None:
         """Return the order that suspends mail to a domain. `hosts` is "" while they are unknown."""
