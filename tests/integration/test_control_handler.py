@@ -467,6 +467,12 @@ async def test_explain_shows_why_there_is_no_route(desk: Desk) -> None:
     assert explained.hosts == ()
 
 
+async def test_explain_names_the_command_for_a_message(desk: Desk) -> None:
+    """It explained mail to postmaster at a domain of that name."""
+    with pytest.raises(ControlError, match="zonerelay queue show 1a22456f00a00000"):
+        await explain(desk, "1a22456f00a00000")
+
+
 async def test_explain_knows_suspensions(desk: Desk) -> None:
     desk.router.answers["busy.example"] = Route(
         "default", "busy.example", (MxHost("127.0.0.1", 25, literal=True), MxHost("mx.busy", 25)), 1e12

@@ -38,7 +38,7 @@ from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.model.queue_name import Kind, Priority, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.operations import answers
@@ -560,6 +560,10 @@ def _mailbox(text: str) -> str:
     address = text.strip("<> ")
     if not address or len(address) > MAX_ADDRESS or not address.isprintable():
         raise ControlError("not an address; expected an address such as user@example.com, or a domain")
+    if is_message_id(address):
+        raise ControlError(
+            f"{address} is a message: `zonerelay queue show {address}` shows what it waits for"
+        )
     return address if "@" in address else f"postmaster@{address}"
 
 
