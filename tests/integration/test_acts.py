@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -22,7 +23,7 @@ from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import CHANGES, ChangeVerb, Filter, Undo
 from zonerelay.queue.operator import bin as bin_module
 from zonerelay.queue.operator.bin import Bin
-from zonerelay.queue.operator.journal import KEPT, Journal
+from zonerelay.queue.operator.journal import KEPT, Entry, Journal
 from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.common.write.batches import ChangeOne
@@ -398,3 +399,33 @@ async def test_an_act_that_fails_half_way_is_undone_as_far_as_it_came(desk: Desk
     undone = await desk.undo(row.act)
     assert (undone.matched, undone.changed, undone.altered) == (6, 4, 0)
     assert Counter((await desk.states()).values()) == {"deferred": 6}
+
+
+async def test_a_change_of_several_messages_is_one_and_shows_what_it_changed_when_it_is_killed(
+    desk: Desk,
+) -> None:
+    for name in "abcd":
+        await deferred(desk, name)
+    ids = [(await desk.of(name)).message_id for name in "abcd"]
+    dropped = await desk.change("drop", message_ids=ids[:3])
+    assert (dropped.matched, dropped.changed) == (3, 3)
+    (row,) = [row for row in await desk.rows() if row.action == "drop"]
+    assert (row.act, row.changed, row.what) == (dropped.act, 3, f"message_id={','.join(ids[:3])}")
+    assert (await desk.undo(dropped.act)).changed == 3
+    note = desk.verbs.journal.note
+    noted = asyncio.Event()
+
+    async def killed(act_id: str, entries: Sequence[Entry]) -> bool:
+        await note(act_id, entries)
+        noted.set()
+        await asyncio.Event().wait()
+        return True
+
+    with patch.object(desk.verbs.journal, "note", killed):
+        change = asyncio.create_task(desk.change("drop", message_ids=ids))
+        async with asyncio.timeout(10):
+            await noted.wait()
+        change.cancel()
+        await asyncio.wait({change})
+    (row,) = [row for row in await desk.rows() if row.action == "drop" and row.act != dropped.act]
+    assert (row.changed, row.finished) == (4, False)

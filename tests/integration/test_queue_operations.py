@@ -172,7 +172,7 @@ async def test_settings_that_change_meanwhile_do_not_let_an_attempt_cross_a_chan
     await relay.store.update([stored.key], lambda each: structs.replace(each, next_attempt=0.0))
     relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
     hesitation = Hesitation(relay)
-    drop = asyncio.create_task(operations.drop(QueueFilter(message_id=message_id)))
+    drop = asyncio.create_task(operations.drop(QueueFilter(message_ids=frozenset({message_id}))))
     await hesitation.begun.wait()
     relay.scheduler.configure([ZoneSettings(max_connections=50)], RetrySettings())
     relay.accept("c@example.com")
@@ -302,7 +302,7 @@ async def test_filters_narrow(relay: Relay, operations: Operations) -> None:
     assert await found(sender="*@here.example") == ["b", "c", "e"]
     assert await found(sender="<>") == ["d"]
     assert await found(sender="") == ["d"]
-    assert await found(message_id=first) == ["b", "c"]
+    assert await found(message_ids=frozenset({first})) == ["b", "c"]
     assert await found(min_age=50.0) == ["d"]
     assert await found(max_age=50.0) == ["b", "c", "e"]
     assert await found(reply_text="LATER") == ["b", "c", "d", "e"]

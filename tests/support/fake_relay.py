@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,11 +100,12 @@ class FakeRelay:
     def changes(self) -> list[QueueChange]:
         return [request for request in self.requests if isinstance(request, QueueChange)]
 
-    def _matching(self, wanted: Filter) -> list[DeliveryRow]:
+    def _matching(self, wanted: Filter, ids: Sequence[str] = ()) -> list[DeliveryRow]:
         return [
             row
             for row in self.rows
             if wanted.message_id in (None, row.message_id)
+            and (not ids or row.message_id in ids)
             and wanted.domain in (None, row.domain)
             and wanted.state in (None, row.state)
         ]
@@ -124,10 +126,10 @@ class FakeRelay:
                     await answer.send(row)
                 return End(count=len(shown), more=len(shown) < len(found))
             case QueueCount():
-                found = self._matching(request.filter)
+                found = self._matching(request.filter, request.message_ids)
                 await answer.send(Count(matched=len(found), sample=tuple(found[: request.sample])))
             case QueueChange():
-                found = self._matching(request.filter)
+                found = self._matching(request.filter, request.message_ids)
                 busy = min(self.busy, len(found))
                 await answer.send(
                     Changed(action=request.action, matched=len(found), changed=len(found) - busy, busy=busy)

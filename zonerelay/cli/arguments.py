@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, time, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from zonerelay import __version__
 from zonerelay.cli.terminal.exits import USAGE, CliError
@@ -209,7 +209,6 @@ class Command:
 
 def _change(verb: str) -> Command:
     command = Command(f"queue {verb}", "operate.change:change")
-    command.value("message_ids", "ID", "Message ids", _read(_message_id), nargs="*")
     return command.flag("--yes", "Do not ask for confirmation (for scripts)")
 
 
@@ -535,8 +534,9 @@ def _add_fields(parser: argparse.ArgumentParser, operation: Operation, *, option
             groups[within] = parser.add_argument_group(_WITHIN[within], text)
         options = _options(each)
         if each.option.positional:
-            nargs = {"nargs": "?"} if optional or not each.required else {}
-            groups[within].add_argument(_dest(each), **options, **nargs)
+            if optional or not each.required:
+                options["nargs"] = "*" if options.pop("action", "") else "?"
+            groups[within].add_argument(_dest(each), **options)
         else:
             flag = (operation.flags or {}).get(_dest(each), each.option.flag)
             groups[within].add_argument(flag, dest=_dest(each), **options)
@@ -560,7 +560,7 @@ def _options(described: Described) -> dict[str, Any]:
         return {**options, "choices": described.choices}
     if unit is not None:
         options["type"] = _read(_BY_UNIT[unit.name])
-        if unit.name == "HEADER":
+        if get_origin(described.type) is tuple:
             options["action"] = "append"
     elif described.type is int:
         options["type"] = _number()

@@ -6,6 +6,8 @@ A change is in the journal before it changes any mail. One event reports its end
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 import msgspec
@@ -49,17 +51,18 @@ class OperatorActs:
         if isinstance(request, requests.Retry) and (request.at or 0.0) > self._clock.now() + MAX_WAIT:
             raise InvalidError("the time of the retry must be within the next year", pointer="/at")
         rerouting = self._rerouting(request)
-        what = f"{described(queue_filter(request.filter)) or 'everything'}{_aim(request, rerouting)}"
+        wanted = queue_filter(request.filter, request.message_ids)
+        what = f"{described(wanted) or 'everything'}{_aim(request, rerouting)}"
         is_purge = isinstance(request, requests.Drop) and request.purge
-        if request.filter.message_id is not None and not is_purge:
-            await self._operations.open_deliveries(MessageId(request.filter.message_id))
+        if len(wanted.message_ids or ()) == 1 and not is_purge:
+            await self._operations.open_deliveries(*(wanted.message_ids or ()))
         is_final = isinstance(request, requests.Bounce) or is_purge
         final = FINAL if is_final else ""
         act = await self._begin(
             request, call, Act(id="", at=0.0, verb=request.action, what=what, problem=final)
         )
         try:
-            result = await self._do(request, rerouting, progress, act)
+            result = await self._do(request, wanted, rerouting, progress, act)
         except BaseException as error:
             self._journal.break_off(act.id)
             if isinstance(error, StoreError):
@@ -79,9 +82,14 @@ class OperatorActs:
         )
 
     async def _do(
-        self, request: requests.QueueChange, rerouting: Rerouting | None, progress: VerbProgress, act: Act
+        self,
+        request: requests.QueueChange,
+        wanted: QueueFilter,
+        rerouting: Rerouting | None,
+        progress: VerbProgress,
+        act: Act,
     ) -> Result:
-        verbs, wanted = self._operations, queue_filter(request.filter)
+        verbs = self._operations
         match request:
             case requests.Retry():
                 at = request.at or 0.0
@@ -150,10 +158,9 @@ class OperatorActs:
         return _row(found[0])
 
     async def _begin(self, request: requests.QueueChange | requests.Undo, call: Call, act: Act) -> Act:
-        named = request.act if isinstance(request, requests.QueueChange) else ""
         act = msgspec.structs.replace(
             act,
-            id=named or call.id or secrets.token_hex(4),
+            id=call.id or secrets.token_hex(4),
             at=self._clock.now(),
             who=call.caller,
             reason=request.reason,
@@ -183,8 +190,14 @@ class OperatorActs:
             raise ControlError(str(error)) from error
 
 
-def queue_filter(wanted: requests.Filter) -> QueueFilter:
-    return msgspec.convert(wanted, QueueFilter, from_attributes=True)
+def queue_filter(wanted: requests.Filter, message_ids: Sequence[str] = ()) -> QueueFilter:
+    """Return the filter of the queue. With `message_ids`, only deliveries of these messages match."""
+    found = msgspec.convert(wanted, QueueFilter, from_attributes=True)
+    own = [] if wanted.message_id is None else [wanted.message_id]
+    if not message_ids:
+        return replace(found, message_ids=frozenset(map(MessageId, own))) if own else found
+    meant = set(message_ids).intersection(own) if own else message_ids
+    return replace(found, message_ids=frozenset(map(MessageId, meant)))
 
 
 def _aim(request: requests.QueueChange, rerouting: Rerouting | None) -> str:

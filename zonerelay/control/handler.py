@@ -253,7 +253,7 @@ class ControlHandler:
         return answers.End(count=rows, missing=self.operations.left_out())
 
     async def _count(self, request: requests.QueueCount, answer: Answer) -> answers.End:
-        wanted = replace(queue_filter(request.filter), in_bin=request.in_bin)
+        wanted = replace(queue_filter(request.filter, request.message_ids), in_bin=request.in_bin)
         sample: list[answers.DeliveryRow] = []
         if request.sample:
             async with aclosing(self.operations.select(wanted, request.sample)) as found:

@@ -169,8 +169,9 @@ def _previewed(call: Call) -> Call:
     request = call.request
     if not isinstance(request, QueueChange):
         return call
-    if request.filter.is_everything and not request.everything:
-        raise InvalidError("no deliveries selected: specify a filter, or everything", pointer="/filter")
+    if request.is_everything and not request.everything:
+        text = "no deliveries selected: specify message ids, a filter, or everything"
+        raise InvalidError(text, pointer="/filter")
     is_purge = isinstance(request, Drop) and request.purge
     if request.filter.state is DeliveryState.DROPPED and not is_purge:
         raise InvalidError(
@@ -179,5 +180,7 @@ def _previewed(call: Call) -> Call:
         )
     if not request.dry_run:
         return call
-    count = QueueCount(filter=request.filter, sample=request.sample, in_bin=is_purge)
+    count = QueueCount(
+        filter=request.filter, message_ids=request.message_ids, sample=request.sample, in_bin=is_purge
+    )
     return msgspec.structs.replace(call, request=count)

@@ -357,7 +357,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     at: float = 0.0
 
 
-MAX_CALL = 64 * 1024
+MAX_CALL = 2 * 1024 * 1024
 """Bytes of a call as a line."""
 
 

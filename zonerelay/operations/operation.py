@@ -107,7 +107,7 @@ def fields_of(request: type[msgspec.Struct], within: str = "") -> tuple[Describe
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
             found += fields_of(hint, field.name)
             continue
-        meta = _option_meta(hint)
+        meta = option_of(hint)
         if meta is None:
             continue
         default = None if field.default is msgspec.NODEFAULT else field.default
@@ -126,7 +126,8 @@ def fields_of(request: type[msgspec.Struct], within: str = "") -> tuple[Describe
     return tuple(found)
 
 
-def _option_meta(hint: Any) -> msgspec.Meta | None:
+def option_of(hint: Any) -> msgspec.Meta | None:
+    """Return the annotation of a field that people can set, or None."""
     metas = hint.__metadata__ if get_origin(hint) is Annotated else ()
     return next((each for each in metas if "option" in (each.extra or {})), None)
 

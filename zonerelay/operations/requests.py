@@ -17,6 +17,7 @@ from zonerelay.operations.operation import Unit, option
 
 MAX_PAGE = 1000
 MAX_SAMPLE = 100
+MAX_IDS = 50_000
 
 SummaryBy = Literal["domain", "site", "sender", "zone", "user", "reply", "priority"]
 OrderEffect = Literal["suspend", "hold"]
@@ -112,10 +113,11 @@ class QueueList(Request, frozen=True, kw_only=True, tag="queue-list"):
 
 class QueueCount(Request, frozen=True, kw_only=True, tag="queue-count"):
     """Request the number of matching deliveries, and the first `sample` of them. With `in_bin`, dropped mail
-    is counted too.
+    is counted too. With `message_ids`, only deliveries of these messages are counted.
     """
 
     filter: Filter = Filter()
+    message_ids: tuple[Id, ...] = ()
     sample: Annotated[int, option("Also list the first N", metavar="N", ge=0, le=MAX_SAMPLE)] = 0
     in_bin: bool = False
 
@@ -162,21 +164,26 @@ class QueueExplain(Request, frozen=True, kw_only=True, tag="queue-explain"):
 
 
 class QueueChange(Request, frozen=True, kw_only=True):
-    """The common fields of all changes of deliveries. An empty filter requires `everything`, so that a slip
-    cannot change the whole queue. With `dry_run` nothing is changed; the answer has the number of matches and
-    the first `sample` of them.
-
-    `act` is the id of the change, or "" for a new one. Several requests with the same id are one change.
+    """The common fields of all changes of deliveries: those of `message_ids` that match the filter. Without
+    ids, an empty filter requires `everything`, so that a slip cannot change the whole queue. With `dry_run`
+    nothing is changed; the answer has the number of matches and the first `sample` of them.
     """
 
     action: ClassVar[ChangeVerb]
 
+    message_ids: Annotated[
+        tuple[Id, ...],
+        option("Messages, by id", metavar="ID", positional=True, unit=Unit.MESSAGE_ID, max_length=MAX_IDS),
+    ] = ()
     filter: Filter = Filter()
     everything: Annotated[bool, option("All deliveries in the queue", "--all")] = False
     reason: Reason = ""
     dry_run: Annotated[bool, option("Only count what would change", "--dry-run")] = False
     sample: Annotated[int, option("With dry_run: list the first N", ge=0, le=MAX_SAMPLE)] = 5
-    act: Annotated[str, option("Continue the change with this id", pattern="^([0-9a-f]{8})?$")] = ""
+
+    @property
+    def is_everything(self) -> bool:
+        return self.filter.is_everything and not self.message_ids
 
 
 class Retry(QueueChange, frozen=True, kw_only=True, tag="queue-retry"):

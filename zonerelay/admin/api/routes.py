@@ -27,7 +27,7 @@ from zonerelay.config.credentials.identities import IdentitiesError, Token
 from zonerelay.operations.errors import ControlError
 from zonerelay.telemetry.logs.redact import RedactKeyError
 
-MAX_BODY = 64 * 1024
+MAX_BODY = 1024 * 1024
 BODY_TIMEOUT = 30.0
 DESCRIPTION = "/v1/openapi.json"
 

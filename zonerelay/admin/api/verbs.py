@@ -39,7 +39,7 @@ from zonerelay.control.history import (
 )
 from zonerelay.operations import answers, catalogue, requests
 from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError
-from zonerelay.operations.operation import Operation, Shape
+from zonerelay.operations.operation import Operation, Shape, option_of
 from zonerelay.process.threads import LOOKUPS, OPERATORS
 from zonerelay.telemetry.logs.redact import SearchError
 
@@ -138,8 +138,8 @@ def _is_nested(hint: object) -> bool:
 def _fields(
     request: type[msgspec.Struct], absent: frozenset[str], *, flat: bool
 ) -> list[tuple[str, Any, Any]]:
-    """Return names, types and defaults of the fields. With `flat`, nested structs are replaced by their
-    fields.
+    """Return names, types and defaults of the fields that people can set. With `flat`, nested structs are
+    replaced by their fields.
     """
     found: list[tuple[str, Any, Any]] = []
     hints = _hints(request)
@@ -147,7 +147,7 @@ def _fields(
         hint = hints[field.name]
         if flat and _is_nested(hint):
             found += _fields(hint, frozenset(), flat=True)
-        elif field.name not in absent:
+        elif field.name not in absent and (_is_nested(hint) or option_of(hint)):
             found.append((field.name, hint, msgspec.field(default=field.default)))
     return found
 

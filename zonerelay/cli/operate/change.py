@@ -38,37 +38,28 @@ _DONE = {
 
 
 def change(arguments: Namespace) -> int:
-    kind = CHANGES[arguments.verb]
-    requests = [request_of(arguments, kind, filter={"message_id": each}) for each in arguments.message_ids]
-    in_bulk = not requests
+    request = request_of(arguments, CHANGES[arguments.verb])
+    in_bulk = not request.message_ids
     if in_bulk:
-        requests = [request_of(arguments, kind)]
-        _check_bulk(requests[0], asked=not arguments.yes)
+        _check_bulk(request, asked=not arguments.yes)
     client = connect(arguments)
     if arguments.dry_run:
-        return _dry_run(client, requests, as_json=arguments.json)
-    if in_bulk and not arguments.yes and not _confirmed(client, requests[0]):
+        return _dry_run(client, request, as_json=arguments.json)
+    if in_bulk and not arguments.yes and not _confirmed(client, request):
         return FAILED
-    results: list[Changed] = []
-    status = OK
-    for request in requests:  # everything that one command changes is one change for `undo`
-        act = results[0].act if results else ""
-        changed, complete = changed_by(client, replace(request, act=act), arguments.verb.capitalize())
-        results.append(changed)
-        status = status or complete
-    total = _total(results)
+    changed, status = changed_by(client, request, arguments.verb.capitalize())
     if arguments.json:
-        output.print_document(total)
+        output.print_document(changed)
     else:
-        _tell(requests[0], total)
-    missing = not in_bulk and total.matched == 0
+        _tell(request, changed)
+    missing = not in_bulk and changed.matched == 0
     if missing:
         output.chatter().print("No such message in the queue: delivered, given up, or never here.")
-    return FAILED if missing or total.busy else status
+    return FAILED if missing or changed.busy else status
 
 
 def _check_bulk(request: QueueChange, *, asked: bool) -> None:
-    if request.filter.is_everything and not request.everything:
+    if request.is_everything and not request.everything:
         raise CliError(
             "no deliveries selected: specify message ids, a filter such as --domain, or --all for the "
             f"whole queue (see zonerelay queue {request.action} --help)",
@@ -108,19 +99,17 @@ def _confirmed(client: ControlClient, request: QueueChange) -> bool:
     return False
 
 
-def _dry_run(client: ControlClient, requests: Sequence[QueueChange], *, as_json: bool) -> int:
-    found = [_preview(client, request) for request in requests]
-    rows = tuple(row for each in found for row in each.sample)
-    total = Count(matched=sum(each.matched for each in found), sample=rows)
+def _dry_run(client: ControlClient, request: QueueChange, *, as_json: bool) -> int:
+    found = _preview(client, request)
     if as_json:
-        output.print_document(total)
+        output.print_document(found)
         return OK
     console = output.console()
-    if rows:
-        console.print(delivery_table(rows, now=time.time(), wide=console.width >= output.WIDE))
-    action = requests[0].action
-    final = ", which could not be restored" if _is_final(requests[0]) else ""
-    console.print(f"{action} would change {text.deliveries(total.matched)}{final}; nothing was changed.")
+    if found.sample:
+        console.print(delivery_table(found.sample, now=time.time(), wide=console.width >= output.WIDE))
+    final = ", which could not be restored" if _is_final(request) else ""
+    what = f"{request.action} would change {text.deliveries(found.matched)}{final}"
+    console.print(f"{what}; nothing was changed.")
     return OK
 
 
@@ -131,17 +120,6 @@ def changed_by(client: ControlClient, request: QueueChange | Undo, name: str) ->
     with output.progress(name) as reach:
         changed, end = client.answered(request, Changed, output.frames_seen(reach))
     return changed, output.completeness(end)
-
-
-def _total(results: Sequence[Changed]) -> Changed:
-    return replace(
-        results[0],
-        matched=sum(result.matched for result in results),
-        changed=sum(result.changed for result in results),
-        busy=sum(result.busy for result in results),
-        no_undo="; ".join(dict.fromkeys(result.no_undo for result in results if result.no_undo)),
-        note="; ".join(dict.fromkeys(result.note for result in results if result.note)),
-    )
 
 
 def _tell(request: QueueChange, total: Changed) -> None:

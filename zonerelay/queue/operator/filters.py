@@ -32,7 +32,7 @@ class QueueFilter:
     min_age: float | None = None
     max_age: float | None = None
     reply_text: str | None = None
-    message_id: MessageId | None = None
+    message_ids: frozenset[MessageId] | None = None
     in_bin: bool = False
 
     @property
@@ -73,7 +73,7 @@ class Matcher:
                 or (delivery.queue.kind is not Kind.WEBHOOK and delivery.zone == wanted.zone)
             )
             and (wanted.priority is None or delivery.priority is wanted.priority)
-            and (wanted.message_id is None or delivery.message_id == wanted.message_id)
+            and (wanted.message_ids is None or delivery.message_id in wanted.message_ids)
             and self._age_matches(self._now - delivery.created)
             and self.recipient(delivery.recipient)
             and (self._reply_text is None or self._reply_text in _last_reply(delivery))

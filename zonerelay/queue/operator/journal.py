@@ -117,17 +117,13 @@ class Journal:
         self._size = 0
 
     async def begin(self, act: Act) -> None:
-        """Start a change. Raise JournalError if its id is invalid or used by an earlier change. A request
-        that consists of several parts may begin its change again.
-        """
+        """Start a change. Raise JournalError if its id is invalid or used by an earlier change."""
         if _ID.fullmatch(act.id) is None:
             raise JournalError(f"{act.id!r} is not the id of a change; expected 8 hexadecimal digits")
         if act.id in self._running:
             raise JournalError(f"change {act.id} is still running")
         self._running.add(act.id)
-        if act.id in self._own:
-            return
-        if await OPERATORS.run(self._json(act.id).exists):
+        if act.id in self._own or await OPERATORS.run(self._json(act.id).exists):
             self._running.discard(act.id)
             raise JournalError(f"change {act.id} already exists")
         self._own[act.id] = act.at
@@ -168,8 +164,8 @@ class Journal:
         return self._problems.get(act_id, "")
 
     async def finish(self, act: Act) -> Act:
-        """Add the counts of a change to those of its earlier parts, and return the stored change. The result
-        of `problem_of` takes precedence over the change's own `problem`.
+        """Store the counts of a change, and return the stored change. The result of `problem_of` takes
+        precedence over the change's own `problem`.
         """
         act = msgspec.structs.replace(act, finished=True, problem=self.problem_of(act.id) or act.problem)
         self._running.discard(act.id)
@@ -265,15 +261,7 @@ class Journal:
                 yield _unpack(zlib.decompress(packed))
 
     def _finish(self, act: Act) -> Act:
-        before = self._read(act.id)
-        if before is not None:
-            act = msgspec.structs.replace(
-                act,
-                at=before.at,
-                matched=act.matched + before.matched,
-                changed=act.changed + before.changed,
-                busy=act.busy + before.busy,
-            )
+        if self._json(act.id).exists():
             self._write(act)
         if act.problem:
             self._forget_entries(act.id)  # nothing will undo it

@@ -281,6 +281,8 @@ SAMPLE = 10_000
 """Deliveries from which a summary is estimated."""
 AGAIN = 0.5
 """Seconds after which deliveries are released that another change had withdrawn."""
+NAMED = 3
+"""Message ids in the description of a filter."""
 TOGETHER = 100
 """Messages that are bounced concurrently, so that one write holds many of them."""
 
@@ -863,13 +865,14 @@ class Operations:
         every: int,
         after: DeliveryKey | None,
     ) -> AsyncGenerator[Delivery, None]:
-        if wanted.message_id is not None:
-            found = await self.store.deliveries_of(wanted.message_id)
-            for delivery in sorted(found, key=lambda each: each.key):
-                is_dropped = delivery.queue.kind is Kind.BIN
-                is_meant = delivery.queue.is_mail or (is_dropped and wanted.reaches_bin)
-                if (after is None or delivery.key > after) and is_meant:
-                    yield delivery
+        if wanted.message_ids is not None:
+            for message_id in sorted(wanted.message_ids):
+                found = await self.store.deliveries_of(message_id)
+                for delivery in sorted(found, key=lambda each: each.key):
+                    is_dropped = delivery.queue.kind is Kind.BIN
+                    is_meant = delivery.queue.is_mail or (is_dropped and wanted.reaches_bin)
+                    if (after is None or delivery.key > after) and is_meant:
+                        yield delivery
             return
         may_match = matcher.recipient
         if every > 1:
@@ -952,5 +955,8 @@ def _moved(delivery: Delivery, queue: QueueName, now: float) -> Delivery:
 
 def described(wanted: QueueFilter) -> str:
     """Describe the filter in one line for the log."""
-    given = ((field.name, getattr(wanted, field.name)) for field in fields(wanted))
-    return " ".join(f"{name}={value}" for name, value in given if value is not None and value is not False)
+    given = {field.name: getattr(wanted, field.name) for field in fields(wanted)}
+    ids = sorted(given.pop("message_ids") or ())
+    more = f" and {len(ids) - NAMED:,} more" if len(ids) > NAMED else ""
+    words = [f"{name}={value}" for name, value in given.items() if value is not None and value is not False]
+    return " ".join([*words, *([f"message_id={','.join(ids[:NAMED])}{more}"] if ids else [])])
