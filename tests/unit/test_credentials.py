@@ -265,7 +265,7 @@ def test_a_full_disk_leaves_the_file_alone(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_directory_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(CredentialsError, match="nowhere: No such file or directory"):
+    with pytest.raises(CredentialsError, match="nowhere does not exist: create it"):
         change_user(tmp_path / "nowhere" / "credentials", "app", lambda _: user())
 
 

@@ -244,8 +244,15 @@ def _edited(text: str, name: str, after: User | None) -> str:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock the directory against other commands that change a file in it. Raise OSError on failure."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    """Lock the directory against other commands that change a file in it. Raise CredentialsError if it does
+    not exist, and OSError on other failures.
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError as error:
+        raise CredentialsError(
+            f"{directory} does not exist: create it, or set `credentials` in [auth] to a file elsewhere"
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
