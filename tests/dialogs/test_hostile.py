@@ -158,8 +158,8 @@ async def test_a_body_in_pieces_of_two_octets_takes_the_memory_that_is_accounted
             session.data_received(b"%02d" % (number % 100))
         taken, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert 60_000 < house.listener._shared.memory.used <= 64 * 1024
-        assert taken < 2 * house.listener._shared.memory.used
+        assert 60_000 < house.listener._context.memory.used <= 64 * 1024
+        assert taken < 2 * house.listener._context.memory.used
 
 
 # Secrets: whatever goes wrong with a log-in, the password is nowhere.

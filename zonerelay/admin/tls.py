@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from zonerelay.inbound.tls.certificate_files import CertificateError, Signature, read_pair, signature
+from zonerelay.inbound.tls.certificate_files import CertificateError, read_pair
+from zonerelay.process.files import FileState, file_state
 
 LOOK_EVERY = 1.0
 
@@ -50,7 +51,7 @@ class _Files:
     def __init__(self, certificate: Path, key: Path) -> None:
         self._certificate = certificate
         self._key = key
-        self._seen: tuple[Signature, Signature] = (None, None)
+        self._seen: tuple[FileState, FileState] = ((), ())
         self._next_look = 0.0
 
     def are_due(self) -> bool:
@@ -58,11 +59,11 @@ class _Files:
         if now < self._next_look:
             return False
         self._next_look = now + LOOK_EVERY
-        return self._signatures() != self._seen
+        return self._states() != self._seen
 
     def read(self) -> ssl.SSLContext:
         """Read both files, and return a context. Raise CertificateError on failure."""
-        self._seen = self._signatures()
+        self._seen = self._states()
         read_pair(self._certificate, self._key)  # its error messages contain the remedy
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -72,5 +73,5 @@ class _Files:
             raise CertificateError(f"OpenSSL cannot use {self._certificate}: {error}") from error
         return context
 
-    def _signatures(self) -> tuple[Signature, Signature]:
-        return signature(self._certificate), signature(self._key)
+    def _states(self) -> tuple[FileState, FileState]:
+        return file_state(self._certificate), file_state(self._key)

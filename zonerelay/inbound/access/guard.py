@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,13 +39,11 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.reply import Reply
+from zonerelay.process.files import FileState, file_state
 from zonerelay.process.threads import ACCESS
 from zonerelay.routing.addresses import Networks
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.telemetry.events.events import Events
-
-# The result of stat on a file, or the error number.
-_Look = tuple[int, ...]
 
 
 class FileWatch(ABC):
@@ -58,32 +55,23 @@ class FileWatch(ABC):
         self.path = path
         self.problem = ""
         self._events = events
-        self._seen: _Look | None = None
+        self._seen: FileState | None = None
         self._reading = asyncio.Lock()
 
     def is_current(self) -> bool:
         """Return whether the file has not changed since it was read. This costs one stat."""
-        return self._look() == self._seen
+        return file_state(self.path) == self._seen
 
     async def refresh(self) -> None:
         """Read the file again if it has changed."""
         if self.is_current():
             return
         async with self._reading:
-            look = self._look()
+            look = file_state(self.path)
             if look != self._seen:
                 await self._read(look)
 
-    def _look(self) -> _Look:
-        """Call stat on the event loop, because it is faster than using a thread."""
-        try:
-            found = os.stat(self.path)  # noqa: PTH116  (half the time of Path.stat)
-        except OSError as error:
-            return (error.errno or 0,)
-        # A chmod changes the change time, a rename the inode.
-        return (found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev, found.st_size)
-
-    async def _read(self, look: _Look) -> None:
+    async def _read(self, look: FileState) -> None:
         try:
             await self._take_up()
         except CredentialsError as error:

@@ -14,15 +14,13 @@ from typing import Any, Protocol
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.cleanup.submit import Submit
-from zonerelay.inbound.limits.memory import TLS_COST, SessionMemory
+from zonerelay.inbound.limits.memory import TLS_COST
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.transport import Transport, TransportFault
 from zonerelay.inbound.state import replies
-from zonerelay.inbound.state.context import HANDSHAKE
+from zonerelay.inbound.state.context import HANDSHAKE, ListenerContext
 from zonerelay.inbound.state.replies import ServerReply
-from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.envelope import Origin
-from zonerelay.telemetry.events.events import Events
 
 PRIVATE = "private"
 """The transport's extra info that tells the HTTP server whether the connection is encrypted."""
@@ -50,19 +48,13 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(
         self,
-        settings: ListenerSettings,
-        certificates: TlsContexts | None,
-        *,
+        context: ListenerContext,
         admission: Admission[HttpConnection],
-        memory: SessionMemory,
-        events: Events,
         service: Callable[[], ServesHttp | Awaitable[ServesHttp]],
     ) -> None:
-        self._has_tls = settings.tls is not ListenerTls.NONE
-        self._certificates = certificates
+        self._has_tls = context.settings.tls is not ListenerTls.NONE
+        self._context = context
         self._admission = admission
-        self._memory = memory
-        self._events = events
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._transport: Transport
@@ -103,7 +95,7 @@ class HttpConnection(asyncio.Protocol):
                 self._is_now(transport.named.address, transport.named.port)
                 continue
             if transport.secured is not secured and transport.secured is not None:
-                self._events.metrics.tls_sessions.add((transport.secured.version,))
+                self._context.events.metrics.tls_sessions.add((transport.secured.version,))
                 self._begin()
             if transport.ended:
                 self._loop.call_soon(self.close)
@@ -122,7 +114,7 @@ class HttpConnection(asyncio.Protocol):
         self._closing = True
         self._transport.lost()
         self._stop_timer()
-        self._memory.used -= self.held
+        self._context.memory.used -= self.held
         self.held = 0
         if self._server is not None:
             self._server.connection_lost(error)
@@ -156,10 +148,10 @@ class HttpConnection(asyncio.Protocol):
         if not self._has_tls:
             self._begin()
             return
-        assert self._certificates is not None
-        self._transport.start_tls(self._certificates.channel())
+        assert self._context.certificates is not None
+        self._transport.start_tls(self._context.certificates.channel())
         self.held = TLS_COST
-        self._memory.used += TLS_COST
+        self._context.memory.used += TLS_COST
 
     def _is_now(self, address: str, port: int) -> None:
         """Count the connection as one of the client that the PROXY header names."""
@@ -212,7 +204,7 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, refusal: ServerReply, detail: str = "") -> None:
         if refusal.reason is not None:
             origin = Origin(client_address=self._client.address, protocol="HTTP")
-            self._events.refused(origin, "", refusal.reply, refusal.reason.value, detail=detail)
+            self._context.events.refused(origin, "", refusal.reply, refusal.reason.value, detail=detail)
         if not self._has_tls and refusal.wire:
             self._transport.write(_BUSY)
         self.close()

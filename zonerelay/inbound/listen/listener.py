@@ -48,8 +48,6 @@ class Listener:
         inherited: Inherited = NOTHING,
     ) -> None:
         self.settings = settings
-        self._events = events
-        self._shared = shared
         self._context = ListenerContext(
             **shared.fields(),
             settings=settings,
@@ -59,14 +57,14 @@ class Listener:
             choose_zone=choose_zone,
             events=events,
             clock=clock,
-            consultants=self._consultants(settings, shared, policy),
+            consultants=_consultants(settings, shared, events, policy),
             certificates=certificates,
         )
         self.submissions = Submissions(self._context)
         self._admission: Admission[Session] = Admission(
             settings, memory=shared.memory, metrics=events.metrics
         )
-        self._socket = ListeningSocket(inherited, self._session)
+        self._socket = ListeningSocket(inherited, self._protocol)
 
     @property
     def connections(self) -> int:
@@ -81,18 +79,8 @@ class Listener:
         """Start to listen. Raise ListenError if the address cannot be used."""
         await self._socket.start(self.settings.address)
 
-    def _session(self) -> Session:
+    def _protocol(self) -> asyncio.Protocol:
         return Session(self._context, self._admission, asyncio.get_running_loop())
-
-    def _consultants(
-        self, settings: ListenerSettings, shared: SharedContext, policy: AskedPolicy | None
-    ) -> Consultants:
-        return Consultants(
-            events=self._events,
-            users=shared.users,
-            sender_domains=shared.sender_domains if settings.check_sender_domain else None,
-            policy=policy,
-        )
 
     def configure(
         self,
@@ -103,12 +91,11 @@ class Listener:
     ) -> None:
         """Apply these settings to new sessions. Open sessions keep the settings they began with."""
         self.settings = settings
-        self._shared = shared
         self._context = replace(
             self._context,
             **shared.fields(),
             settings=settings,
-            consultants=self._consultants(settings, shared, policy),
+            consultants=_consultants(settings, shared, self._context.events, policy),
             certificates=certificates,
         )
         self.submissions.configure(self._context)
@@ -147,3 +134,14 @@ class Listener:
                 session.abort()
             await self._admission.emptied(None)
         await submissions
+
+
+def _consultants(
+    settings: ListenerSettings, shared: SharedContext, events: Events, policy: AskedPolicy | None
+) -> Consultants:
+    return Consultants(
+        events=events,
+        users=shared.users,
+        sender_domains=shared.sender_domains if settings.check_sender_domain else None,
+        policy=policy,
+    )

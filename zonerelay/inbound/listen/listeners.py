@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
 from zonerelay.config.settings import ListenerAuth, ListenerProtocol, ListenerSettings, ListenerTls, Settings
@@ -62,7 +63,7 @@ LOOK_EVERY = 10.0  # seconds between checks whether a replaced policy is still i
 class _Kept:
     """A listener with its certificates and policy."""
 
-    listener: Listener | HttpListener
+    listener: Listener
     certificates: TlsContexts | None
     policy: PolicyRunner | None
 
@@ -132,18 +133,19 @@ class Listeners:
             orders=orders,
             guard=self._guard,
         )
-        self._make_listener = partial(
-            Listener,
-            hostname=hostname,
-            store=store,
-            ids=ids,
-            choose_zone=choose_zone,
-            events=events,
-            clock=clock,
-            inherited=inherited,
-        )
-        self._open_http = open_http
-        self._inherited = inherited
+        parts: dict[str, Any] = {
+            "hostname": hostname,
+            "store": store,
+            "ids": ids,
+            "choose_zone": choose_zone,
+            "events": events,
+            "clock": clock,
+            "inherited": inherited,
+        }
+        self._make: dict[ListenerProtocol, Callable[..., Listener]] = {
+            ListenerProtocol.SMTP: partial(Listener, **parts),
+            ListenerProtocol.HTTP: partial(HttpListener, **parts, open_http=open_http),
+        }
         self._kept: list[_Kept] = []
         self._socket: SubmitSocket | None = None
         """The socket on which another process submits mail, by the rules of the first listener."""
@@ -327,20 +329,9 @@ class Listeners:
         """Build a listener from its settings. Raise ValueError on failure."""
         certificates = self._certificates(settings)
         policy = self._policy(settings)
-        bounded, make = _bounded(settings, policy), self._make_listener
-        if settings.protocol is ListenerProtocol.HTTP:
-            behind = make(bounded, shared=self._shared, policy=policy)
-            http = HttpListener(
-                bounded,
-                behind,
-                open_http=self._open_http,
-                events=self._events,
-                shared=self._shared,
-                certificates=certificates,
-                inherited=self._inherited,
-            )
-            return _Kept(http, certificates, policy)
-        listener = make(bounded, shared=self._shared, certificates=certificates, policy=policy)
+        listener = self._make[settings.protocol](
+            _bounded(settings, policy), shared=self._shared, certificates=certificates, policy=policy
+        )
         return _Kept(listener, certificates, policy)
 
     def _configure(self, kept: _Kept, new: ListenerSettings) -> None:
@@ -385,7 +376,7 @@ class Listeners:
             else None,
         )
 
-    def _retire(self, policy: PolicyRunner, listener: Listener | HttpListener) -> None:
+    def _retire(self, policy: PolicyRunner, listener: Listener) -> None:
         """Close the policy when no session uses it any more. An application may keep a session
         open all day.
         """

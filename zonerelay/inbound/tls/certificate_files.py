@@ -27,7 +27,6 @@ CertificateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed2551
 _CertificateKeys = (rsa.RSAPrivateKey, ec.EllipticCurvePrivateKey, ed25519.Ed25519PrivateKey)
 _SPKI = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 _KEY_BLOCK = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?-----END \1-----", re.DOTALL)
-Signature = tuple[int, ...] | None
 
 
 class CertificateError(Exception):
@@ -89,15 +88,6 @@ def parse_pair(certificate: Path, key: Path, texts: Texts) -> Pair:
         not_after=leaf.not_valid_after_utc.timestamp(),
         fingerprint=leaf.fingerprint(hashes.SHA256()).hex(),
     )
-
-
-def signature(path: Path) -> Signature:
-    """Return a value that changes when the file or its link target is written, replaced or made readable."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
 
 
 def is_exposed(path: Path) -> bool:

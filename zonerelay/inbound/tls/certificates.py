@@ -26,15 +26,14 @@ from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.tls.certificate_files import (
     CertificateError,
     Pair,
-    Signature,
     Texts,
     is_exposed,
     parse_pair,
     read_texts,
-    signature,
 )
 from zonerelay.inbound.tls.channel import TlsChannel, TlsContext
 from zonerelay.model.clock import Clock
+from zonerelay.process.files import FileState, file_state
 from zonerelay.telemetry.events.events import Events
 
 # Builds TLS contexts, and selects a certificate by the name that the client requests (SNI).
@@ -150,13 +149,13 @@ class _Entry:
         self.problem = ""
         self._digest = b""  # of the contents that were last read
         self._result: Pair | str = ""  # the result of parsing them, or the error message
-        self._seen: tuple[Signature, Signature] = (None, None)
+        self._seen: tuple[FileState, FileState] = ((), ())
         self._try_again = 0.0
 
     def is_due(self, now: float) -> bool:
         if self.problem and now >= self._try_again:
             return True
-        return self._signatures() != self._seen
+        return self._states() != self._seen
 
     def read(self, now: float) -> Pair:
         """Return a pair that OpenSSL accepts, and the same object while the contents do not change.
@@ -164,7 +163,7 @@ class _Entry:
         Raise CertificateError on failure.
         """
         # Taken before reading, so that a change during reading is noticed at the next check.
-        self._seen = self._signatures()
+        self._seen = self._states()
         self._try_again = now + TRY_AGAIN
         texts = read_texts(self.certificate, self.key)
         digest = hashlib.sha256(b"%d %b%b" % (len(texts[0]), *texts)).digest()
@@ -185,9 +184,8 @@ class _Entry:
             return str(error)
         return pair
 
-    def _signatures(self) -> tuple[Signature, Signature]:
-        of_certificate = signature(self.certificate)
-        return of_certificate, of_certificate if self.key == self.certificate else signature(self.key)
+    def _states(self) -> tuple[FileState, FileState]:
+        return file_state(self.certificate), file_state(self.key)
 
 
 class Certificates:
