@@ -424,11 +424,7 @@ def _drop(
     """Leave the message for a relay that does not answer now; `inbound/drop_directory` reads it."""
     name = os.urandom(16).hex()
     draft = os.path.join(directory, "tmp", name)
-    lines = [
-        f"S{sender}",
-        *(f"R{each}" for each in recipients),
-        *(f"W{k}={v}" for k, v in wishes.items() if v),
-    ]
+    lines = _commands(sender, recipients, wishes, eight_bit=not message.isascii())
     content = "\n".join((DROP_FORMAT, *lines, "", "")).encode() + message
     try:
         os.umask(0o027)  # the directory is setgid, so that the relay's group can read the file
@@ -447,33 +443,8 @@ def _drop(
 
 
 DROP_FORMAT = "zonerelay-drop-1"
+"""The first line of a dropped file. MAIL and RCPT commands follow, then an empty line and the message."""
 MAX_ENVELOPE = 1024 * 1024
-
-
-def parse_dropped(content: bytes) -> tuple[str, list[str], dict[str, str], bytes]:
-    """Return the sender, recipients, options and message of a file that `_drop` has written. Raise ValueError
-    if it is not valid.
-    """
-    end = content.find(b"\n\n", 0, MAX_ENVELOPE)
-    first, *lines = content[: max(end, 0)].decode().split("\n")
-    if first != DROP_FORMAT or end < 0:
-        raise ValueError("not a file written by sendmail(1)")
-    sender, recipients, wishes = "", list[str](), dict[str, str]()
-    for line in lines:
-        kind, value = line[:1], line[1:]
-        if not value.isprintable() or " " in value:
-            raise ValueError(f"{line!r}: spaces and control characters are not allowed")
-        if kind == "S":
-            sender = value
-        elif kind == "R":
-            recipients.append(value)
-        elif kind == "W" and value.partition("=")[0] in _WISHES.values():
-            wishes[value.partition("=")[0]] = value.partition("=")[2]
-        else:
-            raise ValueError(f"unknown line {line!r}")
-    if not recipients:
-        raise ValueError("no recipients")
-    return sender, recipients, wishes, content[end + 2 :]
 
 
 def _pass_on(connection: socket.socket) -> int:
@@ -593,15 +564,11 @@ def submit(
                 raise
             raise AwayError(TEMPFAIL, str(error)) from None  # the relay is stopping, or has no capacity now
         offered = ask(b"EHLO localhost\r\n", "EHLO")
-        parameters = " BODY=8BITMIME" if "8BITMIME" in offered and message and not message.isascii() else ""
-        if not "".join((sender, *recipients)).isascii():
-            parameters += " SMTPUTF8"
-        given = {name: f" {name}={value}" for name, value in wishes.items() if value}
-        notify = given.pop("NOTIFY", "")
-        parameters += "".join(given.values())
-        ask(f"MAIL FROM:<{sender}>{parameters}\r\n".encode(), f"the sender {sender}", DATAERR)
-        for each in recipients:
-            ask(f"RCPT TO:<{each}>{notify}\r\n".encode(), f"the recipient {each}", NOUSER)
+        eight_bit = "8BITMIME" in offered and not (message or b"").isascii()
+        mail, *rcpts = _commands(sender, recipients, wishes, eight_bit=eight_bit)
+        ask(f"{mail}\r\n".encode(), f"the sender {sender}", DATAERR)
+        for each, rcpt in zip(recipients, rcpts, strict=True):
+            ask(f"{rcpt}\r\n".encode(), f"the recipient {each}", NOUSER)
         if message is not None:
             ask(b"DATA\r\n", "the message")
             stuffed = re.sub(rb"(?m)^\.", b"..", message).replace(b"\n", b"\r\n")
@@ -610,6 +577,20 @@ def submit(
             ask(stuffed + b".\r\n", "the message", DATAERR)
         with contextlib.suppress(OSError):
             connection.sendall(b"QUIT\r\n")
+
+
+def _commands(
+    sender: str, recipients: Sequence[str], wishes: Mapping[str, str], *, eight_bit: bool
+) -> list[str]:
+    """Return MAIL, and RCPT for each recipient, with the parameters of RFC 3461 that have a value."""
+    body = " BODY=8BITMIME" if eight_bit else ""
+    utf8 = "" if "".join((sender, *recipients)).isascii() else " SMTPUTF8"
+    given = {name: f" {name}={value}" for name, value in wishes.items() if value}
+    notify = given.pop("NOTIFY", "")
+    return [
+        f"MAIL FROM:<{sender}>{body}{utf8}{''.join(given.values())}",
+        *(f"RCPT TO:<{each}>{notify}" for each in recipients),
+    ]
 
 
 def _reply(replies: BinaryIO) -> tuple[str, str]:

@@ -330,7 +330,9 @@ async def test_mail_of_a_relay_that_is_down_waits_for_it_and_is_handed_over_by_i
             assert sendmail(relay.config, "-f", "app@b.example", "-N", "never", word) == (OK, "")
         kept = {each.name: each.read_bytes() for each in (drop / "new").iterdir()}
         outside = tmp_path / "secret"
-        outside.write_text("zonerelay-drop-1\nSa@b.example\nRsecret@d.example\n\nx: y\n\nsecret\n")
+        outside.write_text(
+            "zonerelay-drop-1\nMAIL FROM:<a@b.example>\nRCPT TO:<secret@d.example>\n\nx: y\n\nsecret\n"
+        )
         os.link(outside, drop / "new" / "linked")
         (drop / "new" / "pointing").symlink_to(outside)
         os.mkfifo(drop / "new" / "pipe")
@@ -341,7 +343,7 @@ async def test_mail_of_a_relay_that_is_down_waits_for_it_and_is_handed_over_by_i
         )
         # As after a crash between the 250 and the removal of the file.
         for name, content in kept.items():
-            if b"Rc@d.example" in content:
+            if b"RCPT TO:<c@d.example>" in content:
                 (drop / "new" / name).write_bytes(content)
         relay.wait_for(lambda: len(relay.events("repeated")) == 1, what="the same file again")
 
@@ -430,7 +432,7 @@ async def test_a_dropped_file_that_ends_in_half_a_line_is_taken_and_delays_nobod
     relay = RelayProcess(
         tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", tables={"sendmail": {"drop": str(drop)}}
     )
-    head = b"zonerelay-drop-1\nSa@b.example\nRann@d.example\n\n"
+    head = b"zonerelay-drop-1\nMAIL FROM:<a@b.example>\nRCPT TO:<ann@d.example>\n\n"
     endings = (
         b"Subject: x\n\nhalf a line",
         b"Subject: x\n\n.",

@@ -5,17 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.inbound import EventLog, events_into
+from zonerelay.inbound.cleanup.submit import SubmittedEnvelope
 from zonerelay.inbound.drop_directory import FIRST_PAUSE, LONGEST_PAUSE, SHARE, DropDirectory, NoListenerError
 from zonerelay.model.clock import ManualClock
 from zonerelay.sendmail import MAX_ENVELOPE
 
-GOOD = b"zonerelay-drop-1\nSa@b.example\nRann@d.example\n\nSubject: x\n\nhello\n"
+GOOD = b"zonerelay-drop-1\nMAIL FROM:<a@b.example>\nRCPT TO:<ann@d.example>\n\nSubject: x\n\nhello\n"
 MOST = 1000
 
 
@@ -26,7 +27,7 @@ class Listener:
         self.asked: list[bytes] = []
         self.says: Callable[[bytes], str] = lambda message: ""
 
-    def __call__(self, sender: str, recipients: Sequence[str], message: bytes, wishes: dict[str, str]) -> str:
+    def __call__(self, envelope: SubmittedEnvelope, message: bytes) -> str:
         self.asked.append(message)
         return self.says(message)
 
@@ -65,11 +66,11 @@ def test_whatever_is_no_message_is_set_aside_once_and_the_others_go_on(scene: Sc
     scene.put("empty", b"")
     scene.put("huge", GOOD + b"x" * (MOST + MAX_ENVELOPE))
     scene.put("no-format", b"Subject: x\n\nhello\n")
-    scene.put("no-end", b"zonerelay-drop-1\nSa@b.example\nRann@d.example\n")
-    scene.put("no-recipient", b"zonerelay-drop-1\nSa@b.example\n\nx\n")
+    scene.put("no-end", b"zonerelay-drop-1\nMAIL FROM:<a@b.example>\nRCPT TO:<ann@d.example>\n")
+    scene.put("no-recipient", b"zonerelay-drop-1\nMAIL FROM:<a@b.example>\n\nx\n")
     scene.put("nul", GOOD.replace(b"ann", b"an\0n"))
     scene.put("latin-1", GOOD.replace(b"ann", b"\xe4nn"))
-    scene.put("unknown-line", GOOD.replace(b"Sa@b", b"Qa@b"))
+    scene.put("unknown-line", GOOD.replace(b"MAIL FROM", b"QUIT FROM"))
     scene.put("b" * 250, b"")
     scene.put(os.fsdecode(b"\xff\xfe\n"), b"")
     (scene.new / "directory").mkdir()

@@ -24,7 +24,7 @@ import pwd
 import re
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
 from time import monotonic, thread_time
@@ -39,13 +39,18 @@ from zonerelay.inbound.cleanup.submit import (
     SubmittedEnvelope,
 )
 from zonerelay.inbound.refusal import Reason
-from zonerelay.model.address import Mailbox, recipient_key
-from zonerelay.model.envelope import Body, Notify, Recipient, Ret
-from zonerelay.model.reply import Reply
+from zonerelay.model.address import recipient_key
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import DROP
-from zonerelay.smtp.server.params import MailCommand, parse_envid, parse_notify, parse_ret
-from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
+from zonerelay.smtp.server.commands import parse_command
+from zonerelay.smtp.server.params import (
+    DSN_MAIL_PARAMETERS,
+    DSN_RCPT_PARAMETERS,
+    MAIL_PARAMETERS,
+    parse_mail,
+    parse_rcpt,
+)
+from zonerelay.smtp.server.paths import CommandError
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import printable
 
@@ -103,10 +108,9 @@ class Local:
     submit: Submit
 
 
-Take = Callable[[str, Sequence[str], bytes, dict[str, str]], str]
-"""`take(sender, recipients, message, wishes)` blocks. It returns "" if the relay has accepted the message, or
-the reason of a permanent refusal. It raises OSError for a temporary refusal, and NoListenerError if no mail
-is accepted now.
+Take = Callable[[SubmittedEnvelope, bytes], str]
+"""`take(envelope, message)` blocks. It returns "" if the relay has accepted the message, or the reason of a
+permanent refusal. It raises OSError for a temporary refusal, and NoListenerError if no mail is accepted now.
 """
 
 
@@ -263,7 +267,7 @@ class DropDirectory:
         """Submit the file, or rename it and return the reason of the refusal. Raise an exception if it is
         temporary.
         """
-        from zonerelay.sendmail import MAX_ENVELOPE, parse_dropped  # noqa: PLC0415 - only with such mail
+        from zonerelay.sendmail import MAX_ENVELOPE  # noqa: PLC0415 - only with such mail
 
         most = self.max_size + MAX_ENVELOPE
         owner, content = _read(path, most) if stat.S_ISREG(facts.st_mode) else (facts.st_uid, None)
@@ -271,12 +275,12 @@ class DropDirectory:
             why = f"not a regular file with a single link, or larger than {most} bytes"
         else:
             try:
-                sender, recipients, wishes, message = parse_dropped(content)
-            except ValueError as error:
+                envelope, message = _parsed(content)
+            except (CommandError, ValueError) as error:
                 why = str(error)
             else:
                 own = self._received(owner) + self._key(path.name, owner, message)
-                why = self.take(sender, recipients, own + message, wishes)
+                why = self.take(envelope, own + message)
                 waiting.is_done = not why
         if why:
             _set_aside(path, facts)
@@ -312,11 +316,7 @@ def take_by(local: Callable[[], Local | None]) -> Take:
             raise NoListenerError("no [[listener]] accepts mail without TLS and a login")
         return await found.submit(found.principal, envelope, [message], DEFAULT_OPTIONS)
 
-    def take(sender: str, recipients: Sequence[str], message: bytes, wishes: dict[str, str]) -> str:
-        try:
-            envelope = _envelope(sender, recipients, message, wishes)
-        except CommandError as error:
-            return str(error.reply)
+    def take(envelope: SubmittedEnvelope, message: bytes) -> str:
         submitted = submit(envelope, message.replace(b"\n", b"\r\n"))
         result = asyncio.run_coroutine_threadsafe(submitted, loop).result(HAND_OVER_TIMEOUT)
         if isinstance(result, Accepted):
@@ -330,29 +330,26 @@ def take_by(local: Callable[[], Local | None]) -> Take:
     return take
 
 
-def _envelope(
-    sender: str, recipients: Sequence[str], message: bytes, wishes: dict[str, str]
-) -> SubmittedEnvelope:
-    """Build the envelope. Raise CommandError if an address or a parameter is invalid."""
-    smtputf8 = not "".join((sender, *recipients)).isascii()
-    mail = MailCommand(
-        _whole(reverse_path(f"<{sender}>")),
-        body=Body.SEVEN_BIT if message.isascii() else Body.EIGHT_BIT,
-        smtputf8=smtputf8,
-        ret=parse_ret(wishes["RET"]) if wishes.get("RET") else Ret.UNSET,
-        envid=parse_envid(wishes["ENVID"]) if wishes.get("ENVID") else "",
-    )
-    notify = parse_notify(wishes["NOTIFY"]) if wishes.get("NOTIFY") else Notify.UNSET
-    people = {recipient_key(each): each for each in (_whole(forward_path(f"<{one}>")) for one in recipients)}
-    return SubmittedEnvelope(mail, tuple(Recipient(address=each, notify=notify) for each in people.values()))
+def _parsed(content: bytes) -> tuple[SubmittedEnvelope, bytes]:
+    """Return the envelope and the message of a file that sendmail(1) has written. Raise ValueError, or
+    CommandError if a command is invalid.
+    """
+    from zonerelay.sendmail import DROP_FORMAT, MAX_ENVELOPE  # noqa: PLC0415
 
-
-def _whole(parsed: tuple[Mailbox, str]) -> Mailbox:
-    """Return the address of a parsed path. Raise CommandError if other text follows it."""
-    mailbox, behind = parsed
-    if behind:
-        raise CommandError(Reply(501, "1.3", "Bad address syntax"))
-    return mailbox
+    end = content.find(b"\n\n", 0, MAX_ENVELOPE)
+    first, *lines = content[: max(end, 0)].split(b"\n")
+    if first != DROP_FORMAT.encode() or end < 0:
+        raise ValueError("not a file written by sendmail(1)")
+    commands = [parse_command(line) for line in lines]
+    if len(commands) < 2 or [verb for verb, _ in commands] != ["MAIL", *["RCPT"] * (len(commands) - 1)]:
+        raise ValueError("a file written by sendmail(1) has one MAIL, and then at least one RCPT")
+    (_, mail), *rcpts = commands
+    sender = parse_mail(mail, offered=MAIL_PARAMETERS | DSN_MAIL_PARAMETERS)
+    recipients = [
+        parse_rcpt(rcpt, smtputf8=sender.smtputf8, offered=DSN_RCPT_PARAMETERS) for _, rcpt in rcpts
+    ]
+    people = {recipient_key(each.address): each for each in recipients}
+    return SubmittedEnvelope(sender, tuple(people.values())), content[end + 2 :]
 
 
 def _set_aside(path: Path, facts: os.stat_result) -> None:
