@@ -195,16 +195,9 @@ class Authenticator:
             await self.sleep(delay)
         return login
 
-    def known(self, name: str) -> Login | None:
-        """Return the result of `named`, or None if the file would have to be read first."""
-        return self._named(name) if self._file.is_current() else None
-
     async def named(self, name: str) -> Login:
         """Return the user with this name, for a client that was authenticated by a token."""
         await self._file.refresh()
-        return self._named(name)
-
-    def _named(self, name: str) -> Login:
         if self._file.users is None:
             return Login(LoginKind.BROKEN, detail=self._file.problem)
         user = self._file.users.get(name)

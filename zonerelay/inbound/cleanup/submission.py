@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zonerelay.inbound.policy import Connect, Decision, Helo
+from zonerelay.inbound.policy.api import Changes
 from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
@@ -19,6 +20,8 @@ from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.inbound.state.transaction import NO_EDITS, Edits, Transaction
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
+
+MAX_HELO = 255
 
 AfterVerdict = Callable[[Verdict], ServerReply]
 
@@ -50,20 +53,31 @@ class Submission:
             return self.context.greeting.banner
         return self.ask(Connect(client=self.client_state.info), self._connect_decided)
 
-    def hello(self, name: str) -> ServerReply:
-        """Call the policy with the client's HELO name, if the policy handles it."""
+    def hello(self, name: str, *, extended: bool) -> ServerReply:
+        """Greet a client by its name, unless the policy refuses it. `extended`: it sent EHLO."""
+        name = name[:MAX_HELO]
         if Helo not in self.context.consultants.asked:
-            return replies.OK
+            return self._welcome(name, extended)
 
         def decided(verdict: Verdict) -> ServerReply:
-            if verdict.decision.reply is not None:
-                return self.refuse_by(verdict, "EHLO")
-            self.keep_edits(Helo.step, verdict.decision)
-            return replies.OK
+            decision = verdict.decision
+            if decision.reply is not None:
+                return self.refuse_by(verdict, "EHLO" if extended else "HELO")
+            self.keep_edits(Helo.step, decision)
+            answer = self._welcome(name, extended)
+            kept = decision.lines if isinstance(decision, Changes) else ()
+            return replies.said(250, "", "\n".join(kept)) if kept else answer
 
-        offer = self.context.greeting.ehlo(self.client_state.grants.offer, self.context.clock.now())
-        lines = tuple(offer.reply.text.split("\n"))
-        return self.ask(Helo(client=self.client_state.info, name=name, extended=True, lines=lines), decided)
+        lines = tuple(self._offer().reply.text.split("\n"))
+        event = Helo(client=self.client_state.info, name=name, extended=extended, lines=lines)
+        return self.ask(event, decided)
+
+    def _welcome(self, name: str, extended: bool) -> ServerReply:
+        self.client_state.said_hello(name, extended=extended)
+        return self._offer() if extended else self.context.greeting.helo
+
+    def _offer(self) -> ServerReply:
+        return self.context.greeting.ehlo(self.client_state.grants.offer, self.context.clock.now())
 
     def refuse(
         self,

@@ -33,7 +33,7 @@ from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.questions import AskedPolicy, Named
+from zonerelay.inbound.state.questions import AskedPolicy
 from zonerelay.inbound.state.replies import ServerReply, Then
 from zonerelay.inbound.state.transaction import mailboxes
 from zonerelay.model.address import Mailbox, recipient_key
@@ -246,7 +246,7 @@ class _Running:
         answer = await self._log_in(principal.user) if principal.user else None
         answer = answer or await self._decided(submission.connect())
         if answer.reason is None:
-            answer = await self._decided(submission.hello(principal.helo))
+            answer = await self._decided(submission.hello(principal.helo, extended=True))
         if answer.reason is None and client_state.grants.must_log_in:
             answer = submission.refuse(replies.AUTH_FIRST, "MAIL")
         if answer.reason is not None:
@@ -284,9 +284,7 @@ class _Running:
     async def _log_in(self, user: str) -> ServerReply | None:
         """Find the user. Return a refusal if there is no such user."""
         users, submission = self.context.named, self._submission
-        login = None
-        if users is not None and (login := users.known(user)) is None:
-            login = (await self.context.consultants.ask(Named(user, users))).login
+        login = None if users is None else await users.named(user)
         if login is None or login.kind is LoginKind.BROKEN:
             detail = "" if login is None else login.detail
             return submission.refuse(replies.AUTH_FAILURE, "AUTH", detail=detail)

@@ -40,8 +40,8 @@ from functools import lru_cache
 from zonerelay.config.settings import ListenerAuth
 from zonerelay.inbound.access.auth import LoginKind
 from zonerelay.inbound.cleanup import envelope
-from zonerelay.inbound.policy import Auth, Helo
-from zonerelay.inbound.policy.api import Changes, Noop, Quit, Rset, Vrfy
+from zonerelay.inbound.policy import Auth
+from zonerelay.inbound.policy.api import Noop, Quit, Rset, Vrfy
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
@@ -223,9 +223,6 @@ def _failed(conversation: Conversation) -> ServerReply:
     return conversation.refuse(replies.AUTH_FAILED, "AUTH")
 
 
-MAX_HELO = 255
-
-
 def ehlo(conversation: Conversation, argument: str) -> ServerReply:
     return _hello(conversation, "EHLO", argument)
 
@@ -238,35 +235,7 @@ def _hello(conversation: Conversation, verb: str, name: str) -> ServerReply:
     if not name:
         return conversation.refuse(replies.NEEDS_ARGUMENT, verb)
     conversation.reset()
-    if Helo not in conversation.context.consultants.asked:
-        return _welcome(conversation, verb, name)
-
-    def decided(verdict: Verdict) -> ServerReply:
-        if verdict.decision.reply is not None:
-            return conversation.refuse_by(verdict, verb)
-        conversation.keep_edits(Helo.step, verdict.decision)
-        answer = _welcome(conversation, verb, name)
-        kept = verdict.decision.lines if isinstance(verdict.decision, Changes) else ()
-        return replies.said(250, "", "\n".join(kept)) if kept else answer
-
-    event = Helo(
-        client=conversation.client_state.info,
-        name=name[:MAX_HELO],
-        extended=verb == "EHLO",
-        lines=tuple(_offer(conversation).reply.text.split("\n")),
-    )
-    return conversation.ask(event, decided)
-
-
-def _welcome(conversation: Conversation, verb: str, name: str) -> ServerReply:
-    extended = verb == "EHLO"
-    conversation.client_state.said_hello(name[:MAX_HELO], extended=extended)
-    return _offer(conversation) if extended else conversation.context.greeting.helo
-
-
-def _offer(conversation: Conversation) -> ServerReply:
-    context = conversation.context
-    return context.greeting.ehlo(conversation.client_state.grants.offer, context.clock.now())
+    return conversation.hello(name, extended=verb == "EHLO")
 
 
 def starttls(conversation: Conversation, argument: str) -> ServerReply:

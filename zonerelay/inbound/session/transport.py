@@ -24,7 +24,7 @@ These clocks stop while the relay does not read, or waits for a lookup before it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import HANDSHAKE
@@ -118,34 +118,26 @@ class Deadlines:
     def late(self, now: float) -> ServerReply | None:
         if self._paused is not None:
             now = self._paused
-        if self._handshake is not None and now >= self._handshake + HANDSHAKE:
-            return replies.IDLE
-        if self._began is not None and now >= self._began + self._transaction:
-            return replies.TRANSACTION_TIME
-        if now >= self.heard + self._idle:
-            return replies.IDLE
-        due = self._data_due()
-        return replies.DATA_RATE if due is not None and now >= due else None
+        late = (reply for since, limit, reply in self._clocks() if since is not None and now >= since + limit)
+        return next(late, None)
 
     def next_look(self, now: float) -> float:
         """Return the time of the next call of `late`, early enough for every clock."""
         theirs = now if self._paused is None else self._paused
-        due = self._data_due()
-        # Clocks that began during the pause start at the end of the pause, which may be now.
-        handshake = theirs if self._handshake is None or self._handshake > theirs else self._handshake
-        began = theirs if self._began is None or self._began > theirs else self._began
-        heard = self.heard if self.heard < theirs else theirs
-        earliest = min(heard + self._idle, handshake + HANDSHAKE, began + self._transaction)
-        if due is not None and due < earliest:
-            earliest = due
-        return earliest + (now - theirs)
+        # Clocks that begin later, or began during the pause, start at this time at the earliest.
+        dues = [
+            (theirs if since is None or since > theirs else since) + limit
+            for since, limit, _ in self._clocks()
+        ]
+        return min(dues) + (now - theirs)
 
-    def _data_due(self) -> float | None:
-        """Return the time at which the body is too slow if no more bytes arrive."""
-        if self._body is None or not self._min_rate:
-            return None
-        body = self._body if self._paused is None or self._body < self._paused else self._paused
-        return body + self._idle + self.octets / self._min_rate
+    def _clocks(self) -> Iterator[tuple[float | None, float, ServerReply]]:
+        """Yield when each clock began, if it runs, its limit, and the reply to a client that is late."""
+        yield self._handshake, HANDSHAKE, replies.IDLE
+        yield self._began, self._transaction, replies.TRANSACTION_TIME
+        yield self.heard, self._idle, replies.IDLE
+        if self._min_rate:
+            yield self._body, self._idle + self.octets / self._min_rate, replies.DATA_RATE
 
 
 LINGER = 10.0  # seconds for a client to read the last reply before the connection is aborted

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from zonerelay.config.credentials.file import User
-from zonerelay.inbound.access.auth import AskForLogin, Authenticator, Login, LoginKind
+from zonerelay.inbound.access.auth import AskForLogin, Login, LoginKind
 from zonerelay.inbound.access.guard import Allowance, Guard
 from zonerelay.inbound.policy import ACCEPT, Auth, ClientInfo, Decision, Event, Mail
 from zonerelay.inbound.policy.api import PresentedLogin
@@ -35,14 +35,6 @@ class LogIn:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """Lookup: find a user who was authenticated by an API token."""
-
-    user: str
-    users: Authenticator
-
-
-@dataclass(frozen=True, slots=True)
 class Allow:
     """Lookup: read the limits of a user who begins a transaction (MAIL)."""
 
@@ -50,7 +42,7 @@ class Allow:
     user: str
 
 
-Question = LogIn | Named | Allow | Event
+Question = LogIn | Allow | Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +100,6 @@ class Consultants:
         try:
             if isinstance(question, LogIn):
                 return await self._log_in(question)
-            if isinstance(question, Named):
-                return Verdict(login=await question.users.named(question.user))
             if isinstance(question, Allow):
                 return Verdict(allowance=await question.guard.allowance(question.user))
             if isinstance(question, Mail) and self.sender_domains is not None:
