@@ -17,11 +17,13 @@ Writes the part of a delivery report for people: what happened, why, and what fo
 from __future__ import annotations
 
 import enum
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from zonerelay.message.compose import mime
 from zonerelay.message.header.headers import crlf, field, one_line, rfc5322_date, seven_bit, wrap
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
@@ -55,16 +57,21 @@ class RecipientReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """The content of one notification."""
+    """The content of one notification, about `message` and to its sender. The caller limits the size of the
+    returned part.
+
+    With `whole_message` the message comes back instead of its header; it must pass `can_return_whole`.
+    """
 
     kind: DsnKind
     message: Message
+    original_header: bytes
     reports: Sequence[RecipientReport]
     hostname: str
+    dsn_id: MessageId
     now: float
-    retry_until: float | None
-    whole: bool = False
-    """True when the message comes back with the report, not only its header."""
+    retry_until: float | None = None
+    whole_message: bytes = b""
 
     @property
     def is_international(self) -> bool:
@@ -137,7 +144,7 @@ def for_people(notice: Notice) -> str:
         lines.append(f"Subject: {subject}")
     for report in notice.reports:
         lines += ["", *_about(notice, report)]
-    returned = "your message" if notice.whole else "the header of your message"
+    returned = "your message" if notice.whole_message else "the header of your message"
     lines += ["", f"The technical details and {returned} are attached.", ""]
     return "\r\n".join(lines)
 
@@ -183,8 +190,6 @@ def _span(seconds: float) -> str:
     return "a minute"
 
 
-__all__ = ["DsnKind", "RecipientReport", "can_return_whole", "compose"]
-
 _MSG_ID = re.compile(r"<[!-;=?-~]{1,900}>")
 _XTEXT = re.compile(r"\+([0-9A-F]{2})")
 _EMBEDDED = re.compile(r"\\x\{([0-9A-F]{2,6})\}")
@@ -192,34 +197,10 @@ _MAX_XTEXT = 512
 _MAX_LINE = 998  # RFC 5322 2.1.1
 
 
-def compose(
-    kind: DsnKind,
-    *,
-    message: Message,
-    original_header: bytes,
-    reports: Sequence[RecipientReport],
-    hostname: str,
-    dsn_id: MessageId,
-    now: float,
-    retry_until: float | None = None,
-    whole_message: bytes = b"",
-) -> bytes:
-    """Return the notification about `message` to its sender. The caller limits the size of the returned
-    part.
-
-    With `whole_message` the message comes back instead of its header; it must pass `can_return_whole`.
-    """
-    if not message.envelope.sender:
+def compose(notice: Notice) -> bytes:
+    """Return the notification as a whole message."""
+    if not notice.message.envelope.sender:
         raise ValueError("a notification is never sent to the null sender")
-    notice = Notice(
-        kind=kind,
-        message=message,
-        reports=reports,
-        hostname=hostname,
-        now=now,
-        retry_until=retry_until,
-        whole=bool(whole_message),
-    )
     people = for_people(notice)
     charset = "us-ascii" if people.isascii() else "utf-8"
     beyond_ascii = notice.is_international
@@ -227,11 +208,13 @@ def compose(
     parts = (
         _part(f"text/plain; charset={charset}", "Notification", people.encode("utf-8", "replace")),
         _part(status_type, "Delivery report", _status_fields(notice).encode("utf-8", "replace")),
-        _returned(notice, original_header, whole_message),
+        _returned(notice),
     )
-    boundary = _boundary(dsn_id, parts)
     encoding = "" if all(part.isascii() for part in parts) else "Content-Transfer-Encoding: 8bit\r\n"
-    return _header(notice, dsn_id, boundary, encoding) + _multipart(parts, boundary)
+    # Of the content, so that no part can contain it.
+    boundary = f"=_{hashlib.blake2b(b''.join(parts), digest_size=15).hexdigest()}"
+    body = mime.multipart("report; report-type=delivery-status", boundary, [[part] for part in parts])
+    return b"".join((_header(notice), encoding.encode(), *body))
 
 
 def can_return_whole(message: bytes) -> bool:
@@ -239,7 +222,8 @@ def can_return_whole(message: bytes) -> bool:
     return b"\0" not in message and all(len(line) <= _MAX_LINE for line in message.split(b"\r\n"))
 
 
-def _returned(notice: Notice, header: bytes, message: bytes) -> bytes:
+def _returned(notice: Notice) -> bytes:
+    header, message = notice.original_header, notice.whole_message
     international = notice.is_international or (notice.message.envelope.smtputf8 and not header.isascii())
     if not message:
         header_type = "message/global-headers" if international else "text/rfc822-headers"
@@ -250,25 +234,19 @@ def _returned(notice: Notice, header: bytes, message: bytes) -> bytes:
     return _encoded_part("message/rfc822", "The message", encoding, crlf(message))
 
 
-def _header(notice: Notice, dsn_id: MessageId, boundary: bytes, encoding: str) -> bytes:
+def _header(notice: Notice) -> bytes:
     fields = [
         field("From", f"Mail Delivery System <MAILER-DAEMON@{notice.hostname}>"),
         field("To", f"<{shown(notice.message.envelope.sender)}>"),
         field("Subject", SUBJECTS[notice.kind]),
         field("Date", rfc5322_date(notice.now)),
-        field("Message-ID", f"<{dsn_id}.{notice.kind}@{notice.hostname}>"),
+        field("Message-ID", f"<{notice.dsn_id}.{notice.kind}@{notice.hostname}>"),
     ]
     original = notice.message.header("Message-ID").strip()
     if _MSG_ID.fullmatch(original):
         fields += [field("In-Reply-To", original), field("References", original)]
-    fields += [
-        field("Auto-Submitted", "auto-replied"),
-        field("MIME-Version", "1.0"),
-        "Content-Type: multipart/report; report-type=delivery-status;\r\n"
-        f' boundary="{boundary.decode("ascii")}"\r\n',
-        encoding,
-    ]
-    return "".join(fields).encode("utf-8", "replace") + b"\r\n"
+    fields += [field("Auto-Submitted", "auto-replied"), field("MIME-Version", "1.0")]
+    return "".join(fields).encode("utf-8", "replace")
 
 
 def _status_fields(notice: Notice) -> str:
@@ -317,22 +295,6 @@ def _encoded_part(content_type: str, description: str, encoding: str, body: byte
         f"Content-Transfer-Encoding: {encoding}\r\n\r\n"
     )
     return head.encode("ascii") + body
-
-
-def _multipart(parts: Sequence[bytes], boundary: bytes) -> bytes:
-    opened = b"".join(b"--" + boundary + b"\r\n" + part + b"\r\n" for part in parts)
-    return opened + b"--" + boundary + b"--\r\n"
-
-
-def _boundary(dsn_id: MessageId, parts: Sequence[bytes]) -> bytes:
-    """Return a boundary that no part contains. Ids can be guessed, so the parts are searched for it."""
-    number = 0
-    while True:
-        # "=_" cannot occur in quoted-printable (RFC 2045 6.7).
-        boundary = f"=_{dsn_id}_{number}".encode("ascii")
-        if not any(boundary in part for part in parts):
-            return boundary
-        number += 1
 
 
 def _original_recipient(notice: Notice, orcpt: str) -> str:

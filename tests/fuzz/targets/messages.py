@@ -14,7 +14,7 @@ from collections.abc import Callable
 from tests.fuzz.pieces import cuttings
 from tests.fuzz.targets.bodies import no_bare_line_ends, normalized
 from zonerelay.message.dkim.signature import author_domain
-from zonerelay.message.dsn import DsnKind, RecipientReport, compose
+from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, compose
 from zonerelay.message.header.address_fields import change_field, edit_header
 from zonerelay.message.header.headers import (
     EMPTY_LINE,
@@ -153,8 +153,8 @@ def dsn(data: bytes) -> None:
     reply = make_reply(550 - 99 * (len(said) % 2), said.split("\\"))
     outcome = Outcome(Verdict.BOUNCED, reply, host=host, peer="192.0.2.1:25")
     for kind in DsnKind:
-        report = compose(
-            kind,
+        notice = Notice(
+            kind=kind,
             message=message,
             original_header=parts[7],
             reports=[RecipientReport(delivery, outcome)],
@@ -163,7 +163,7 @@ def dsn(data: bytes) -> None:
             now=NOW,
             retry_until=NOW,
         )
-        _check_report(report, ascii_header=origin.isascii())
+        _check_report(compose(notice), ascii_header=origin.isascii())
 
 
 def _mailbox(parse: Callable[[str], tuple[Mailbox, str]], text: str) -> Mailbox:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 from zonerelay.config.settings import BounceSettings
-from zonerelay.message.dsn import DsnKind, RecipientReport, can_return_whole, compose
+from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, can_return_whole, compose
 from zonerelay.message.header.headers import parse_header
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
@@ -72,8 +72,8 @@ class DsnMaker:
 
         def made(whole: bytes) -> Submit:
             dsn_id = self.ids.next()
-            text = compose(
-                kind,
+            notice = Notice(
+                kind=kind,
                 message=message,
                 original_header=header,
                 reports=reports,
@@ -83,7 +83,9 @@ class DsnMaker:
                 retry_until=retry_until,
                 whole_message=whole,
             )
-            return self._submit(dsn_id, message.envelope.sender, text, now, require_tls=require_tls)
+            return self._submit(
+                dsn_id, message.envelope.sender, compose(notice), now, require_tls=require_tls
+            )
 
         try:
             submit = made(whole)
