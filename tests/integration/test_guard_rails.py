@@ -303,3 +303,18 @@ async def test_the_message_id_is_the_key_of_a_user_that_wants_it(house: House) -
     assert first == await house.send(["ann@example.com"], message)
     assert first != await house.send(["bob@example.com"], message), "other recipients are another message"
     await house.sink.wait_for(2)
+
+
+@pytest.mark.parametrize("quota", ["messages_per_hour=1", "recipients_per_hour=1"])
+async def test_a_repetition_gets_its_first_answer_although_the_quota_is_used_up(
+    house: House, quota: str
+) -> None:
+    house.set(quota)
+    keyed = b"Idempotency-Key: order-4711\r\n" + MESSAGE
+    first = await house.send(message=keyed)
+    assert first.startswith("250 2.0.0 OK queued as")
+    assert await house.send(message=keyed) == first
+    for message in (MESSAGE, keyed.replace(b"4711", b"4712"), MESSAGE + b"x" * 200_000 + b"\r\n"):
+        assert (await house.send(message=message)).startswith("452 4.7.1 Limit of 1 ")
+    (row,) = (await house.running.status()).quotas
+    assert (row.used, row.most) == (1, 1)

@@ -46,9 +46,9 @@ from zonerelay.smtp.server.params import MailCommand
 from zonerelay.store.contract import Unhealthy
 
 
-def begin(submission: Submission, command: MailCommand, key: str = "") -> ServerReply:
+def begin(submission: Submission, command: MailCommand, key: str | None = None) -> ServerReply:
     """Start a transaction for this sender. `key` is the idempotency key, if the client set it outside of the
-    message.
+    message, "" if it has none, and None if the header may contain one.
     """
     refusal = _mail_refusal(submission, command)
     if refusal is not None:
@@ -61,7 +61,8 @@ def begin(submission: Submission, command: MailCommand, key: str = "") -> Server
             return submission.refuse(replies.TOO_FAR_AHEAD, "MAIL", mailbox=command.sender)
         release = release if release > now else 0.0
     transaction = Transaction(command, release=release, edits=submission.edits)
-    transaction.idempotency_key = key
+    transaction.idempotency_key = key or ""
+    transaction.key_may_follow = key is None
     client_state = submission.client_state
     if client_state.user is not None and submission.context.guard is not None:
         return _guarded(submission, transaction, submission.context.guard, client_state.user.name)
@@ -93,12 +94,23 @@ def _allowed(
         submission.client_state.go_by(allowance.rails.idempotency)
     else:
         refusal = allowance
-    if refusal is not None:
+    if refusal is not None and not _is_for_later(transaction, refusal):
         answer = submission.refuse_guarded(refusal, "MAIL", mailbox=transaction.mail.sender)
         if not transaction.idempotency_key or refusal.reason is not Reason.QUOTA:
             return answer
         transaction.unless_repeated = answer
     return _begin(submission, transaction)
+
+
+def _is_for_later(transaction: Transaction, refusal: Refusal) -> bool:
+    """Return whether the refusal waits for the header, because this may be a repetition of a message that was
+    accepted before the quota was used up.
+    """
+    if refusal.reason is not Reason.QUOTA or refusal.reply.is_permanent or not transaction.key_may_follow:
+        return False
+    if transaction.over_quota is None and not transaction.recipients:
+        transaction.over_quota = refusal
+    return transaction.over_quota is not None
 
 
 def _begin(submission: Submission, transaction: Transaction) -> ServerReply:
@@ -260,7 +272,7 @@ def _take(
         return replies.RECIPIENT_OK
     if transaction.allowance is not None:
         barred = transaction.allowance.rcpt_refusal(given, len(transaction.recipients))
-        if barred is not None:
+        if barred is not None and not _is_for_later(transaction, barred):
             return submission.refuse_guarded(barred, "RCPT", mailbox=given)
     if Rcpt in submission.context.consultants.asked:
         return _ask_about(submission, transaction, key, recipient, given)

@@ -55,6 +55,7 @@ from zonerelay.inbound.cleanup.own_headers import edited, own_fields, with_other
 from zonerelay.inbound.limits.connections import MANY, Bursts
 from zonerelay.inbound.limits.memory import LARGE
 from zonerelay.inbound.policy import EndOfData, Headers
+from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext
@@ -431,6 +432,8 @@ class Intake:
             self.refuse(replies.HEADER_CONTROLS)
         elif self.refusal is not None:
             return
+        elif self.transaction.over_quota is not None and not self._key:
+            self.refuse(self._guarded(self.transaction.over_quota))
         elif header.received > self._settings.max_received:
             self.refuse(replies.MAIL_LOOP)
         elif client_state.is_bound and not client_state.may_write_as(authors(header, held)):
@@ -587,9 +590,7 @@ class Intake:
         sent = len(self.transaction.named), self._size
         refusal = await guard.take(allowance, *sent)
         if refusal is not None:
-            if refusal.quota:
-                self._context.events.metrics.quota_refused.add((refusal.quota,))
-            await self._ask(writer, replies.guarded(refusal))
+            await self._ask(writer, self._guarded(refusal))
         accepted: MessageId | None = None
         try:
             if self.refusal is None:
@@ -598,6 +599,12 @@ class Intake:
             if accepted is None and refusal is None:
                 await guard.give_back(allowance, *sent)
         return accepted
+
+    def _guarded(self, refusal: Refusal) -> ServerReply:
+        """Return the reply to what the user's limits do not allow, and count it."""
+        if refusal.quota:
+            self._context.events.metrics.quota_refused.add((refusal.quota,))
+        return replies.guarded(refusal)
 
     async def _ask(self, writer: MessageWriter, refusal: ServerReply) -> None:
         """Refuse the message. Raise StoredBeforeError if it was submitted before."""

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.policy import Decision
+from zonerelay.inbound.refusal import Refusal
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageId
@@ -61,8 +62,9 @@ class Transaction:
     immediately.
 
     `cost` is the memory counted for the recipients. `idempotency_key` is the key that the client set outside
-    the message, or "" if the header may contain one. `rewritten` lists the changes of recipients since RCPT,
-    with the new addresses. A submission that may be accepted in part has all its recipients in `asked`, and
+    the message, or ""; `key_may_follow` means that the header may contain one, and `over_quota` is the
+    refusal of a message that has none. `rewritten` lists the changes of recipients since RCPT, with the new
+    addresses. A submission that may be accepted in part has all its recipients in `asked`, and
     the replies to those that are refused in `refused`. `unless_repeated` is the refusal of a message that is
     accepted only if it was submitted before with the same key.
     """
@@ -78,6 +80,8 @@ class Transaction:
         self.asked: tuple[Mailbox, ...] = ()
         self.refused: dict[Mailbox, str] = {}
         self.idempotency_key = ""
+        self.key_may_follow = False
+        self.over_quota: Refusal | None = None
         self.unless_repeated: ServerReply | None = None
         self.zone_named = ""  # the zone that the message itself names
         self.notes: tuple[str, ...] = ()  # notes for the trace
