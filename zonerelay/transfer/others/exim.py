@@ -19,8 +19,8 @@ from pathlib import Path
 
 from zonerelay.model.envelope import Notify, Origin, Ret
 from zonerelay.model.outcome import Attempt
-from zonerelay.transfer.others.foreign import Foreign, Open, adopted, attempt_of
-from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
+from zonerelay.transfer.others.foreign import Foreign, Open, attempt_of, source_of
+from zonerelay.transfer.stored import Source, TransferError
 
 _PIECE = 256 * 1024
 _MAX_HEADER_FILE = 16 * 1024 * 1024
@@ -181,18 +181,14 @@ async def reading_exim(place: str, now: float) -> AsyncIterator[Source]:
     heads = sorted((spool / "input").rglob("*-H"), key=lambda path: path.name)
     octets = sum(each.stat().st_size for each in (spool / "input").rglob("*-[HD]"))
 
-    async def read() -> AsyncIterator[Stored | Unusable]:
-        for path in heads:
-            identity = path.name.removesuffix("-H")
-            try:
-                foreign = _message(identity, path, spool)
-            except (ValueError, OSError) as error:
-                yield Unusable(identity, f"{path.name}: {error}")
-                continue
-            for item in adopted(foreign, now):
-                yield item
+    async def read(path: Path) -> Foreign:
+        return _message(_identity(path), path, spool)
 
-    yield Source(messages=len(heads), octets=octets, read=read)
+    yield source_of(heads, read, name=_identity, octets=octets, now=now)
+
+
+def _identity(path: Path) -> str:
+    return path.name.removesuffix("-H")
 
 
 def _processes() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Converts a message of another system to a stored message. No I/O.
+"""Converts the messages of another system to stored messages. No I/O of its own.
 
 Addresses are checked by the SMTP parsers, because another system may have accepted addresses that we would
 not send to. An invalid recipient is reported and left out; an invalid DSN option is dropped. A message
@@ -7,9 +7,12 @@ without a date is treated as new.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
@@ -19,7 +22,9 @@ from zonerelay.model.outcome import Attempt
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.params import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
-from zonerelay.transfer.stored import NO_QUEUE, Stored, Unusable
+from zonerelay.transfer.stored import NO_QUEUE, Source, Stored, Unusable
+
+T = TypeVar("T")
 
 _NOWHERE = Origin()
 _NO_ID = MessageId("")
@@ -57,6 +62,35 @@ class Foreign:
     ret: Ret = Ret.UNSET
     envid: str = ""
     origin: Origin = _NOWHERE
+
+
+def source_of(
+    entries: Sequence[T],
+    read: Callable[[T], Awaitable[Foreign | None]],
+    *,
+    name: Callable[[T], str],
+    octets: int,
+    now: float,
+    together: int = 1,
+) -> Source:
+    """Return the queue with these entries, of which `together` are read at a time. `read` returns the message
+    of an entry, or None if it has none, and raises ValueError or OSError if it cannot be imported.
+    """
+
+    async def read_one(entry: T) -> Sequence[Stored | Unusable]:
+        try:
+            foreign = await read(entry)
+        except (ValueError, OSError) as error:
+            return [Unusable(name(entry), str(error))]
+        return [] if foreign is None else list(adopted(foreign, now))
+
+    async def read_all() -> AsyncIterator[Stored | Unusable]:
+        for start in range(0, len(entries), together):
+            for items in await asyncio.gather(*map(read_one, entries[start : start + together])):
+                for item in items:
+                    yield item
+
+    return Source(messages=len(entries), octets=octets, read=read_all)
 
 
 def adopted(foreign: Foreign, now: float) -> Iterator[Stored | Unusable]:
@@ -126,6 +160,15 @@ def _checked(parse: Callable[[str | None], str], value: str) -> str:
         return parse(value) if value else ""
     except CommandError:
         return ""
+
+
+def number_of(value: object) -> float:
+    """Return a number that another system has stored, or 0.0 if it is not one."""
+    try:
+        number = float(value) if isinstance(value, bytes | int | float) else 0.0
+    except ValueError:
+        return 0.0
+    return number if math.isfinite(number) else 0.0
 
 
 def xtext(text: str) -> str:

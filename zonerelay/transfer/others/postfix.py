@@ -16,15 +16,15 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from zonerelay.model.envelope import Notify, Origin, Ret
-from zonerelay.transfer.others.foreign import Foreign, Open, adopted, attempt_of, orcpt_of, xtext
-from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
+from zonerelay.transfer.others.foreign import Foreign, Open, attempt_of, orcpt_of, source_of, xtext
+from zonerelay.transfer.stored import Source, TransferError
 
 QUEUES = ("maildrop", "incoming", "active", "deferred", "hold")
 _PIECE = 256 * 1024
@@ -111,15 +111,13 @@ async def reading_postfix(place: str, now: float) -> AsyncIterator[Source]:
         files = list(_files(queue))
         reasons = _reasons(await tools.run("postqueue", "-j"))
 
-        async def read() -> AsyncIterator[Stored | Unusable]:
-            for start in range(0, len(files), _TOGETHER):
-                page = files[start : start + _TOGETHER]
-                asked = (_message(tools, each, reasons.get(each.path.name, {}), now) for each in page)
-                for items in await asyncio.gather(*asked):
-                    for item in items:
-                        yield item
+        async def read(file: _File) -> Foreign | None:
+            return await _message(tools, file, reasons.get(file.path.name, {}))
 
-        yield Source(messages=len(files), octets=sum(each.size for each in files), read=read)
+        octets = sum(each.size for each in files)
+        yield source_of(
+            files, read, name=lambda file: file.path.name, octets=octets, now=now, together=_TOGETHER
+        )
 
 
 class _Tools:
@@ -198,22 +196,17 @@ def _reasons(lines: bytes) -> dict[str, dict[str, str]]:
     }
 
 
-async def _message(
-    tools: _Tools, file: _File, reasons: dict[str, str], now: float
-) -> Sequence[Stored | Unusable]:
-    identity = file.path.name
+async def _message(tools: _Tools, file: _File, reasons: dict[str, str]) -> Foreign | None:
+    """Read a message. Raise ValueError if it is not valid."""
     if file.queue == "maildrop":
-        return [
-            Unusable(identity, "it is in maildrop and has not been through cleanup; start Postfix briefly")
-        ]
+        raise ValueError("it is in maildrop and has not been through cleanup; start Postfix briefly")
     if not file.is_whole:
-        return []  # its client was never notified that the message was accepted
+        return None  # its client was never notified that the message was accepted
     try:
-        records = parse_records(
-            (await tools.run("postcat", "-e", str(file.path))).decode("utf-8", "surrogateescape")
-        )
-    except (TransferError, ValueError) as error:
-        return [Unusable(identity, str(error))]
+        text = await tools.run("postcat", "-e", str(file.path))
+    except TransferError as error:
+        raise ValueError(str(error)) from error
+    records = parse_records(text.decode("utf-8", "surrogateescape"))
     attributes = records.attributes
 
     async def body() -> AsyncIterator[bytes]:
@@ -226,9 +219,9 @@ async def _message(
         if await process.wait():
             raise ValueError(f"postcat: {complaint.decode('utf-8', 'replace').strip()}")
 
-    foreign = Foreign(
+    return Foreign(
         # Postfix reuses short ids, so the time is part of the name.
-        key=f"postfix {identity} {records.created:.0f}",
+        key=f"postfix {file.path.name} {records.created:.0f}",
         sender=records.sender,
         recipients=[_deferred(each, file, reasons.get(each.address, "")) for each in records.recipients],
         created=records.created,
@@ -244,7 +237,6 @@ async def _message(
             user=attributes.get("sasl_username", ""),
         ),
     )
-    return list(adopted(foreign, now))
 
 
 def _deferred(recipient: Open, file: _File, reason: str) -> Open:

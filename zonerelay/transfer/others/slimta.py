@@ -13,7 +13,6 @@ which its disk storage needs.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import urllib.parse
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -23,9 +22,9 @@ from typing import Any
 from zonerelay.model.envelope import Origin
 from zonerelay.transfer.others import pickles
 from zonerelay.transfer.others.databases import Databases
-from zonerelay.transfer.others.foreign import Foreign, Open, adopted
+from zonerelay.transfer.others.foreign import Foreign, Open, number_of, source_of
 from zonerelay.transfer.others.pickles import Inert, PickleError
-from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
+from zonerelay.transfer.stored import Source, TransferError
 
 PREFIX = "slimta:"
 _META = ("attempts", "timestamp", "delivered_indexes")
@@ -47,15 +46,16 @@ async def reading_slimta_redis(place: str, now: float) -> AsyncIterator[Source]:
         keys = sorted([key async for key in redis.keys(prefix) if await redis.is_hash(key)])
         sizes = [await redis.number("HSTRLEN", key, "envelope") for key in keys]
 
-        async def read() -> AsyncIterator[Stored | Unusable]:
-            for key in keys:
-                identity = key[len(prefix) :].decode("ascii", "replace")
-                envelope, *meta = await redis.texts("HMGET", key, "envelope", *_META)
-                if envelope is not None:  # otherwise it belongs to another program, or was removed
-                    for item in _adopted(identity, envelope, dict(zip(_META, meta, strict=True)), now):
-                        yield item
+        def name(key: bytes) -> str:
+            return key[len(prefix) :].decode("ascii", "replace")
 
-        yield Source(messages=len(keys), octets=sum(sizes), read=read)
+        async def read(key: bytes) -> Foreign | None:
+            envelope, *meta = await redis.texts("HMGET", key, "envelope", *_META)
+            if envelope is None:
+                return None  # it belongs to another program, or was removed
+            return _foreign(name(key), envelope, dict(zip(_META, meta, strict=True)))
+
+        yield source_of(keys, read, name=name, octets=sum(sizes), now=now)
 
 
 @contextlib.asynccontextmanager
@@ -72,17 +72,11 @@ async def reading_slimta_disk(place: str, now: float) -> AsyncIterator[Source]:
         raise TransferError(f"process {process} has loaded {LIBRARY}, like python-slimta; stop it")
     files = sorted(path for path in envelopes.iterdir() if path.suffix == ".env")
 
-    async def read() -> AsyncIterator[Stored | Unusable]:
-        for file in files:
-            try:
-                meta = _meta(metas / f"{file.stem}.meta")
-            except PickleError as error:
-                yield Unusable(file.stem, str(error))
-                continue
-            for item in _adopted(file.stem, file.read_bytes(), meta, now):
-                yield item
+    async def read(file: Path) -> Foreign:
+        return _foreign(file.stem, file.read_bytes(), _meta(metas / f"{file.stem}.meta"))
 
-    yield Source(messages=len(files), octets=sum(file.stat().st_size for file in files), read=read)
+    octets = sum(file.stat().st_size for file in files)
+    yield source_of(files, read, name=lambda file: file.stem, octets=octets, now=now)
 
 
 def _users() -> Iterator[str]:
@@ -105,29 +99,12 @@ def _meta(path: Path) -> Mapping[Any, object]:
     return meta
 
 
-def _number(value: object) -> float:
-    try:
-        number = float(value) if isinstance(value, bytes | int | float) else 0.0
-    except ValueError:
-        return 0.0
-    return number if math.isfinite(number) else 0.0
-
-
-def _adopted(
-    identity: str, raw: bytes, meta: Mapping[Any, object], now: float
-) -> Iterator[Stored | Unusable]:
-    try:
-        attempts, due, delivered = (meta.get(name) for name in _META)
-        if isinstance(delivered, bytes):
-            delivered = pickles.load(delivered)
-        foreign = _foreign(identity, raw, int(_number(attempts)), _number(due), delivered or ())
-        yield from adopted(foreign, now)
-    except PickleError as error:
-        yield Unusable(identity, str(error))
-
-
-def _foreign(identity: str, raw: bytes, attempts: int, due: float, delivered: object) -> Foreign:
+def _foreign(identity: str, raw: bytes, meta: Mapping[Any, object]) -> Foreign:
     """Read an envelope. Raise PickleError if it is not valid."""
+    attempts, due = (int(number_of(meta.get("attempts"))), number_of(meta.get("timestamp")))
+    delivered = meta.get("delivered_indexes") or ()
+    if isinstance(delivered, bytes):
+        delivered = pickles.load(delivered)
     envelope = pickles.load(raw)
     if not isinstance(envelope, Inert):
         raise PickleError("it is not an envelope")
@@ -149,7 +126,7 @@ def _foreign(identity: str, raw: bytes, attempts: int, due: float, delivered: ob
             for index, each in enumerate(recipients)
             if index not in delivered
         ],
-        created=_number(facts.get("timestamp")),
+        created=number_of(facts.get("timestamp")),
         body=body,
         weight=sum(map(len, content)),
         eight_bit=not all(part.isascii() for part in content),

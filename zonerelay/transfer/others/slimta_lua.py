@@ -9,13 +9,12 @@ databases, because only slimta-lua uses them.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import AsyncIterator, Mapping
 
 from zonerelay.model.envelope import Origin
 from zonerelay.transfer.others.databases import Databases
-from zonerelay.transfer.others.foreign import Foreign, Open, adopted
-from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
+from zonerelay.transfer.others.foreign import Foreign, Open, number_of, source_of
+from zonerelay.transfer.stored import Source, TransferError
 
 
 @contextlib.asynccontextmanager
@@ -36,43 +35,35 @@ async def reading_slimta_lua(place: str, now: float) -> AsyncIterator[Source]:
             )
         await redis.select(ids)
         flat = await redis.texts("ZRANGE", "retry_queue", 0, -1, "WITHSCORES")
-        due = {key: _number(score) for key, score in zip(flat[::2], flat[1::2], strict=True)}
+        due = {key: number_of(score) for key, score in zip(flat[::2], flat[1::2], strict=True)}
         names = sorted({each for each in (*await redis.texts("SMEMBERS", "message_ids"), *due) if each})
         await redis.select(contents)
         sizes = [await redis.number("STRLEN", name) for name in names]
 
-        async def read() -> AsyncIterator[Stored | Unusable]:
-            for name in names:
-                await redis.select(metas)
-                flat = await redis.texts("HGETALL", name)
-                await redis.select(contents)
-                (octets,) = await redis.texts("MGET", name)
-                identity = name.decode("ascii", "replace")
-                if octets is None and not flat:
-                    continue  # an id that was reserved for a message that was never stored
-                if octets is None or not flat:
-                    yield Unusable(identity, "some of its records are missing in the databases")
-                    continue
-                meta = dict(zip(flat[::2], flat[1::2], strict=True))
-                for item in adopted(_foreign(identity, meta, octets, due.get(name, 0.0)), now):
-                    yield item
+        async def read(name: bytes) -> Foreign | None:
+            await redis.select(metas)
+            flat = await redis.texts("HGETALL", name)
+            await redis.select(contents)
+            (octets,) = await redis.texts("MGET", name)
+            if octets is None and not flat:
+                return None  # an id that was reserved for a message that was never stored
+            if octets is None or not flat:
+                raise ValueError("some of its records are missing in the databases")
+            meta = dict(zip(flat[::2], flat[1::2], strict=True))
+            return _foreign(_identity(name), meta, octets, due.get(name, 0.0))
 
-        yield Source(messages=len(names), octets=sum(sizes), read=read)
+        yield source_of(names, read, name=_identity, octets=sum(sizes), now=now)
 
 
-def _number(value: bytes | None) -> float:
-    try:
-        number = float(value or 0)
-    except ValueError:
-        return 0.0
-    return number if math.isfinite(number) else 0.0
+def _identity(name: bytes) -> str:
+    return name.decode("ascii", "replace")
 
 
 def _foreign(identity: str, meta: Mapping[bytes | None, bytes | None], octets: bytes, due: float) -> Foreign:
     def text(name: bytes) -> str:
         return (meta.get(name) or b"").decode("utf-8", "surrogateescape")
 
-    attempts = int(_number(meta.get(b"attempts")))
+    attempts = int(number_of(meta.get(b"attempts")))
 
     async def body() -> AsyncIterator[bytes]:
         yield octets
@@ -84,7 +75,7 @@ def _foreign(identity: str, meta: Mapping[bytes | None, bytes | None], octets: b
         recipients=[
             Open(address=each, attempts=attempts, due=due) for each in text(b"recipients").split("\0") if each
         ],
-        created=_number(meta.get(b"timestamp")),
+        created=number_of(meta.get(b"timestamp")),
         body=body,
         weight=len(octets),
         eight_bit=not octets.isascii(),

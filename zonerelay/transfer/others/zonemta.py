@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import struct
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -25,12 +24,13 @@ from pathlib import Path
 import msgspec
 
 from zonerelay.model.envelope import Origin
+from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb.engine import plyvel
-from zonerelay.transfer.others.foreign import Foreign, Open, adopted, attempt_of
-from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
+from zonerelay.store.leveldb.snapshot import take_snapshot
+from zonerelay.transfer.others.foreign import Foreign, Open, attempt_of, source_of
+from zonerelay.transfer.stored import Source, TransferError
 
 _FLOCK = "hhqqi0q"  # struct flock of fcntl(2), 64 bits
-_TABLES = (".ldb", ".sst")
 
 
 class _Deferral(msgspec.Struct, frozen=True):
@@ -92,20 +92,12 @@ async def reading_zonemta(place: str, now: float) -> AsyncIterator[Source]:
         except plyvel.Error as error:
             raise TransferError(f"{path}: {error}") from error
         try:
-            ids = _ids(database)
-
-            async def read() -> AsyncIterator[Stored | Unusable]:
-                for identity in ids:
-                    try:
-                        foreign = _message(database, identity)
-                    except (ValueError, plyvel.Error) as error:
-                        yield Unusable(identity.decode(), str(error))
-                        continue
-                    for item in adopted(foreign, now):
-                        yield item
-
             octets = sum(each.stat().st_size for each in copy.iterdir())
-            yield Source(messages=len(ids), octets=octets, read=read)
+
+            async def read(identity: bytes) -> Foreign:
+                return _message(database, identity)
+
+            yield source_of(_ids(database), read, name=bytes.decode, octets=octets, now=now)
         finally:
             database.close()
 
@@ -132,18 +124,12 @@ def _snapshot(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(
         prefix=".zonerelay-", dir=beside if os.access(beside, os.W_OK) else None
     ) as directory:
-        for each in path.iterdir():
-            if each.is_file() and each.name != "LOCK":
-                _take(each, Path(directory) / each.name)
-        yield Path(directory)
-
-
-def _take(file: Path, copy: Path) -> None:
-    if file.suffix in _TABLES:  # tables are never written again
-        with contextlib.suppress(OSError):
-            copy.hardlink_to(file)
-            return
-    shutil.copyfile(file, copy)
+        copy = Path(directory) / "copy"
+        try:
+            take_snapshot(path, copy)
+        except StoreError as error:
+            raise TransferError(f"{path}: {error}") from error
+        yield copy
 
 
 def _rows(database: plyvel.DB, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -161,18 +147,20 @@ def _ids(database: plyvel.DB) -> list[bytes]:
 
 
 def _message(database: plyvel.DB, identity: bytes) -> Foreign:
-    """Read a message. Raise ValueError if it is not valid, and plyvel.Error if the database fails."""
+    """Read a message. Raise ValueError if it is not valid, or if the database fails."""
     name = b"message " + identity
-    mark, meta = database.get(name + b" #"), database.get(name + b" *")
-    if mark is None or meta is None:
-        raise ValueError("its message is missing")
     try:
+        mark, meta = database.get(name + b" #"), database.get(name + b" *")
+        if mark is None or meta is None:
+            raise ValueError("its message is missing")
         mail = msgspec.json.decode(meta, type=_Mail, strict=False)
         created = msgspec.json.decode(mark, type=_Mark).created
         references = [
             msgspec.json.decode(raw, type=_Reference, strict=False)
             for _, raw in _rows(database, b"ref %b " % identity, b"ref %b!" % identity)
         ]
+    except plyvel.Error as error:
+        raise ValueError(str(error)) from error
     except msgspec.MsgspecError as error:
         raise ValueError(f"its records were not written by ZoneMTA: {error}") from error
     header = "".join(f"{each.line}\r\n" for each in mail.headers).encode("latin-1", "replace") + b"\r\n"
