@@ -13,7 +13,14 @@ from typing import Any, Self
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
-from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings, SpoolSettings
+from zonerelay.config.settings import (
+    Backend,
+    PostgresSettings,
+    RedisSettings,
+    S3Settings,
+    Settings,
+    SpoolSettings,
+)
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName
@@ -46,15 +53,15 @@ class Spool:
             backend=backend, path=path, min_free_space=min_free_space, write_buffer=write_buffer
         )
         self.settings = replace(settings, **(places or {}))
-        self.redis = redis
+        self.redis = redis or RedisSettings()
         if backend is Backend.REDIS and redis is None:
             self.redis = RedisSettings(url=shared_server().url, prefix=f"{uuid.uuid4().hex}:")
-        self.postgres = postgres
+        self.postgres = postgres or PostgresSettings()
         if backend is Backend.POSTGRES and postgres is None:
             self.postgres = PostgresSettings(
                 url=shared_postgres().url, schema=f"spool_{uuid.uuid4().hex[:16]}", lease=60.0
             )
-        self.s3 = s3
+        self.s3 = s3 or S3Settings()
         if backend is Backend.S3 and s3 is None:
             self.s3 = s3_settings(shared_moto().url, lease=60.0)
         self.siblings = siblings
@@ -70,7 +77,7 @@ class Spool:
         if min_free_space is not None:
             settings = replace(settings, min_free_space=min_free_space)
         self.store = await open_store(
-            settings,
+            Settings(spool=settings, redis=self.redis, postgres=self.postgres, s3=self.s3),
             Surroundings(
                 clock=self.clock,
                 on_health=self.health.append,
@@ -81,9 +88,6 @@ class Spool:
                 environment={"SECRET": SECRET},
                 siblings=self.siblings,
             ),
-            redis=self.redis,
-            postgres=self.postgres,
-            s3=self.s3,
         )
         return self.store
 

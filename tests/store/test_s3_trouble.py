@@ -20,7 +20,6 @@ from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer, shared_moto
 from zonerelay.config.settings import Backend, S3Settings, Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store import shared
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError, Unhealthy
 from zonerelay.store.objects import s3
 from zonerelay.store.objects.client import Bucket
@@ -231,7 +230,6 @@ async def test_a_relay_that_has_stopped_tells_another_at_once(
     home: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3, "WAIT", 1)
-    monkeypatch.setattr(shared, "LOOK_EVERY", 600.0)
     place = S3Settings(bucket=BUCKET, region="us-east-1", access_key=KEY)
     bucket = Bucket(place, lambda: SECRET)
     bucket._secret_key = SECRET  # which `open` would read

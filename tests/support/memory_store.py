@@ -33,7 +33,7 @@ from zonerelay.store.contract import (
     Wanted,
     everybody,
 )
-from zonerelay.store.surroundings import Siblings, take_none
+from zonerelay.store.surroundings import Siblings
 
 
 class MemoryStore:
@@ -61,7 +61,7 @@ class MemoryStore:
         self.kept_keys = self._reservations.kept_keys
         self.submit_once = self._reservations.store
         self._closed = False
-        self.on_stored: Stored = take_none
+        self.on_stored: Stored = lambda *_: 0
 
     # --- taking mail
 

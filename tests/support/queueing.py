@@ -30,7 +30,6 @@ from zonerelay.routing.destinations.mx import ExaminedRoute
 from zonerelay.routing.destinations.route import Batch, MxHost, Route, Unroutable
 from zonerelay.routing.zones.zones import Choice, ZoneOf
 from zonerelay.store.contract import Change, ClaimFilter, StoreError
-from zonerelay.store.surroundings import take_none
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
@@ -294,7 +293,7 @@ class Relay:
         deliveries = deliveries_of(message, zone=zone, notify=notify)
         if release:
             deliveries = [structs.replace(each, created=release, next_attempt=release) for each in deliveries]
-        self.store.on_stored = self.scheduler.stored if tell else take_none
+        self.store.on_stored = self.scheduler.stored if tell else lambda *_: 0
         self.store.add(message, [text], deliveries)
         self.store.on_stored = self.scheduler.stored
         return message

@@ -1,11 +1,8 @@
 """Carries out operators' commands on a store without a relay, and without joining a shared queue as a node.
 
 A check and a view change nothing and work while relays are running. A repair requires stopped relays.
-Functions that are not `async` block. An engine is imported when the settings name it, because its driver is
-an optional dependency.
+Functions that are not `async` block.
 """
-
-# ruff: noqa: PLC0415  (see above)
 
 from __future__ import annotations
 
@@ -28,6 +25,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.process.threads import STORE
 from zonerelay.store.check import Contents, Examination, Fault, Repaired, Salvage, Tell
 from zonerelay.store.contract import QueueView, StoreCorruptError, StoreOpenError
+from zonerelay.store.engines import seen_directory, shared_engine
 from zonerelay.store.keys.offline import check_engine, repair_engine
 from zonerelay.store.keys.offline import living as living_nodes
 from zonerelay.store.keys.port import Engine
@@ -44,9 +42,7 @@ from zonerelay.store.leveldb_repair import repair as repair_leveldb
 from zonerelay.store.objects.objects import ObjectEngine, epoch_of
 from zonerelay.store.queue.disk import LOCK, Directories, disk_engine, foreign_in, judge_mark
 from zonerelay.store.queue.view import EngineView, view_engine
-from zonerelay.store.shared import place_of, postgres_engine, redis_engine, seen_directory
 from zonerelay.store.spool_paths import disk_directories, is_shared, spool_of, spools_beyond
-from zonerelay.store.surroundings import driver
 
 T = TypeVar("T")
 
@@ -76,20 +72,14 @@ def acknowledge_loss(spool: SpoolSettings, loss: str) -> bool:
     return False
 
 
-def place_of_queue(settings: Settings) -> str:
-    """Return the location of a shared queue without secrets, or "" for a spool of this machine."""
-    return place_of(settings.spool.backend, redis=settings.redis, postgres=settings.postgres, s3=settings.s3)
-
-
 def forget_queue(settings: Settings) -> str:
     """Forget the known state of the shared store, so that this machine accepts it as it is. A relay that has
     refused it checks again within seconds.
 
     Returns the mark of the known queue, or "" if none was known. Raises StoreError, OSError.
     """
-    place = place_of_queue(settings)
     known = ""
-    for path in sorted(seen_directory(settings.spool.path, place).glob("*.seen")):
+    for path in sorted(seen_directory(settings).glob("*.seen")):
         seen = SeenFile(path, "")
         known = seen.seen.mark or known
         seen.forget()
@@ -117,16 +107,8 @@ async def opened_engine(
     engine: Engine
     with tempfile.TemporaryDirectory(prefix=".zonerelay-", dir=place) as index:
         match spool.backend:
-            case Backend.REDIS:
-                engine = redis_engine(settings.redis, environment)
-            case Backend.POSTGRES:
-                engine = postgres_engine(settings.postgres, environment)
-            case Backend.S3:
-                with driver("s3", "aiobotocore", "botocore"):
-                    from zonerelay.store.objects.s3 import S3Engine
-
-                engine = S3Engine(settings.s3, Path(index), SystemClock(), environment)
-                engine.fresh_for = 1.0  # many pages are read in a row
+            case Backend.REDIS | Backend.POSTGRES | Backend.S3:
+                engine = shared_engine(settings, environment, Path(index), SystemClock())
             case Backend.DISK:
                 for path in disk_directories(spool):
                     with contextlib.suppress(FileNotFoundError):
@@ -135,6 +117,8 @@ async def opened_engine(
                 engine = disk_engine(spool, SystemClock(), index=own, forgive=forgive)
             case _:
                 raise StoreOpenError(_SHELF)
+        if isinstance(engine, ObjectEngine):
+            engine.fresh_for = 1.0  # many pages are read in a row
         try:
             yield engine
         finally:

@@ -10,88 +10,91 @@ start, and three drivers are optional dependencies that may be missing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from zonerelay.config.settings import (
-    Backend,
-    PostgresSettings,
-    RedisSettings,
-    S3Settings,
-    Settings,
-    SpoolSettings,
-)
+from zonerelay.config.settings import Backend, Settings
 from zonerelay.limits import shared as shared_limits
 from zonerelay.limits.values import LimitAuthority
 from zonerelay.process.threads import STORE
 from zonerelay.store.contract import Store, StoreError, StoreOpenError
-from zonerelay.store.shared import (
-    open_shared,
-    place_of,
+from zonerelay.store.engines import (
+    place_of_queue,
     postgres_access,
-    postgres_engine,
-    redis_engine,
     redis_server,
+    s3_engine,
     seen_directory,
+    shared_engine,
 )
-from zonerelay.store.surroundings import Surroundings, driver
+from zonerelay.store.spool_paths import node_of, spool_of
+from zonerelay.store.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from zonerelay.store.keys.partition import Hooks, Partition
     from zonerelay.store.keys.port import Engine
 
+LOOK_EVERY = 2.0
+"""Seconds between two checks of the other nodes and their requests. A quarter of the lease is used if it is
+shorter.
+"""
 
-async def open_store(
-    settings: SpoolSettings,
-    around: Surroundings,
-    *,
-    redis: RedisSettings | None = None,
-    postgres: PostgresSettings | None = None,
-    s3: S3Settings | None = None,
-) -> Store:
-    """Open the store. Raises StoreOpenError whose text advises the operator."""
-    redis, postgres, s3 = redis or RedisSettings(), postgres or PostgresSettings(), s3 or S3Settings()
-    place = place_of(settings.backend, redis=redis, postgres=postgres, s3=s3)
-    match settings.backend:
+
+async def open_store(settings: Settings, around: Surroundings, worker: int = 0) -> Store:
+    """Open the store of a worker. Raises StoreOpenError whose text advises the operator."""
+    spool = spool_of(settings.spool, worker)
+    match spool.backend:
         case Backend.MEMORY:
             from zonerelay.store.queue.shelf import open_memory
 
-            return await open_memory(settings.shelve, around)
+            return await open_memory(spool.shelve, around)
         case Backend.DISK:
             from zonerelay.store.queue.disk import open_disk
 
-            return await open_disk(settings, around)
+            return await open_disk(spool, around)
         case Backend.LEVELDB:
             from zonerelay.store.leveldb.store import open_leveldb
 
-            return await open_leveldb(settings, around)
-        case Backend.POSTGRES:
-            return await open_shared(
-                postgres_engine(postgres, around.environment),
-                settings,
-                place,
-                around,
-                preferred=postgres.node,
-            )
+            return await open_leveldb(spool, around)
         case Backend.S3:
-            return await _open_s3(settings, s3, around, place)
-        case Backend.REDIS:
-            store = await open_shared(redis_engine(redis, around.environment), settings, place, around)
-            from zonerelay.store.redis.foreign import tell_foreign_queue
+            return await _open_s3(settings, around)
+    postgres = node_of(settings.postgres, worker)
+    store = await _open_shared(replace(settings, postgres=postgres), around)
+    if spool.backend is Backend.REDIS:
+        from zonerelay.store.redis.foreign import tell_foreign_queue
 
-            await tell_foreign_queue(redis_server(redis, around.environment))
-            return store
+        await tell_foreign_queue(redis_server(settings.redis, around.environment))
+    return store
 
 
-async def _open_s3(settings: SpoolSettings, s3: S3Settings, around: Surroundings, place: str) -> Store:
-    """Open a queue on S3. Raises StoreOpenError."""
-    with driver("s3", "aiobotocore", "botocore"):
-        from zonerelay.store.objects.s3 import S3Engine
+async def _open_shared(settings: Settings, around: Surroundings) -> Store:
+    """Open the queue of one node on a server. Raises StoreOpenError."""
+    spool = settings.spool
+    engine = shared_engine(settings, around.environment, spool.path, around.clock)
     from zonerelay.store.nodes.store import NodeStore
 
-    seen = seen_directory(settings.path, place)
-    engine = S3Engine(s3, settings.path / "index" / seen.name, around.clock, around.environment)
+    try:
+        return await NodeStore(
+            engine,
+            around,
+            directory=seen_directory(settings),
+            preferred=settings.postgres.node if spool.backend is Backend.POSTGRES else None,
+            every=min(LOOK_EVERY, engine.lease / 4),
+            min_free_space=spool.min_free_space,
+        ).opened()
+    except StoreOpenError:
+        raise
+    except StoreError as error:
+        raise StoreOpenError(f"{place_of_queue(settings)} cannot be used: {error}") from error
+
+
+async def _open_s3(settings: Settings, around: Surroundings) -> Store:
+    """Open a queue on S3. Raises StoreOpenError."""
+    s3, seen = settings.s3, seen_directory(settings)
+    engine = s3_engine(settings, around.environment, settings.spool.path / "index" / seen.name, around.clock)
+    from zonerelay.store.nodes.store import NodeStore
+
     try:
         await engine.check()
         if not s3.shared:

@@ -6,34 +6,16 @@ On failure: StoreOpenError names the secret or the package that is missing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.queue_name import QueueName
+from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.contract import KeyRegister, Lost, News, Stored, StoreOpenError
 
 _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
-
-
-def no_news(queue: QueueName) -> None:
-    """Do nothing. No other relay leaves mail in a private store."""
-
-
-def take_none(deliveries: Sequence[Delivery], is_next: bool) -> int:
-    """Take nothing. New mail waits for a claim."""
-    return 0
-
-
-def no_damage(text: str) -> None:
-    """Do nothing. The store's own log names the damage."""
-
-
-def none_lost(keys: Collection[DeliveryKey]) -> None:
-    """Do nothing. Claims on a private store do not expire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +45,17 @@ class Surroundings:
     """
 
     clock: Clock
-    on_health: Callable[[str | None], None]
-    observe_commit: Callable[[float], None]
-    on_damage: Callable[[str], None] = no_damage
-    on_stored: Stored = take_none
-    on_news: News = no_news
-    on_lost: Lost = none_lost
+    on_health: Callable[[str | None], None] = lambda reason: None
+    observe_commit: Callable[[float], None] = lambda seconds: None
+    on_damage: Callable[[str], None] = lambda text: None
+    on_stored: Stored = lambda deliveries, is_next: 0
+    on_news: News = lambda queue: None
+    on_lost: Lost = lambda keys: None
     environment: Mapping[str, str] = field(default_factory=dict)
     siblings: Siblings | None = None
     register: KeyRegister | None = None
     withdraw: Callable[[Collection[DeliveryKey]], set[DeliveryKey]] | None = None
-    give_back: Callable[[Collection[DeliveryKey]], None] = none_lost
+    give_back: Callable[[Collection[DeliveryKey]], None] = lambda keys: None
 
 
 ReadSecret = Callable[[], str]

@@ -13,7 +13,7 @@ from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.contract import Lost, News, Store, Stored
 from zonerelay.store.open import acknowledge_loss, open_store
-from zonerelay.store.spool_paths import KEYS, count_of, is_shared, node_of, spool_of, spools_beyond
+from zonerelay.store.spool_paths import KEYS, count_of, is_shared, spools_beyond
 from zonerelay.store.surroundings import Siblings, Surroundings
 from zonerelay.worker.context import WorkerContext
 
@@ -61,7 +61,7 @@ async def open_queue(
     """
     index, events = context.identity.index, context.events
     spool = await open_store(
-        spool_of(settings.spool, index),
+        settings,
         Surroundings(
             clock=context.clock,
             on_health=events.store_health,
@@ -75,9 +75,7 @@ async def open_queue(
             withdraw=withdraw,
             give_back=give_back,
         ),
-        redis=settings.redis,
-        postgres=node_of(settings.postgres, index),
-        s3=settings.s3,
+        index,
     )
     if not settings.outbox.url or context.identity.drains_spool:
         return MailQueue(spool, spool)

@@ -16,7 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.dns import Records
-from zonerelay.config.settings import Backend, SpoolSettings
+from zonerelay.config.settings import (
+    Backend,
+    Settings,
+    SpoolSettings,
+)
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
@@ -138,12 +142,8 @@ def _message(ids: MessageIdSource, recipient: str, *, created: float, due: float
 
 @contextlib.asynccontextmanager
 async def opened(path: Path) -> AsyncIterator[Store]:
-    store = await open_store(
-        SpoolSettings(backend=Backend.LEVELDB, path=path, min_free_space=0),
-        Surroundings(
-            clock=SystemClock(), on_health=lambda _reason: None, observe_commit=lambda _seconds: None
-        ),
-    )
+    spool = SpoolSettings(backend=Backend.LEVELDB, path=path, min_free_space=0)
+    store = await open_store(Settings(spool=spool), Surroundings(clock=SystemClock()))
     try:
         yield store
     finally:

@@ -53,7 +53,8 @@ from zonerelay.process.sockets import answers
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.store.contract import QueueCounts, Store, StoreError
-from zonerelay.store.offline import living, place_of_queue
+from zonerelay.store.engines import place_of_queue
+from zonerelay.store.offline import living
 from zonerelay.store.spool_paths import KEYS, directories_of, is_shared, name_of
 from zonerelay.transfer.export import Survey, survey
 from zonerelay.transfer.journal import Journal

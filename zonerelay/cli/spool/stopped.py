@@ -25,7 +25,7 @@ from zonerelay.operations.errors import ControlError
 from zonerelay.process.setup import StartError, prepare_home
 from zonerelay.store.contract import StoreError
 from zonerelay.store.open import open_store
-from zonerelay.store.spool_paths import is_shared, node_of, spool_of, spools_beyond
+from zonerelay.store.spool_paths import is_shared, spools_beyond
 from zonerelay.store.surroundings import Surroundings
 from zonerelay.supervisor import lock
 
@@ -127,18 +127,7 @@ def spools(spool: SpoolSettings) -> tuple[int, ...]:
 async def opened(settings: Settings, worker: int = 0) -> AsyncIterator[Store]:
     """Open one worker's store. Raise CliError, with status 2 if it cannot be opened."""
     with refused(StoreError, status=USAGE):
-        store = await open_store(
-            spool_of(settings.spool, worker),
-            Surroundings(
-                clock=SystemClock(),
-                on_health=lambda _: None,
-                observe_commit=lambda _: None,
-                environment=os.environ,
-            ),
-            redis=settings.redis,
-            postgres=node_of(settings.postgres, worker),
-            s3=settings.s3,
-        )
+        store = await open_store(settings, Surroundings(clock=SystemClock(), environment=os.environ), worker)
     try:
         yield store
     finally:
