@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 
 from tests.simulation.mutants import MUTANTS, applied
-from tests.simulation.scenario import Plan, Result, draw, run
+from tests.simulation.scenario import Plan, Run, draw, run
 
 SOMETIMES = (
     "421 greeting", "bounced", "client left in the body", "client without an answer after the dot",
@@ -61,7 +61,7 @@ def kind_of(failure: str) -> str:
     return "".join(" " if each.isdigit() else each for each in failure)[-30:]
 
 
-def print_plan(result: Result) -> None:
+def print_plan(result: Run) -> None:
     plan = result.plan
     print(f"seed {plan.seed}: {plan.store}, {plan.workers} worker(s), {len(plan.messages)} messages,"
           f" {len(plan.faults)} faults, {result.ledger.loop.now:.0f} virtual seconds")  # fmt: skip
@@ -71,14 +71,15 @@ def print_plan(result: Result) -> None:
         print(f"    FAILED: {failure}")
 
 
-def trace(result: Result) -> None:
+def print_trace(result: Run) -> None:
     shown = ("id", "recipient", "to", "reply", "reason", "what", "text", "host", "destination")
     for at, process, event, fields in result.ledger.log:
         words = " ".join(f"{name}={fields[name]}" for name in shown if name in fields)
         print(f"{at:12.4f} {process:6} {event:14} {words}")
+    print_plan(result)
 
 
-def _one(seed: int, mutant: str) -> Result:
+def _one(seed: int, mutant: str) -> Run:
     with applied(mutant):
         return run(draw(seed))
 
@@ -88,7 +89,8 @@ def _outcome(seed: int, mutant: str) -> tuple[int, list[str], Counter[str]]:
     return seed, result.failures, result.ledger.sometimes
 
 
-def _many(seeds: list[int], mutant: str, jobs: int, *, hunt: bool) -> int:
+def _many(seeds: list[int], mutant: str, jobs: int, *, hunt: bool) -> bool:
+    """Print the seeds that fail. Return whether all is well."""
     began, done, failed = time.monotonic(), 0, []
     hits: Counter[str] = Counter()
     with ProcessPoolExecutor(jobs) as pool:
@@ -109,20 +111,15 @@ def _many(seeds: list[int], mutant: str, jobs: int, *, hunt: bool) -> int:
         with applied(mutant):
             plan = draw(failed[0])
             print_plan(run(shrink(plan, kind_of(run(plan).failures[0]))))
-    return int(bool(failed or missing))
+    return not (failed or missing)
 
 
-def _verified(names: list[str]) -> int:
-    """Print what finds each mutant."""
-    missed = 0
-    for name in names or MUTANTS:
-        mutant = MUTANTS[name]
-        failures = _one(mutant.seed, name).failures
-        missed += not failures
-        print(
-            f"{name} ({mutant.wrong.__doc__}), seed {mutant.seed}: {failures[:1] or 'NOT FOUND'}", flush=True
-        )
-    return int(bool(missed))
+def _is_found(name: str) -> bool:
+    """Print what finds a mutant, if its seed does."""
+    seed, place, _ = MUTANTS[name]
+    failures = _one(seed, name).failures
+    print(f"{name} ({place}), seed {seed}: {failures[:1] or 'NOT FOUND'}", flush=True)
+    return bool(failures)
 
 
 def _numbers(text: str) -> list[int]:
@@ -131,12 +128,10 @@ def _numbers(text: str) -> list[int]:
     return list(range(int(first), int(last or first) + 1))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.simulation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def main() -> bool:
+    """Return whether all is well."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m tests.simulation", description=__doc__, formatter_class=raw)
     parser.add_argument("--seeds", type=_numbers, nargs="+", default=[_numbers("1-300")])
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--digests", action="store_true")
@@ -147,24 +142,20 @@ def main() -> int:
     given = parser.parse_args()
     seeds = [seed for each in given.seeds for seed in each]
     if given.mutants is not None:
-        return _verified(given.mutants)
+        missed = [name for name in given.mutants or MUTANTS if not _is_found(name)]
+        return not missed
     if given.digests:
         for seed in seeds:
             print(seed, _one(seed, given.mutant).ledger.digest())
-        return 0
+        return True
     if given.trace:
-        result = _one(seeds[0], given.mutant)
-        trace(result)
-        print_plan(result)
-        return int(bool(result.failures))
+        print_trace(result := _one(seeds[0], given.mutant))
+        return not result.failures
     return _many(seeds, given.mutant, given.jobs, hunt=given.hunt)
 
 
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of a run
-        os.execve(
-            sys.executable,
-            [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],
-            os.environ | {"PYTHONHASHSEED": "0"},
-        )
-    sys.exit(main())
+        command = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
+        os.execve(sys.executable, command, os.environ | {"PYTHONHASHSEED": "0"})
+    sys.exit(not main())

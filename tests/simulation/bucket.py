@@ -21,6 +21,8 @@ from zonerelay.store.contract import StoreError
 from zonerelay.store.objects.client import ConflictError, MissingError, UnsureError
 from zonerelay.store.objects.objects import Beat, LogEntry, unpacked
 
+SLOWEST = 0.03
+"""Seconds that a request takes at most on its way, and on its way back."""
 LEASE = 10.0
 """Seconds for which the lease of a node is good once it has written it."""
 
@@ -35,7 +37,6 @@ class ObjectStore:
         self.objects: SortedDict[str, bytes] = SortedDict()
         self._rows: defaultdict[str, set[bytes]] = defaultdict(set)
         self.lost: Callable[[], bool] = lambda: False
-        self.slowest = 0.03
         self.renewed: dict[str, float] = {}
         self.lapsed: dict[str, float] = {}
         """When a process got a lease again that had ended."""
@@ -43,10 +44,18 @@ class ObjectStore:
         """Each lease that is in force, and whose it is: it was not given back, and nobody has ended it."""
         self.at_write: Callable[[Process | None], None] = lambda process: None
 
-    def write(self, key: str, data: bytes, new: bool) -> None:
+    def write(self, key: str, data: bytes, new: bool, process: Process | None) -> None:
         if new and key in self.objects:
             raise ConflictError(f"{key}: 412")
         self.objects[key] = data
+        if "/beats/" in key and process is not None:
+            self.living.pop(key, None)
+            if not unpacked(data, Beat, key).is_left:
+                now = asyncio.get_running_loop().time()
+                if self.renewed.get(process.name, now) < now - LEASE:
+                    self.lapsed[process.name] = now
+                self.renewed[process.name] = now
+                self.living[key] = process.name
         if "/log/" in key:
             entry, rows = unpacked(data, LogEntry, key), self._rows[key.partition("/log/")[0]]
             for start, end in entry.ranges:
@@ -74,7 +83,7 @@ class SimBucket:
 
     async def _ask(self, act: Callable[[], Any], *, writes: bool = False) -> Any:
         store = self._all
-        await asyncio.sleep(store.random.uniform(0.001, store.slowest))
+        await asyncio.sleep(store.random.uniform(0.001, SLOWEST))
         if store.lost():
             fate = store.random.random()
             if writes and fate < 0.6:
@@ -84,26 +93,14 @@ class SimBucket:
             raise UnsureError("the answer was lost")
         result = act()
         if writes:  # for a read, one wait is as good as two
-            await asyncio.sleep(store.random.uniform(0.001, store.slowest))
+            await asyncio.sleep(store.random.uniform(0.001, SLOWEST))
         return result
 
     async def put(self, key: str, data: bytes, *, new: bool = False) -> None:
         process = PROCESS.get()
         if "/log/" in key:
             self._all.at_write(process)
-
-        def act() -> None:
-            self._all.write(key, bytes(data), new)
-            if "/beats/" in key and process is not None:
-                self._all.living.pop(key, None)
-                if not unpacked(bytes(data), Beat, key).is_left:
-                    now, renewed = asyncio.get_running_loop().time(), self._all.renewed
-                    if renewed.get(process.name, now) < now - LEASE:
-                        self._all.lapsed[process.name] = now
-                    renewed[process.name] = now
-                    self._all.living[key] = process.name
-
-        await self._ask(act, writes=True)
+        await self._ask(lambda: self._all.write(key, bytes(data), new, process), writes=True)
 
     async def get(self, key: str, first: int = 0, length: int = 0) -> bytes:
         def act() -> bytes:

@@ -40,8 +40,10 @@ class Submission:
     """The answer was 5yz."""
     node: str = ""
 
-    def note_accepted(self, now: float, node: str, identity: str) -> None:
-        self.answered, self.node, self.identity = now, node, identity
+    def note_answer(self, now: float, node: str, code: int, identity: str) -> None:
+        self.node, self.refused = node, code >= 500
+        if code == 250:
+            self.answered, self.identity = now, identity
 
 
 class _Conversation(asyncio.Protocol):
@@ -116,20 +118,16 @@ class Clients:
             return
         await talk.ask(b"EHLO client.test")
         size = len(submission.body) if self.random.random() < 0.8 else self.random.randint(1, 500_000)
-        if not (await talk.ask(b"MAIL FROM:<%b> SIZE=%d" % (submission.sender.encode(), size))).startswith(
-            b"250"
-        ):
+        mail = b"MAIL FROM:<%b> SIZE=%d" % (submission.sender.encode(), size)
+        if not (await talk.ask(mail)).startswith(b"250"):
             return
         self.mails_accepted.append((self.loop.now, node.name))
-        accepted = []
-        for each in submission.recipients:
-            if (await talk.ask(b"RCPT TO:<%b>" % each.encode())).startswith(b"250"):
-                accepted.append(each)
-        if not accepted:
+        asked = [(each, await talk.ask(b"RCPT TO:<%b>" % each.encode())) for each in submission.recipients]
+        accepted = tuple(each for each, reply in asked if reply.startswith(b"250"))
+        # With a key it comes again with all of them: others would be another message.
+        if not accepted or (submission.keyed and accepted != submission.recipients):
             return
-        if submission.keyed and len(accepted) < len(submission.recipients):
-            return  # it comes again with all of them: others would be another message
-        submission.accepted = tuple(accepted)
+        submission.accepted = accepted
         text = submission.body
         if submission.keyed:
             text = b"Idempotency-Key: %b\r\n" % submission.tag.encode() + text
@@ -145,12 +143,10 @@ class Clients:
         if self.random.random() < 0.05:
             self.sometimes["client left after the dot"] += 1
             raise ConnectionAbortedError("the client leaves")
-        reply = await talk.reply()
-        if reply.startswith(b"250"):
-            submission.note_accepted(self.loop.now, node.name, reply.rsplit(b" ", 1)[1].decode())
-        else:
-            self.sometimes[f"refused with {reply[:3].decode()} after the dot"] += 1
-            submission.refused, submission.node = reply.startswith(b"5"), node.name
+        code, *_, last = (await talk.reply()).decode().split()
+        if code != "250":
+            self.sometimes[f"refused with {code} after the dot"] += 1
+        submission.note_answer(self.loop.now, node.name, int(code), last)
 
     async def _send(self, talk: _Conversation, body: bytes) -> None:
         stop = len(body) if self.random.random() < 0.95 else self.random.randrange(len(body))
@@ -203,7 +199,7 @@ class Clients:
         if isinstance(answer, Accepted):
             self.sometimes["HTTP: 202"] += 1
             submission.accepted = submission.recipients
-            submission.note_accepted(self.loop.now, node.name, answer.id)
+            submission.note_answer(self.loop.now, node.name, 250, answer.id)
         else:
             self.sometimes[f"HTTP: refused with {answer.reply.code}"] += 1
-            submission.refused, submission.node = not answer.reply.is_transient, node.name
+            submission.note_answer(self.loop.now, node.name, answer.reply.code, "")

@@ -101,8 +101,8 @@ class _Batch:
 
 
 @dataclass
-class _Reads:
-    """A view: all of the map, or the map as it was."""
+class Handle:
+    """Stands where plyvel's DB is, and its snapshot, which is the map as it was."""
 
     disk: Disk
     old: Rows | None = None
@@ -118,6 +118,15 @@ class _Reads:
     @contextlib.contextmanager
     def raw_iterator(self, **kwargs: Any) -> Iterator[_Cursor]:
         yield _Cursor(self.rows())
+
+    def write_batch(self, sync: bool = False) -> _Batch:
+        return _Batch(self.disk, sync)
+
+    def snapshot(self) -> Handle:
+        return Handle(self.disk, self.disk.live.copy())
+
+    def get_property(self, name: bytes) -> bytes:
+        return b""
 
     def close(self) -> None:
         """Nothing is held."""
@@ -151,25 +160,6 @@ class _Cursor:
 
     def prev(self) -> None:
         self.at -= 1
-
-
-class Handle(_Reads):
-    """Stands where plyvel's DB is."""
-
-    def write_batch(self, sync: bool = False) -> _Batch:
-        return _Batch(self.disk, sync)
-
-    def snapshot(self) -> _Reads:
-        return _Reads(self.disk, self.disk.live.copy())
-
-    def compact_range(self, **kwargs: Any) -> None:
-        """Nothing grows."""
-
-    def approximate_size(self, start: bytes, stop: bytes) -> int:
-        return 0
-
-    def get_property(self, name: bytes) -> bytes:
-        return b""
 
 
 class SimLevelDb(Database):
@@ -217,9 +207,6 @@ class SimLevelDb(Database):
 
     def foreign_files(self) -> list[str]:
         return []
-
-    def moved_at_once(self) -> int:
-        return 0
 
     def _missing_tables(self) -> list[str]:
         return []

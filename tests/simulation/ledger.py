@@ -1,9 +1,13 @@
 """What was promised, what happened, and what must hold: the assertions of the simulation.
 
-Safety, whatever the faults are: a message whose 250 was read is delivered, reported by a bounce, or in the
-queue; nothing is delivered that was not submitted, nothing changed, nothing twice without a fault that
-explains it; no recipient has two final outcomes; limits hold; suspended mail does not leave. Liveness, when
-the faults have ended: the queue is empty and no task remains.
+At every instant: limits and rates of a destination hold over all workers; a machine whose lease has ended
+sends nothing of a message; no delivery is sent over two connections at once; what a worker keeps in memory is
+bounded; when the faults have ended, nothing that is due waits for ever while the zone has room.
+
+At the end, whatever the faults were: a message whose 250 was read is delivered, reported by a bounce, or in
+the queue; nothing is delivered that was not submitted, nothing changed, nothing twice without a fault that
+explains it; no recipient has two final outcomes; suspended mail did not leave. When the faults have ended,
+the queue becomes empty and no task remains.
 """
 
 from __future__ import annotations
@@ -12,16 +16,19 @@ import hashlib
 import itertools
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from tests.simulation.bucket import LEASE
-from tests.simulation.clients import Submission
+from tests.simulation.bucket import LEASE, ObjectStore
+from tests.simulation.clients import Clients, Submission
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.network import End, process_of
-from tests.simulation.receivers import Mail, Offer
+from tests.simulation.parts import Node
+from tests.simulation.receivers import Mail, Offer, Receivers
+from zonerelay.config.settings import ZoneSettings
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.telemetry.events.events import Field
 
 STANDSTILL = "stands still"
@@ -45,6 +52,13 @@ ON_ITS_WAY = 1.0
 """Seconds that bytes take to a receiver while the network is slow."""
 SETTLED_WITHIN = 2.0
 """Seconds from a receiver's reply to the synced outcome, with the slowest simulated disk."""
+OUTSIDE = "192.0.2."
+PATIENCE = 150.0
+"""Seconds for which mail may be due and its hosts not be asked: a suspension, and the watch of the clock."""
+HANGS = 25.0
+"""Seconds after which a connection may hang and hold the part of a zone that such hosts have."""
+HARMLESS = (b"QUIT", b"EHLO", b"HELO", b"NOOP")
+"""What a relay may say that has lost its lease: nothing of a message."""
 _TAG = re.compile(rb"(?m)^X-Tag: (\S+)\r\n")
 _FAILED = re.compile(rb"(?mi)^Final-Recipient: rfc822; ?(\S+)\r\n(?:.+\r\n)*?Action: failed")
 
@@ -72,23 +86,35 @@ class Suspension:
         return fnmatchcase(sender if self.by_sender else recipient, self.about)
 
 
-@dataclass
 class Ledger:
-    loop: SimLoop
-    injected: list[Injected] = field(default_factory=list)
-    suspensions: list[Suspension] = field(default_factory=list)
-    dropped: set[tuple[str, str]] = field(default_factory=set)
-    """Ids and recipients that an operator has dropped."""
-    finals: defaultdict[tuple[str, str], list[tuple[float, str, str]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    log: list[tuple[float, str, str, Mapping[str, Field]]] = field(default_factory=list)
-    sometimes: Counter[str] = field(default_factory=Counter)
-    """How often each interesting thing has happened."""
-    _by_tag: dict[str, Submission] = field(default_factory=dict)
-    _copies: defaultdict[tuple[str, str], list[Mail]] = field(default_factory=lambda: defaultdict(list))
-    _reported: set[tuple[str, str]] = field(default_factory=set)
-    """Tags and recipients."""
+    """`window` is how many deliveries of a zone may be in memory. Nodes that share the bucket `objects` have
+    the limits each for itself.
+    """
+
+    def __init__(
+        self, loop: SimLoop, zone: ZoneSettings, workers: int, window: int, objects: ObjectStore | None
+    ) -> None:
+        self.loop, self.zone, self.workers, self.window, self.objects = loop, zone, workers, window, objects
+        self.injected: list[Injected] = []
+        self.suspensions: list[Suspension] = []
+        self.dropped: set[tuple[str, str]] = set()
+        """Ids and recipients that an operator has dropped."""
+        self.finals: defaultdict[tuple[str, str], list[tuple[float, str, str]]] = defaultdict(list)
+        self.log: list[tuple[float, str, str, Mapping[str, Field]]] = []
+        self.sometimes: Counter[str] = Counter()
+        """How often each interesting thing has happened."""
+        self.asked: dict[str, float] = {}
+        """When a host was connected to last, or a transaction with it began."""
+        self._by_tag: dict[str, Submission] = {}
+        self._copies: defaultdict[tuple[str, str], list[Mail]] = defaultdict(list)
+        self._reported: set[tuple[str, str]] = set()
+        """Tags and recipients."""
+        self._open: Counter[str] = Counter()
+        self._spoke: defaultdict[str, deque[float]] = defaultdict(deque)
+        self._due_since: dict[DeliveryKey, float] = {}
+        self._full_at = 0.0
+        self._began: dict[End, float] = {}
+        """When a connection outside began."""
 
     def record(self, process: Process, event: str, fields: Mapping[str, Field]) -> None:
         self.log.append((self.loop.now, process.name, event, fields))
@@ -105,7 +131,7 @@ class Ledger:
             (*entry, sorted(item for item in fields.items() if item[0] not in ("listeners", "from")))
             for *entry, fields in self.log
         ]
-        return hashlib.sha256(repr(lines).encode()).hexdigest()
+        return hashlib.sha256(re.sub(r"/tmp\w+", "", repr(lines)).encode()).hexdigest()
 
     def inject(self, what: str, process: str = "", *, lasts: bool = False) -> Injected:
         """Note a fault. One that `lasts` is over when its `ended` is set."""
@@ -128,21 +154,21 @@ class Ledger:
             and not each.what.startswith(REPEATS_NOTHING)
         }
 
-    def places_unknown(self) -> bool:
+    def _places_unknown(self) -> bool:
         """A worker stood still as a new supervisor's quiet time ended, and has not said yet what it has."""
         return any(
             each.at < start.ended < each.ended + TIME_TO_SAY and self.loop.now < each.ended + TIME_TO_SAY
             for start, each in itertools.product(self._noted(NO_SUPERVISOR), self._noted(STANDSTILL))
         )
 
-    def turns_forgotten(self, seconds: float) -> bool:
+    def _turns_forgotten(self, seconds: float) -> bool:
         """A worker died before it could tell a new supervisor of its turns, which bind for so long."""
         return any(
             start.at - 1.0 < each.at < start.ended and self.loop.now < start.ended + seconds
             for start, each in itertools.product(self._noted(NO_SUPERVISOR), self._noted(*DEATHS))
         )
 
-    def taken_in_vain(self, mails: list[tuple[float, str]]) -> list[str]:
+    def _taken_in_vain(self, mails: list[tuple[float, str]]) -> list[str]:
         """A relay that cannot reach the store answers 451 to MAIL, once it has noticed; it notices nothing
         while it stands still. `mails`: when MAIL was accepted, and by which node.
         """
@@ -156,33 +182,150 @@ class Ledger:
             )
         ]
 
-    # --- the judgement
+    def _fail(self, what: str) -> None:
+        self.loop.failures.append(f"{what} at {self.loop.now:.3f}")
 
-    def faults(
-        self,
-        submissions: list[Submission],
-        mails: list[Mail],
-        offers: list[Offer],
-        refused: set[str],
-    ) -> list[str]:
-        """`refused`: who was answered 5yz."""
+    # --- connections and rates
+
+    def opened(self, end: End) -> None:
+        if end.link.address.startswith(OUTSIDE):
+            self._began[end] = self.loop.now
+            self._count(end, 1)
+
+    def closed(self, end: End) -> None:
+        if not end.is_server and end.link.address.startswith(OUTSIDE):
+            self._began.pop(end, None)
+            self._count(end, -1)
+
+    def _sharing(self, end: End) -> str:
+        """Workers of one machine share the limits, nodes on a bucket have them each."""
+        process = process_of(end)
+        return process.name if self.objects is not None and process is not None else "all"
+
+    def _count(self, end: End, by: int) -> None:
+        """Connections that the relay has, over all workers."""
+        who, address = self._sharing(end), end.link.address
+        zone = f"{who} zone"
+        self._open[f"{who} {address}"] += by
+        self._open[zone] += by
+        if self._open[zone] >= self.zone.max_connections:
+            self._full_at = self.loop.now
+        if by < 0:
+            return
+        # Nobody knows what a worker has that stands still while a new supervisor asks: at most its limit.
+        times = self.workers if self._places_unknown() else 1
+        for what, most in (
+            (f"{who} {address}", self.zone.max_connections_per_destination),
+            (zone, self.zone.max_connections),
+        ):
+            if self._open[what] == most and times == 1 and who == "all" and self.workers > 1:
+                self.sometimes["workers used a limit up"] += 1
+            if self._open[what] > most * times:
+                self._fail(f"{self._open[what]} connections of {what}")
+
+    def written(self, end: End, data: bytes) -> None:
+        """Called with all that is written to a connection, by both sides."""
+        if end.is_server or not end.link.address.startswith(OUTSIDE):
+            return
+        process = process_of(end)
+        if process is None:
+            return
+        if not data.startswith(HARMLESS) and data != b"RSET\r\n" and not self._has_lease(process):
+            self._fail(f"{process.name} sent {data[:30]!r} without a lease")
+        if data.startswith((b"MAIL ", b"RSET")) and b"MAIL FROM" in data:
+            self.asked[end.link.address.partition(":")[0]] = self.loop.now
+            self._check_rate(end, process)
+
+    def _check_rate(self, end: End, process: Process) -> None:
+        rate = self.zone.max_rate_per_destination
+        if rate is None:
+            return
+        # A start forgets what was used, where no supervisor knows it.
+        who = f"{process.name if self.workers == 1 else self._sharing(end)} {end.link.address}"
+        recent = self._spoke[who]
+        recent.append(self.loop.now)
+        while recent[0] <= self.loop.now - rate.seconds:
+            recent.popleft()
+        if len(recent) == rate.count:
+            self.sometimes["a rate was used up"] += 1
+        if len(recent) > rate.count and not self._turns_forgotten(rate.seconds):
+            self._fail(f"{len(recent)} transactions in {rate.seconds} s with {who}")
+
+    # --- leases
+
+    def _has_lease(self, process: Process) -> bool:
+        """By what others can see in the bucket, which is no earlier than what the process believes."""
+        if self.objects is None:
+            return True
+        return self.loop.now <= self.objects.renewed.get(process.name, 0.0) + LEASE
+
+    def sent_at_once(self, end: End, first: End, recipient: str) -> None:
+        """A recipient was offered on `end` while a transaction for it is under way on `first`."""
+        mine, other = process_of(end.other), process_of(first.other)
+        if mine is None or other is None or first.other.closed or first.link.broken:
+            return
+        # What began under a lease that has ended goes on, although there is another lease now.
+        lapsed = 0.0 if self.objects is None else self.objects.lapsed.get(other.name, 0.0)
+        if self._began.get(first.other, self.loop.now) < lapsed:
+            return
+        if other.alive and not other.still and self._has_lease(other):
+            self._fail(f"{recipient} was offered by {mine.name}, and {other.name} was sending it,")
+
+    # --- memory
+
+    def look_into(self, node: Node) -> None:
+        """What a worker has in memory does not depend on how much is queued."""
+        worker = node.worker
+        if worker is None or not node.is_up:
+            return
+        for status in worker.parts.scheduler.snapshot():
+            if status.waiting >= self.window - 1:
+                self.sometimes["the window was full"] += 1
+            if status.waiting > self.window:
+                self._fail(f"{status.waiting} deliveries wait in the memory of {node.name}")
+        bodies = getattr(worker.store, "_bodies", None)
+        if bodies is not None and bodies._size > bodies._capacity:
+            self._fail(f"{bodies._size} octets of bodies are in the memory of {node.name}")
+
+    # --- starvation, when the faults are over
+
+    def look_at(self, due: Iterable[Delivery], hosts_of: Callable[[str], str]) -> None:
+        """`due` is all that is due now, in every store."""
+        now, before = self.loop.now, self._due_since
+        self._due_since = {}
+        if any(began < now - HANGS for began in self._began.values()):
+            self._full_at = now
+            self.sometimes["a connection held up the zone"] += 1
+        for each in due:
+            since = self._due_since[each.key] = before.get(each.key, now)
+            host = hosts_of(each.domain)
+            if now - max(since, self.asked.get(host, 0.0), self._full_at) > PATIENCE:
+                self._fail(f"{each.recipient} has been due for {now - since:.0f} s, and nobody asked {host},")
+                self._full_at = now
+
+    # --- the judgement at the end
+
+    def faults(self, clients: Clients, receivers: Receivers) -> list[str]:
         found: list[str] = []
-        self._by_tag = {each.tag: each for each in submissions}
-        for mail in mails:
+        self._by_tag = {each.tag: each for each in clients.submissions}
+        for mail in receivers.mails:
             (self._judge_copy if mail.sender else self._judge_report)(mail, found)
-        for submission in submissions:
+        for submission in clients.submissions:
             if submission.answered is not None:
                 found += self._missing(submission)
         for key, mails in self._copies.items():
             submission = self._by_tag[key[0]]
             if submission.keyed or submission.answered is not None:  # else nobody was promised anything
                 found += self._judge_doubles(key, mails)
-        found += self._accepted_twice()
-        found += self._two_outcomes(offers)
-        found += self._bounced_without_a_reason(refused)
-        found += self._ids_that_went_back()
-        found += self._suspended(offers)
-        return found
+        return [
+            *found,
+            *self._accepted_twice(),
+            *self._two_outcomes(receivers.offers),
+            *self._bounced_without_a_reason(receivers.refused),
+            *self._ids_that_went_back(),
+            *self._suspended(receivers.offers),
+            *self._taken_in_vain(clients.mails_accepted),
+        ]
 
     def _accepted_twice(self) -> list[str]:
         """Messages with an idempotency key that have two queue ids."""

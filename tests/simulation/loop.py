@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import contextvars
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Coroutine
 from random import Random
@@ -109,8 +110,8 @@ class SimLoop(VirtualLoop):
         self.graveyard: list[asyncio.Task[Any]] = []
         self.network: Any = None
         self._timers: list[tuple[float, int, _Handle]] = []
-        self._number = 0
-        self.started = 0
+        self._numbers = itertools.count()
+        self.started = itertools.count(1)
         self.set_task_factory(_task)
 
     # What asyncio's do, without its checks for other threads and for debugging.
@@ -127,8 +128,7 @@ class SimLoop(VirtualLoop):
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         timer = _Handle(callback, args, context)
-        self._number += 1
-        heapq.heappush(self._timers, (when, self._number, timer))
+        heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
     def _run_once(self) -> None:
@@ -242,8 +242,7 @@ class _Task(asyncio.Task[Any]):
 
 
 def _task(loop: Any, coro: Any, context: Any = None) -> asyncio.Task[Any]:
-    loop.started += 1
-    task = _Task(coro, loop.started, loop=loop, context=context)
+    task = _Task(coro, next(loop.started), loop=loop, context=context)
     process = PROCESS.get() if context is None else context.get(PROCESS)
     if process is not None:
         process.tasks.append(task)

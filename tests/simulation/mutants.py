@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,19 +20,6 @@ import msgspec
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.store.contract import ClaimLostError, Submit
 
-
-@dataclass(frozen=True)
-class Mutant:
-    """`wrong` is called in place of what is at `place` (`module:attribute`), with that as first argument. Its
-    docstring is the promise that it breaks. `seed` is one that finds it.
-    """
-
-    place: str
-    wrong: Callable[..., Any]
-    seed: int
-
-
-MUTANTS: dict[str, Mutant] = {}
 _RELEASED = itertools.count()
 
 
@@ -42,72 +29,43 @@ def applied(name: str) -> Iterator[None]:
     if not name:
         yield
         return
-    mutant = MUTANTS[name]
-    module, _, path = mutant.place.partition(":")
+    _, place, given = MUTANTS[name]
+    module, _, path = place.partition(":")
     owner: Any = importlib.import_module(f"zonerelay.{module}")
     *parts, attribute = path.split(".")
     for part in parts:
         owner = getattr(owner, part)
     real = getattr(owner, attribute)
 
-    def wrong(*args: Any, **given: Any) -> Any:
-        return mutant.wrong(real, *args, **given)
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        return given(real, *args, **kwargs) if callable(given) else given
 
     with patch.object(owner, attribute, property(wrong) if isinstance(real, property) else wrong):
         yield
 
 
-def _mutant(place: str, seed: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def register(wrong: Callable[..., Any]) -> Callable[..., Any]:
-        MUTANTS[wrong.__name__.replace("_", "-")] = Mutant(place, wrong, seed)
-        return wrong
-
-    return register
+async def _release_none(real: Any, self: Any, orders: Any) -> int:
+    return 0
 
 
-# DESIGN 2.1: no 250 before the message is durable.
+async def _return_later(*args: Any, **given: Any) -> None:
+    """Do nothing, when it is awaited."""
 
 
-@_mutant("store.leveldb.engine:Database.batch", 1)
-def sync_left_out(real: Any, self: Any, batches: Any) -> Any:
-    """2.1: every batch is synced."""
+def _leave_sync_out(real: Any, self: Any, batches: Any) -> Any:
     made = real(self, batches)
     made.sync = False
     return made
 
 
-@_mutant("store.leveldb.store:LevelDbStore.submit_message", 11)
-def answer_before_the_write(real: Any, self: Any, given: Any) -> Any:
-    """2.1: 250 after the write."""
+def _answer_first(real: Any, self: Any, given: Any) -> Any:
     real(self, given)
     done = asyncio.get_running_loop().create_future()
     done.set_result(None)
     return done
 
 
-@_mutant("store.common.write.group_commit:refuse", 73)
-def failed_write_answered_with_250(real: Any, done: Any, reason: Any) -> Any:
-    """2.1: a failed write is no 250."""
-    return done.set_result(None)
-
-
-@_mutant("inbound.session.commands:parse_bdat", 1)
-def chunk_cut_short(real: Any, argument: str) -> Any:
-    """2.1: a chunk that is not the last ends no message."""
-    return real(argument)[0], True
-
-
-@_mutant("store.leveldb.reads:QueueReads.last_message_id", 16)
-async def ids_forgotten(real: Any, *args: Any, **given: Any) -> None:
-    """2.1: message ids are never used again."""
-
-
-# DESIGN 2.2: nothing is forgotten before its outcome is stored.
-
-
-@_mutant("store.leveldb.store:LevelDbStore.settle", 24)
-async def report_in_a_second_write(real: Any, self: Any, changes: Any, *, lazy: bool = False) -> None:
-    """2.2: a bounce and its report are one write."""
+async def _report_second(real: Any, self: Any, changes: Any, *, lazy: bool = False) -> None:
     reports = [each for each in changes if isinstance(each, Submit)]
     if not reports:
         await real(self, changes, lazy=lazy)
@@ -117,15 +75,7 @@ async def report_in_a_second_write(real: Any, self: Any, changes: Any, *, lazy: 
     await real(self, reports)
 
 
-@_mutant("queue.settle.disposition:DispositionPolicy._silence", 5)
-def no_reports(real: Any, self: Any, envelope: Any, delivery: Any, about: Any) -> Any:
-    """2.2: a bounce is reported."""
-    return "mutant"
-
-
-@_mutant("smtp.client.transaction:Transaction.lost", 5)
-def lost_means_delivered(real: Any, self: Any, reply: Any) -> None:
-    """2.2: a lost reply is no delivery."""
+def _deliver_lost(real: Any, self: Any, reply: Any) -> None:
     real(self, reply)
     self.outcomes = [
         replace(each, verdict=Verdict.DELIVERED) if isinstance(each, Outcome) and self._accepted else each
@@ -133,281 +83,191 @@ def lost_means_delivered(real: Any, self: Any, reply: Any) -> None:
     ]
 
 
-@_mutant("smtp.client.transaction:Transaction._not_accepted", 5)
-def refusal_of_another(real: Any, self: Any, index: int, reply: Any) -> None:
-    """2.2: each recipient has its own outcome."""
+def _refuse_another(real: Any, self: Any, index: int, reply: Any) -> None:
     real(self, 0 if index == 1 and 0 not in self._accepted else index, reply)
     if index and self._accepted:
         self._accepted[-1] = index
 
 
-@_mutant("queue.settle.outcome_log:OutcomeLog._keep", 3)
-def outcome_not_tried_again(real: Any, self: Any, entries: Any) -> None:
-    """2.2: an outcome that could not be written is kept."""
+def _forget_outcomes(real: Any, self: Any, entries: Any) -> None:
     for entry in entries:
         self._settled(entry)
 
 
-@_mutant("store.leveldb.write_plan:WritePlan._close", 1)
-def message_removed_too_early(real: Any, self: Any, message_id: Any, closed: Any) -> Any:
-    """2.2: the last delivery takes the message, no other."""
-    return real(self, message_id, closed + 1)
-
-
-@_mutant("queue.settle.outcome_log:OutcomeLog._flush", 15)
-def outcomes_late(real: Any, self: Any) -> None:
-    """2.2: outcomes are stored."""
+def _delay(real: Any, self: Any) -> None:
     asyncio.get_running_loop().call_later(10.0, real, self)
 
 
-@_mutant("store.leveldb.in_flight:InFlight.reset", 11)
-def claims_forgotten(real: Any, self: Any) -> None:
-    """2.2: claims outlive a failed write."""
+def _forget_claims(real: Any, self: Any) -> None:
     real(self)
     self.claims = {}
 
 
-# DESIGN 2.3: unknown trouble is temporary.
-
-
-@_mutant("delivery.batch.batch_state:BatchProgress.host_failed", 1)
-def dead_host_bounces(real: Any, self: Any, host: str, trouble: Any, *, counts: bool = True) -> None:
-    """2.3: a connection that fails is a deferral."""
+def _bounce(real: Any, self: Any, host: str, trouble: Any, *, counts: bool = True) -> None:
     real(self, host, trouble, counts=counts)
     self.settle_open(Outcome(Verdict.BOUNCED, trouble.reply, host=host, local=True))
 
 
-@_mutant("smtp.client.transaction:Transaction._refuse", 1)
-def deferral_is_final(real: Any, self: Any, indices: Any, reply: Any, scope: Any) -> None:
-    """2.3: 4yz is temporary."""
+def _settle_refused(real: Any, self: Any, indices: Any, reply: Any, scope: Any) -> None:
     self._settle(list(indices), reply, Verdict.DELIVERED, scope)
 
 
-@_mutant("queue.settle.settler:Settler.post_unattempted", 4)
-def put_off_forgotten(real: Any, self: Any, deliveries: Any, outcome: Any, **given: Any) -> Any:
-    """2.3: a retry comes."""
-
-
-@_mutant("store.leveldb.claims:Claims.next_due", 1)
-async def due_mail_not_found(real: Any, *args: Any, **given: Any) -> None:
-    """2.3: deferred mail is found when it is due."""
-
-
-@_mutant("queue.destination.suspension:Suspension.duration", 1)
-def suspended_for_ever(real: Any, self: Any) -> Any:
-    """2.3: a suspension ends."""
-    return 1e9
-
-
-@_mutant("queue.settle.disposition:DispositionPolicy._next_attempt", 8)
-async def never_expires(
+async def _put_off(
     real: Any, self: Any, envelope: Any, delivery: Any, outcome: Any, until: Any, now: float
-) -> float:
-    """5.1: mail expires."""
+) -> Any:
     found = await real(self, envelope, delivery, outcome, until, now)
     return now + 5000.0 if found is None else float(found)
 
 
-# DESIGN 2.5 and bodies.
-
-
-@_mutant("smtp.client.stuffing:DotStuffer.feed", 1)
-def no_dot_stuffing(real: Any, self: Any, data: Any) -> Any:
-    """2.5: lines that begin with a dot are doubled."""
-    return bytes(data)
-
-
-@_mutant("store.leveldb.reads:QueueReads.chunks", 1)
-async def chunks_out_of_order(real: Any, self: Any, message_id: Any, first: int, last: int) -> Any:
-    """Bodies leave as they came."""
+async def _reverse_chunks(real: Any, self: Any, message_id: Any, first: int, last: int) -> Any:
     return (await real(self, message_id, first, last))[::-1]
 
 
-@_mutant("delivery.connection.client_protocol:ClientProtocol.abort", 16)
-def connection_not_closed(real: Any, self: Any) -> Any:
-    """A connection with a lost reply is not used again."""
-
-
-# Orders of operators.
-
-
-@_mutant("queue.orders.orders:OrdersFile.read", 212)
-def order_lost(real: Any, self: Any) -> Any:
-    """Orders outlive a restart."""
-    return []
-
-
-@_mutant("queue.orders.orders:OrderTable", 145)
-def order_not_obeyed(real: Any, orders: Any = (), now: Any = 0.0) -> Any:
-    """Suspended mail does not leave."""
-    return real((), now)
-
-
-@_mutant("queue.operator.operations:Operations.release_orders", 44)
-async def resume_releases_nothing(real: Any, self: Any, orders: Any) -> int:
-    """Resume releases."""
-    return 0
-
-
-# Limits.
-
-
-@_mutant("routing.destinations.route:DestinationLimits.of_zone", 3)
-def destination_limit_ignored(real: Any, zone: Any) -> Any:
-    """Limits: connections to a destination."""
+def _raise_limit(real: Any, zone: Any) -> Any:
     return msgspec.structs.replace(real(zone), max_connections=9)
 
 
-@_mutant("queue.zone.attempts:BatchTurns.take", 47)
-async def turn_not_waited_for(real: Any, self: Any) -> bool:
-    """Limits: a batch waits for its turn."""
+async def _not_wait(real: Any, self: Any) -> Any:
     self._ticket.end()
     return True
 
 
-@_mutant("limits.authority:SlotAllocator._in_use", 18)
-def place_given_twice(real: Any, self: Any) -> Any:
-    """Limits over workers: a place is given once."""
-    return 0
-
-
-@_mutant("limits.authority:SlotAllocator._at_site", 7)
-def site_given_twice(real: Any, self: Any, entry: Any) -> Any:
-    """Limits over workers: places of a site."""
-    return iter(())
-
-
-@_mutant("limits.authority:Calendar.add", 7)
-def turn_given_twice(real: Any, self: Any, at: Any, interval: Any, line: Any) -> Any:
-    """Limits over workers: a turn is given once."""
-
-
-@_mutant("limits.authority:ZoneLimits._declare", 199)
-def turns_not_declared(real: Any, self: Any, ask: Any, moments: Any) -> Any:
-    """Limits over workers: a new supervisor learns of turns."""
-
-
-@_mutant("limits.authority:LimitTable.unregister", 16)
-def places_of_the_dead_kept(real: Any, self: Any, holder: Any) -> Any:
-    """Limits over workers: a dead worker's places come back."""
-
-
-@_mutant("limits.worker.keeper:LimitKeeper._back", 135)
-def places_not_declared(real: Any, self: Any) -> Any:
-    """Limits over workers: a new supervisor learns of places."""
-    return self._note_back()
-
-
-@_mutant("limits.authority:Reclaimer.ask", 86)
-def passed_over(real: Any, self: Any, waiting: Any, wanted: Any, now: Any) -> Any:
-    """Limits over workers: who has more gives way."""
-
-
-@_mutant("limits.authority:LimitTable._may_allocate", 219)
-def no_quiet_time(real: Any, self: Any, now: Any) -> Any:
-    """Limits over workers: quiet after a start."""
-    return True
-
-
-@_mutant("queue.selection:RoundRobin.granted", 4)
-def grant_not_heard(real: Any, self: Any, now: Any) -> Any:
-    """Limits over workers: a grant wakes who waits."""
-
-
-@_mutant("delivery.connection.session:Slot.release", 3)
-def slot_leaks(real: Any, self: Any) -> None:
-    """A slot is given back with its connection."""
+def _leak(real: Any, self: Any) -> None:
     if next(_RELEASED) % 5:
         real(self)
 
 
-# Several machines.
-
-
-@_mutant("store.keys.partition:Partition.check", 11)
-def lease_for_ever(real: Any, self: Any) -> Any:
-    """Several machines: a lease ends while a node stands still."""
-
-
-@_mutant("store.objects.objects:ObjectEngine.is_over", 9)
-def living_not_seen(real: Any, self: Any, node: Any, beat: Any) -> Any:
-    """Several machines: mail of the living is left alone."""
-    return True
-
-
-@_mutant("store.nodes.store:NodeStore.check_claim", 11)
-def claim_not_checked(real: Any, self: Any, message_id: Any) -> Any:
-    """Several machines: the claim is checked before the body leaves."""
-
-
-@_mutant("store.objects.s3:BucketPlace.create", 142)
-async def write_not_fenced(real: Any, self: Any, name: str, data: bytes, **other: Any) -> bool:
-    """Several machines: a write is fenced."""
+async def _write_anyhow(real: Any, self: Any, name: str, data: bytes, **other: Any) -> Any:
     await self.store(other.get("values", ()))
     await self.replace(name, data)
     return True
 
 
-@_mutant("store.nodes.store:NodeStore._adopt", 12)
-async def no_take_over(real: Any, *args: Any, **given: Any) -> None:
-    """Several machines: mail of a dead node is taken over."""
-
-
-@_mutant("store.keys.partition:Partition.check", 103)
-def lease_by_monotonic(real: Any, self: Any) -> None:
-    """Several machines: a lease counts suspended time."""
+def _check_monotonic(real: Any, self: Any) -> None:
     if self._clock.monotonic() >= self._valid_until:
         raise ClaimLostError("the lease of this relay was not renewed in time")
 
 
-@_mutant("store.objects.objects:ObjectKeys.leave", 42)
-async def lease_kept_at_stop(real: Any, *args: Any, **given: Any) -> None:
-    """Several machines: a relay that stops gives its lease back."""
+def _answer_all(real: Any, done: Any, reason: Any) -> None:
+    done.set_result(None)
 
 
-@_mutant("store.keys.partition:Partition._come_back", 59)
-async def trouble_for_ever(real: Any, *args: Any, **given: Any) -> None:
-    """Several machines: it comes back by itself."""
+def _close_early(real: Any, self: Any, message_id: Any, closed: Any) -> Any:
+    return real(self, message_id, closed + 1)
 
 
-# The clock.
+def _declare_nothing(real: Any, self: Any) -> Any:
+    return self._note_back()
 
 
-@_mutant("model.delivery:Delivery.corrected_at", 10)
-def due_times_of_another_clock(real: Any, self: Any, now: Any) -> Any:
-    """A clock that is set back delays no mail."""
-    return self
-
-
-@_mutant("queue.destination.suspension:Suspension.is_suspended", 825)
-def suspended_by_another_clock(real: Any, self: Any, now: Any) -> Any:
-    """A clock set back prolongs no suspension."""
+def _by_wall(real: Any, self: Any, now: Any) -> Any:
     return now < self.until and not self._is_over
 
 
-# DESIGN 2.4: memory is bounded.
-
-
-@_mutant("queue.zone.window:PriorityWindow.room", 17)
-def window_without_bound(real: Any, self: Any) -> int:
-    """2.4: the window is bounded."""
-    return 1000
-
-
-@_mutant("store.common.body:BodyCache._evict", 17)
-def bodies_without_bound(real: Any, self: Any) -> Any:
-    """2.4: bodies in memory are bounded."""
-
-
-# Idempotency keys.
-
-
-@_mutant("store.common.once.reservations:Reservations._reserve", 24)
-async def key_not_looked_for(real: Any, *args: Any, **given: Any) -> None:
-    """A key has one message."""
-
-
-@_mutant("store.leveldb.scan:once_ops", 25)
-def key_not_stored(real: Any, once: Any, message_id: Any) -> Any:
-    """The key is in the write of the message."""
-    return []
+MUTANTS: dict[str, tuple[int, str, Any]] = {
+    # 2.1: every batch is synced.
+    "sync-left-out": (1, "store.leveldb.engine:Database.batch", _leave_sync_out),
+    # 2.1: 250 after the write.
+    "answer-before-the-write": (11, "store.leveldb.store:LevelDbStore.submit_message", _answer_first),
+    # 2.1: a failed write is no 250.
+    "failed-write-answered-with-250": (73, "store.common.write.group_commit:refuse", _answer_all),
+    # 2.1: a chunk that is not the last ends no message.
+    "chunk-cut-short": (1, "inbound.session.commands:parse_bdat", lambda real, text: (real(text)[0], True)),
+    # 2.1: message ids are never used again.
+    "ids-forgotten": (16, "store.leveldb.reads:QueueReads.last_message_id", _return_later),
+    # 2.2: a bounce and its report are one write.
+    "report-in-a-second-write": (24, "store.leveldb.store:LevelDbStore.settle", _report_second),
+    # 2.2: a bounce is reported.
+    "no-reports": (5, "queue.settle.disposition:DispositionPolicy._silence", "mutant"),
+    # 2.2: a lost reply is no delivery.
+    "lost-means-delivered": (5, "smtp.client.transaction:Transaction.lost", _deliver_lost),
+    # 2.2: each recipient has its own outcome.
+    "refusal-of-another": (5, "smtp.client.transaction:Transaction._not_accepted", _refuse_another),
+    # 2.2: an outcome that could not be written is kept.
+    "outcome-not-tried-again": (3, "queue.settle.outcome_log:OutcomeLog._keep", _forget_outcomes),
+    # 2.2: the last delivery takes the message, no other.
+    "message-removed-too-early": (1, "store.leveldb.write_plan:WritePlan._close", _close_early),
+    # 2.2: outcomes are stored.
+    "outcomes-late": (15, "queue.settle.outcome_log:OutcomeLog._flush", _delay),
+    # 2.2: claims outlive a failed write.
+    "claims-forgotten": (11, "store.leveldb.in_flight:InFlight.reset", _forget_claims),
+    # 2.3: a connection that fails is a deferral.
+    "dead-host-bounces": (1, "delivery.batch.batch_state:BatchProgress.host_failed", _bounce),
+    # 2.3: 4yz is temporary.
+    "deferral-is-final": (1, "smtp.client.transaction:Transaction._refuse", _settle_refused),
+    # 2.3: a retry comes.
+    "put-off-forgotten": (4, "queue.settle.settler:Settler.post_unattempted", None),
+    # 2.3: deferred mail is found when it is due.
+    "due-mail-not-found": (1, "store.leveldb.claims:Claims.next_due", _return_later),
+    # 2.3: a suspension ends.
+    "suspended-for-ever": (1, "queue.destination.suspension:Suspension.duration", 1e9),
+    # 5.1: mail expires.
+    "never-expires": (8, "queue.settle.disposition:DispositionPolicy._next_attempt", _put_off),
+    # 2.5: lines that begin with a dot are doubled.
+    "no-dot-stuffing": (1, "smtp.client.stuffing:DotStuffer.feed", lambda real, self, data: bytes(data)),
+    # Bodies leave as they came.
+    "chunks-out-of-order": (1, "store.leveldb.reads:QueueReads.chunks", _reverse_chunks),
+    # A connection with a lost reply is not used again.
+    "connection-not-closed": (16, "delivery.connection.client_protocol:ClientProtocol.abort", None),
+    # Orders outlive a restart.
+    "order-lost": (212, "queue.orders.orders:OrdersFile.read", lambda real, *_: []),
+    # Suspended mail does not leave.
+    "order-not-obeyed": (145, "queue.orders.orders:OrderTable", lambda real, *_: real()),
+    # Resume releases.
+    "resume-releases-nothing": (44, "queue.operator.operations:Operations.release_orders", _release_none),
+    # Limits: connections to a destination.
+    "destination-limit-ignored": (3, "routing.destinations.route:DestinationLimits.of_zone", _raise_limit),
+    # Limits: a batch waits for its turn.
+    "turn-not-waited-for": (47, "queue.zone.attempts:BatchTurns.take", _not_wait),
+    # Limits over workers: a place is given once.
+    "place-given-twice": (18, "limits.authority:SlotAllocator._in_use", 0),
+    # Limits over workers: places of a site.
+    "site-given-twice": (7, "limits.authority:SlotAllocator._at_site", ()),
+    # Limits over workers: a turn is given once.
+    "turn-given-twice": (7, "limits.authority:Calendar.add", None),
+    # Limits over workers: a new supervisor learns of turns.
+    "turns-not-declared": (199, "limits.authority:ZoneLimits._declare", None),
+    # Limits over workers: a dead worker's places come back.
+    "places-of-the-dead-kept": (16, "limits.authority:LimitTable.unregister", None),
+    # Limits over workers: a new supervisor learns of places.
+    "places-not-declared": (135, "limits.worker.keeper:LimitKeeper._back", _declare_nothing),
+    # Limits over workers: who has more gives way.
+    "passed-over": (86, "limits.authority:Reclaimer.ask", None),
+    # Limits over workers: quiet after a start.
+    "no-quiet-time": (219, "limits.authority:LimitTable._may_allocate", True),
+    # Limits over workers: a grant wakes who waits.
+    "grant-not-heard": (4, "queue.selection:RoundRobin.granted", None),
+    # A slot is given back with its connection.
+    "slot-leaks": (3, "delivery.connection.session:Slot.release", _leak),
+    # Several machines: a lease ends while a node stands still.
+    "lease-for-ever": (11, "store.keys.partition:Partition.check", None),
+    # Several machines: mail of the living is left alone.
+    "living-not-seen": (9, "store.objects.objects:ObjectEngine.is_over", True),
+    # Several machines: the claim is checked before the body leaves.
+    "claim-not-checked": (11, "store.nodes.store:NodeStore.check_claim", None),
+    # Several machines: a write is fenced.
+    "write-not-fenced": (142, "store.objects.s3:BucketPlace.create", _write_anyhow),
+    # Several machines: mail of a dead node is taken over.
+    "no-take-over": (12, "store.nodes.store:NodeStore._adopt", _return_later),
+    # Several machines: a lease counts suspended time.
+    "lease-by-monotonic": (103, "store.keys.partition:Partition.check", _check_monotonic),
+    # Several machines: a relay that stops gives its lease back.
+    "lease-kept-at-stop": (42, "store.objects.objects:ObjectKeys.leave", _return_later),
+    # Several machines: it comes back by itself.
+    "trouble-for-ever": (59, "store.keys.partition:Partition._come_back", _return_later),
+    # A clock that is set back delays no mail.
+    "due-times-of-another-clock": (10, "model.delivery:Delivery.corrected_at", lambda real, self, now: self),
+    # A clock set back prolongs no suspension.
+    "suspended-by-another-clock": (825, "queue.destination.suspension:Suspension.is_suspended", _by_wall),
+    # 2.4: the window is bounded.
+    "window-without-bound": (17, "queue.zone.window:PriorityWindow.room", 1000),
+    # 2.4: bodies in memory are bounded.
+    "bodies-without-bound": (17, "store.common.body:BodyCache._evict", None),
+    # A key has one message.
+    "key-not-looked-for": (24, "store.common.once.reservations:Reservations._reserve", _return_later),
+    # The key is in the write of the message.
+    "key-not-stored": (25, "store.leveldb.scan:once_ops", lambda real, *args: []),
+}
+"""By name: a seed that finds it, the place as `module:attribute`, and what is there instead: the result, or a
+function that is called with the real one as first argument. The comment has the promise that it breaks.
+"""

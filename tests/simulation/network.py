@@ -14,14 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.simulation.loop import PROCESS, Process, SimLoop
+
+if TYPE_CHECKING:
+    from tests.simulation.ledger import Ledger
 
 HIGH = 64 * 1024
 FORGOTTEN = 120.0
 """Seconds after which the server's end of a half-open connection gives up."""
 Factory = Callable[[], asyncio.Protocol]
+Answers = Callable[[str, int], "tuple[float, Factory | OSError, Fault | None]"]
 
 
 @dataclass
@@ -88,7 +92,7 @@ class End(asyncio.Transport):
         if self.closed or not data:
             return
         self._waiting += len(data)
-        self.link.network.on_write(self, data)
+        self.link.network.ledger.written(self, data)
         if self._waiting > self._high and not self._paused:
             self._paused = True
             self.protocol.pause_writing()
@@ -151,7 +155,7 @@ class End(asyncio.Transport):
     ) -> None:
         """The other end, unless the connection is silent, learns of it by `arrival`."""
         self.closed = True
-        self.link.network.on_close(self)
+        self.link.network.ledger.closed(self)
         loop = self.link.loop
         loop.call_soon(self.protocol.connection_lost, error, context=self.context)
         if arrival is not None and not self.link.silent:
@@ -206,17 +210,17 @@ class _Server:
 
 
 class Network:
-    """`answer` is asked about every connection to a host outside: how long it takes, and what serves it."""
+    """`answer` is asked about every connection to a host outside: how long it takes, and what serves it. The
+    `ledger` learns what is opened, written and closed.
+    """
 
-    def __init__(self, loop: SimLoop, random: Random) -> None:
+    def __init__(self, loop: SimLoop, random: Random, answer: Answers, ledger: Ledger) -> None:
         self.loop = loop
         self.random = random
+        self.answer = answer
+        self.ledger = ledger
         self.slowest = 0.02
         self.listening: dict[str, tuple[Factory, contextvars.Context]] = {}
-        self.answer: Callable[[str, int], tuple[float, Factory | OSError, Fault | None]]
-        self.on_write: Callable[[End, bytes], None] = lambda end, data: None
-        self.on_open: Callable[[End], None] = lambda end: None
-        self.on_close: Callable[[End], None] = lambda end: None
         self._dialled: dict[Any, tuple[str, Factory, contextvars.Context, Fault | None]] = {}
 
     def latency(self) -> float:
@@ -270,7 +274,7 @@ class Network:
         for end, owner in ((client, process), (server, context.get(PROCESS))):
             if owner is not None:
                 owner.at_death.append(partial(self._died, end))
-        self.on_open(client)
+        self.ledger.opened(client)
         self.loop.call_soon(server.protocol.connection_made, server, context=server.context)
         mine.connection_made(client)
         return client, mine
@@ -279,7 +283,7 @@ class Network:
         """The system closes the sockets of a process that is gone; after a power cut nobody does."""
         if not end.closed:
             end.closed = True
-            self.on_close(end)
+            self.ledger.closed(end)
             if not end.link.silent:
                 when = self.loop.now + self.latency()
                 self.loop.call_at(when, end.other.reset, context=end.other.context)

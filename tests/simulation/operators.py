@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from tests.simulation.scenario import Run
 
 
+class Dice(Random):
+    """What chance has for one event. `number` is its seed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class _Operator(Answer):
     """An operator who reads everything."""
 
@@ -66,73 +74,62 @@ class Operators:
         some = self._run.some_submission(random)
         recipient = some.recipients[0]
         domain = recipient.partition("@")[2]
-        match random.choice(("domain", "domain", "sender", "recipient", "zone", "everything")):
-            case "sender":
-                return requests.Selectors(sender=some.sender), some.sender, True
-            case "recipient":
-                return requests.Selectors(recipient=recipient), recipient, False
-            case "zone":
-                return requests.Selectors(zone="default"), "*", False
-            case "everything":
-                return requests.Selectors(everything=True), "*", False
-            case _:
-                return requests.Selectors(domain=domain), f"*@{domain}", False
-
-    async def do_suspend(self, index: int, seconds: float, seed: int) -> None:
-        random = Random(seed)
-        about, pattern, by_sender = self._about(random)
-        ends = seconds if random.random() < 0.3 else None
-        request = requests.Suspend(
-            about=about,
-            reason="simulated",
-            seconds=ends,
-            stop_clock=random.random() < 0.3,
-            effect=random.choice(("suspend", "suspend", "hold")),
+        return random.choice(
+            (
+                *[(requests.Selectors(domain=domain), f"*@{domain}", False)] * 2,
+                (requests.Selectors(sender=some.sender), some.sender, True),
+                (requests.Selectors(recipient=recipient), recipient, False),
+                (requests.Selectors(zone="default"), "*", False),
+                (requests.Selectors(everything=True), "*", False),
+            )
         )
-        given = [await self.ask(node, request) for node in self._nodes]
+
+    async def do_suspend(self, node: Node, seconds: float, dice: Dice) -> None:
+        about, pattern, by_sender = self._about(dice)
+        ends, stops = seconds if dice.random() < 0.3 else None, dice.random() < 0.3
+        effect: Any = dice.choice(("suspend", "suspend", "hold"))
+        request = requests.Suspend(
+            about=about, reason="simulated", seconds=ends, stop_clock=stops, effect=effect
+        )
+        given = [await self.ask(each, request) for each in self._nodes]
         suspension = Suspension(pattern, self._run.loop.now, by_sender)
         # A hold lets mail pass that was released, and an order with an end goes by a clock that may be set.
-        if request.effect == "suspend" and ends is None and all(each and each.new for each in given):
+        if effect == "suspend" and ends is None and all(each and each.new for each in given):
             self._run.ledger.suspensions.append(suspension)
         await asyncio.sleep(seconds)
         for each in self._run.ledger.suspensions:
             if each.about == pattern and each.ended is None:
                 each.ended = self._run.loop.now
         # The order of another operator about the same mail had its id first: that one ends, too.
-        if all([await self.insist(node, requests.Resume(about=about)) for node in self._nodes]):
+        if all([await self.insist(each, requests.Resume(about=about)) for each in self._nodes]):
             self.over |= {each.order.id for each in given if each is not None}
 
-    async def do_hold(self, index: int, seconds: float, seed: int) -> None:
-        answer = await self._change(index, seed, requests.Hold)
+    async def do_hold(self, node: Node, seconds: float, dice: Dice) -> None:
+        answer = await self._change(node, dice, requests.Hold)
         if answer is None:
             return
         await asyncio.sleep(seconds)
-        undo: requests.Request = requests.Undo(undoes=answer.act)
-        everything = requests.Release(everything=True)
-        for attempt in range(60):
-            # An undo may be refused when its journal is older than the process; then all is released.
-            request = undo if answer.act and attempt < 3 and seed % 2 else everything
-            if await self.ask(self._nodes[index], request) is not None:
-                break
-            await asyncio.sleep(2.0)
+        # An undo may be refused when its journal is older than the process; then all is released.
+        undo = requests.Undo(undoes=answer.act)
+        if not (answer.act and dice.number % 2 and await self.insist(node, undo, times=3)):
+            await self.insist(node, requests.Release(everything=True))
 
-    async def do_retry(self, index: int, seconds: float, seed: int) -> None:
+    async def do_retry(self, node: Node, seconds: float, dice: Dice) -> None:
         """Now, or at a time."""
-        process = self._nodes[index].process
-        at = process.now() + seconds if process is not None and seed % 2 else None
-        answer = await self._change(index, seed, requests.Retry, at=at)
-        if answer is not None and answer.act and seed % 4 == 1:
+        at = node.process.now() + seconds if node.process is not None and dice.number % 2 else None
+        answer = await self._change(node, dice, requests.Retry, at=at)
+        if answer is not None and answer.act and dice.number % 4 == 1:
             await asyncio.sleep(seconds / 2)
-            await self.ask(self._nodes[index], requests.Undo(undoes=answer.act))
+            await self.ask(node, requests.Undo(undoes=answer.act))
 
-    async def do_drop(self, index: int, seconds: float, seed: int) -> None:
+    async def do_drop(self, node: Node, seconds: float, dice: Dice) -> None:
         """What is in the bin for a day would be left in the spool at the end of a run."""
-        await self._change(index, seed, requests.Drop, purge=True)
+        await self._change(node, dice, requests.Drop, purge=True)
 
-    async def do_bounce(self, index: int, seconds: float, seed: int) -> None:
-        await self._change(index, seed, requests.Bounce)
+    async def do_bounce(self, node: Node, seconds: float, dice: Dice) -> None:
+        await self._change(node, dice, requests.Bounce)
 
-    async def _change(self, index: int, seed: int, action: type[requests.QueueChange], **more: Any) -> Any:
-        domain = self._run.some_submission(Random(seed)).recipients[0].partition("@")[2]
+    async def _change(self, node: Node, dice: Dice, action: type[requests.QueueChange], **more: Any) -> Any:
+        domain = self._run.some_submission(dice).recipients[0].partition("@")[2]
         chosen = requests.Filter(recipient=f"*@{domain}")
-        return await self.ask(self._nodes[index], action(filter=chosen, reason="simulated", **more))
+        return await self.ask(node, action(filter=chosen, reason="simulated", **more))

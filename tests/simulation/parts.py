@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -29,9 +30,7 @@ from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.store.common.body import BodyCache
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.worker import build as build_module
 from zonerelay.worker.build import build
-from zonerelay.worker.worker import Worker
 
 Answers = Callable[[str, str], "tuple[float, Reading[Any]]"]
 REDACTOR = Redactor(b"k" * 32, enabled=False)
@@ -75,11 +74,7 @@ class Node:
         process.wall, process.disk = self.wall, self.disk
         self.starts += 1
         self.handler = None
-        worker = self.worker = await process.finish(self._build(process))
-        self.handler = worker.endpoints.handler
-
-    async def _build(self, process: Process) -> Worker:
-        return await build(
+        built = build(
             self.settings,
             hostname="relay.test",
             log=Log(process, self.record),
@@ -88,6 +83,8 @@ class Node:
             randomness=Random(self.loop.random.getrandbits(64)),
             identity=self.identity,
         )
+        self.worker = await process.finish(built)
+        self.handler = self.worker.endpoints.handler
 
     async def stop(self) -> list[asyncio.Task[Any]]:
         """Return the tasks that remain. Raise ProcessDiedError if it is killed meanwhile."""
@@ -162,10 +159,10 @@ def simulated(loop: SimLoop, answers: Answers, objects: ObjectStore) -> Iterator
         patch("zonerelay.store.objects.s3.Bucket", SimBucket),
         patch("zonerelay.process.threads.Pool.run", _run_on_loop),
         patch.object(Events, "dropped", _dropped),
-        patch.object(build_module, "CpuDemand", _NoDemand),
+        patch("zonerelay.worker.build.CpuDemand", lambda: SimpleNamespace(since_last=lambda: 0.0)),
         patch.object(secrets, "token_hex", lambda size=16: draw.randbytes(size).hex()),
         patch.object(secrets, "token_bytes", lambda size=16: draw.randbytes(size)),
-        patch("zonerelay.store.common.keeper.reader_threads.ThreadPoolExecutor", _NoThreads),
+        patch("zonerelay.store.common.keeper.reader_threads.ThreadPoolExecutor"),  # the loop runs it
     ):
         yield
 
@@ -180,16 +177,3 @@ async def _run_on_loop(pool: Any, function: Callable[..., Any], /, *args: Any, *
     """Stands where `Pool.run` is; the loop runs what is for threads."""
     work = partial(contextvars.copy_context().run, function, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(None, work)
-
-
-class _NoDemand:
-    def since_last(self) -> float:
-        return 0.0
-
-
-class _NoThreads:
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """The loop runs what is submitted."""
-
-    def shutdown(self, wait: bool = True) -> None:
-        """Nothing runs."""

@@ -64,6 +64,8 @@ class Receivers:
     loop: SimLoop
     random: Random
     sometimes: Counter[str]
+    at_once: Callable[[End, End, str], None]
+    """Called when a recipient is offered on another connection meanwhile."""
     mails: list[Mail] = field(default_factory=list)
     quirks: dict[str, Quirks] = field(default_factory=dict)
     seen: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -72,8 +74,6 @@ class Receivers:
     """Each RCPT command."""
     under_way: dict[tuple[str, str], Receiver] = field(default_factory=dict)
     """Where a sender's mail to a recipient is being taken at this moment."""
-    at_once: Callable[[End, End, str], None] = lambda end, first, recipient: None
-    """Called when a recipient is offered on another connection meanwhile."""
     refused: set[str] = field(default_factory=set)
     """Recipients for whom 5yz was the answer."""
 
@@ -246,11 +246,10 @@ class Receiver(asyncio.Protocol):
             self._recipients.append(recipient)
             self._reply(b"250 2.1.5 recipient")
         else:
-            if outcome.reply.code >= 500:
+            code, detail = outcome.reply.code, outcome.reply.detail
+            if code >= 500:
                 self._all.refused.add(recipient)
-            self._reply(
-                f"{outcome.reply.code} {outcome.reply.code // 100}.{outcome.reply.detail} no".encode()
-            )
+            self._reply(f"{code} {code // 100}.{detail} no".encode())
 
     def _finish(self) -> None:
         body, self._body = self._body, b""

@@ -25,17 +25,15 @@ from unittest.mock import patch
 
 from tests.bench.simulate.timeline import START, VirtualClock
 from tests.bench.simulate.world import Kind, World
-from tests.simulation import disk as disks
 from tests.simulation.bucket import LEASE, ObjectStore
 from tests.simulation.clients import Clients, Submission
-from tests.simulation.disk import Disk
+from tests.simulation.disk import Disk, failure
 from tests.simulation.ledger import CLOCK, KILL, NO_BUCKET, NO_SUPERVISOR, POWER_CUT, STANDSTILL, Ledger
 from tests.simulation.loop import Process, ProcessDiedError, SimLoop
 from tests.simulation.network import Factory, Fault, Network
-from tests.simulation.operators import Operators
+from tests.simulation.operators import Dice, Operators
 from tests.simulation.parts import NARROW_WINDOW, Node, narrow, simulated
 from tests.simulation.receivers import Quirks, Receiver, Receivers
-from tests.simulation.watch import Watch
 from zonerelay.config import settings as config
 from zonerelay.config.units import Rate
 from zonerelay.limits.authority import LimitTable
@@ -57,6 +55,7 @@ RETRY = config.RetrySettings(
     schedule=(5.0, 30.0, 120.0), jitter=0.1, max_age=900.0, suspend_min=5.0, suspend_max=60.0
 )
 
+STEPS = [f"{step}_timeout" for step in ("greeting", "ehlo", "mail", "rcpt", "data", "block")]
 RATES = (Rate(4, 5.0), Rate(4, 5.0), Rate(1, 4.0))
 REPEATED = 60
 """Attempts of a client that has an idempotency key and no answer."""
@@ -185,44 +184,16 @@ def _fault(random: Random, store: str, workers: int, focus: str) -> Event:
     return Event(at, what, (node, random.choice((0.3, 3.0, 20.0, 60.0)), random.getrandbits(32)))
 
 
-@dataclass
-class Result:
-    plan: Plan
-    failures: list[str]
-    ledger: Ledger
-
-
 class Run:
     """One run of a plan."""
 
     def __init__(self, plan: Plan, directory: Path) -> None:
         self.plan = plan
-        random = Random(plan.seed ^ 0x5EED)
-        self.loop = SimLoop(Random(random.getrandbits(64)))
-        self.network = self.loop.network = Network(self.loop, Random(random.getrandbits(64)))
-        self.ledger = Ledger(self.loop)
-        self.failures, self.sometimes = self.loop.failures, self.ledger.sometimes
-        self.receivers = Receivers(self.loop, Random(random.getrandbits(64)), self.sometimes)
-        self.clients = Clients(self.loop, self.network, Random(random.getrandbits(64)), self.sometimes)
-        self.random = Random(random.getrandbits(64))
+        drawing = Random(plan.seed ^ 0x5EED)
+        drawn = (Random(drawing.getrandbits(64)) for _ in range(6 + plan.workers))
+        loop, network, receivers, clients, self.random, objects, *disks = drawn
         self._directory = directory
-        self._kinds = [kind for kind in KINDS if kind.name in dict(plan.quirks)]
-        self.world = World((*self._kinds, SENDERS, CROWDED), self.random)
-        self._cuts: list[Fault] = []
-        self._client_cuts: list[Fault] = []
-        self._no_names_until = 0.0
-        self._losing: list[Callable[[], bool]] = []
-        """The faults of the bucket at this moment."""
-        self._quiet = False
-        self.network.answer = self._answer
-        self._table: LimitTable | None = None
-        self._limits: LimitServer | None = None
-        self._replacing = asyncio.Lock()
-        self.objects = ObjectStore(Random(random.getrandbits(64)))
-        disks = [Disk(Random(random.getrandbits(64))) for _ in range(plan.workers)]
-        for name, quirks in plan.quirks:
-            for number in range(self.world.kinds[name].domains):
-                self.receivers.quirks[self.world.site_name(f"d{number}.{name}.test")] = quirks
+        self.loop, self.objects = SimLoop(loop), ObjectStore(objects)
         self.zone = config.ZoneSettings(
             allow_private_addresses=True,
             tls=config.TlsMode.NONE,
@@ -232,11 +203,25 @@ class Run:
         )
         window = NARROW_WINDOW + 1 if plan.narrow else WINDOW + WINDOW // 4
         shared = self.objects if plan.store == "s3" else None
-        self.watch = Watch(self.loop, self.ledger, self.zone, plan.workers, window, shared)
-        self.network.on_open, self.network.on_close = self.watch.opened, self.watch.closed
-        self.network.on_write = self.watch.written
-        self.receivers.at_once = self.watch.sent_at_once
-        self.nodes = [self._node(index, disk) for index, disk in enumerate(disks)]
+        self.ledger = Ledger(self.loop, self.zone, plan.workers, window, shared)
+        self.failures, self.sometimes = self.loop.failures, self.ledger.sometimes
+        self.network = self.loop.network = Network(self.loop, network, self._answer, self.ledger)
+        self.receivers = Receivers(self.loop, receivers, self.sometimes, self.ledger.sent_at_once)
+        self.clients = Clients(self.loop, self.network, clients, self.sometimes)
+        self._kinds = [kind for kind in KINDS if kind.name in dict(plan.quirks)]
+        self.world = World((*self._kinds, SENDERS, CROWDED), self.random)
+        for name, quirks in plan.quirks:
+            for number in range(self.world.kinds[name].domains):
+                self.receivers.quirks[self.world.site_name(f"d{number}.{name}.test")] = quirks
+        self._cuts: list[Fault] = []
+        self._client_cuts: list[Fault] = []
+        self._no_names_until = 0.0
+        self._losing: list[Callable[[], bool]] = []
+        """The faults of the bucket at this moment."""
+        self._quiet = False
+        self._limits: LimitServer | None = None
+        self._replacing = asyncio.Lock()
+        self.nodes = [self._node(index, disk) for index, disk in enumerate(map(Disk, disks))]
         self.operators = Operators(self)
 
     def _node(self, index: int, disk: Disk) -> Node:
@@ -255,15 +240,7 @@ class Run:
             zone=(self.zone,),
             retry=RETRY,
             bounce=config.BounceSettings(),
-            delivery=config.DeliverySettings(
-                greeting_timeout=30.0,
-                ehlo_timeout=30.0,
-                mail_timeout=30.0,
-                rcpt_timeout=30.0,
-                data_timeout=30.0,
-                block_timeout=30.0,
-                final_dot_timeout=60.0,
-            ),
+            delivery=config.DeliverySettings(**dict.fromkeys(STEPS, 30.0), final_dot_timeout=60.0),  # type: ignore[arg-type]
             sendmail=config.SendmailSettings(drop=home / "drop"),
         )
         several = self.plan.workers > 1 and not is_shared
@@ -292,7 +269,7 @@ class Run:
 
     def _answer(self, host: str, port: int) -> tuple[float, Factory | OSError, Fault | None]:
         site = list(self.world.sites.values())[int(host.rsplit(".", 1)[1]) - 1]
-        self.watch.asked[host] = self.loop.now
+        self.ledger.asked[host] = self.loop.now
         if site.is_down(self.loop.now):
             return site.kind.connecting, ConnectionRefusedError(111, "Connection refused"), None
         fault = self._cuts.pop() if self._cuts and not self._quiet else None
@@ -353,14 +330,16 @@ class Run:
             self.failures.append(f"w1 got no connection to d0.crowded.test from {last.answered:.3f} on")
 
     async def _start_supervisor(self, *, quiet: float = 0.0) -> None:
-        self._table = LimitTable(VirtualClock(self.loop), quiet=quiet)
-        self._limits = LimitServer(self._directory / "limits.sock", self._table)
+        table = LimitTable(VirtualClock(self.loop), quiet=quiet)
+        self._limits = LimitServer(self._directory / "limits.sock", table)
         await self._limits.start()
 
     async def _happen(self, event: Event) -> None:
         await asyncio.sleep(event.at)
+        number, *more, seed = event.arguments
         name = f"do_{event.what}"
-        await getattr(self.operators if hasattr(self.operators, name) else self, name)(*event.arguments)
+        do = getattr(self.operators if hasattr(self.operators, name) else self, name)
+        await do(self.nodes[number] if more else number, *more, Dice(seed))
 
     async def _drain(self) -> None:
         ends, looks = self.loop.now + DRAINED_WITHIN, itertools.count(1)
@@ -377,13 +356,9 @@ class Run:
             if next(looks) % 6 == 0:
                 stored = await self._stored()
                 # The due time of mail that is being attempted is written anew with its outcome (seed 1239).
-                active = {
-                    key
-                    for node in self.nodes
-                    if node.is_up
-                    for key in node.worker.parts.scheduler.active_keys()
-                }
-                self.watch.look_at(
+                schedulers = [node.worker.parts.scheduler for node in self.nodes if node.is_up]
+                active = {key for scheduler in schedulers for key in scheduler.active_keys()}
+                self.ledger.look_at(
                     [each for each in stored if self._is_due(each)],
                     lambda domain: self._address(self.world.site_name(domain)),
                 )
@@ -433,7 +408,7 @@ class Run:
         while True:
             await asyncio.sleep(4.0)
             for node in self.nodes:
-                self.watch.look_into(node)
+                self.ledger.look_into(node)
 
     def _queued_keys(self) -> list[bytes]:
         if self.plan.store == "s3":
@@ -441,10 +416,7 @@ class Run:
         return [key for node in self.nodes for key in node.disk.live if key.startswith(b"delivery-zone ")]
 
     def _judge(self) -> None:
-        self.failures += self.ledger.faults(
-            self.clients.submissions, self.receivers.mails, self.receivers.offers, self.receivers.refused
-        )
-        self.failures += self.ledger.taken_in_vain(self.clients.mails_accepted)
+        self.failures += self.ledger.faults(self.clients, self.receivers)
         if self.plan.store == "s3":
             ends = [key for key in self.objects.objects if key.endswith("/end")]
             self.sometimes.update("a snapshot replaced a log" for _ in ends)
@@ -470,8 +442,7 @@ class Run:
 
     # --- what happens
 
-    async def do_mail(self, number: int, seed: int) -> None:
-        random = Random(seed)
+    async def do_mail(self, number: int, random: Random) -> None:
         count = random.choice((1, 1, 1, 2, 5))
         recipients = tuple({f"u{random.randrange(50)}@{self._domain(random)}": None for _ in range(count)})
         size = random.choice((20, 500, 500, 500, 500, 2_000, 2_000, 2_000, 70_000, 140_000))
@@ -523,8 +494,7 @@ class Run:
             else:
                 return
 
-    async def _kill(self, what: str, index: int, seconds: float, seed: int) -> None:
-        node = self.nodes[index]
+    async def _kill(self, what: str, node: Node, seconds: float, dice: Dice) -> None:
         if node.process is None:
             return
         self._note_instant()
@@ -539,9 +509,7 @@ class Run:
 
     def _note_instant(self) -> None:
         """Which interesting moment a crash has met."""
-        if any(
-            each.dot_sent and each.answered is None and each.node == "" for each in self.clients.submissions
-        ):
+        if any(each.dot_sent and not each.node for each in self.clients.submissions):
             self.sometimes["crash between the dot and the reply"] += 1
         if any(mail.replied and self.loop.now - mail.at < 0.3 for mail in self.receivers.mails[-20:]):
             self.sometimes["crash just after a receiver's 250"] += 1
@@ -552,8 +520,7 @@ class Run:
         yield
         noted.ended = self.loop.now
 
-    async def do_restart(self, index: int, seconds: float, seed: int) -> None:
-        node = self.nodes[index]
+    async def do_restart(self, node: Node, seconds: float, dice: Dice) -> None:
         if not node.is_up or node.process is None:
             return
         name, unreachable = node.process.name, bool(self._losing)
@@ -564,8 +531,8 @@ class Run:
                 self.failures.append(f"{name} has stopped, and left its lease in force")
             await self._start(node)
 
-    async def do_still(self, index: int, seconds: float, seed: int) -> None:
-        process = self.nodes[index].process
+    async def do_still(self, node: Node, seconds: float, dice: Dice) -> None:
+        process = node.process
         for _ in range(200 if self.plan.focus == "leases" else 0):
             if process is not None and self.receivers.is_sending(process):
                 break
@@ -579,19 +546,19 @@ class Run:
             await asyncio.sleep(seconds)
             process.wake_up()
 
-    async def do_asleep(self, index: int, seconds: float, seed: int) -> None:
+    async def do_asleep(self, node: Node, seconds: float, dice: Dice) -> None:
         """A suspended machine: its monotonic clock stands still, too."""
-        if (process := self.nodes[index].process) is not None:
-            await self.do_still(index, seconds, seed)
+        if (process := node.process) is not None:
+            await self.do_still(node, seconds, dice)
             process.asleep += seconds
             self.sometimes["machine suspended"] += 1
 
-    async def do_still_at_write(self, index: int, seconds: float, seed: int) -> None:
+    async def do_still_at_write(self, node: Node, seconds: float, dice: Dice) -> None:
         """The process stands still as it is about to write a message into the bucket."""
         stopped: asyncio.Future[Process] = self.loop.create_future()
 
         def at_write(process: Process | None) -> None:
-            if process is not None and process is self.nodes[index].process and not stopped.done():
+            if process is not None and process is node.process and not stopped.done():
                 process.still = True
                 stopped.set_result(process)
                 self.sometimes["stood still at a write"] += 1
@@ -601,25 +568,23 @@ class Run:
             process = await asyncio.wait_for(stopped, BUSY)
             await self._stand_still(process, max(seconds, LEASE / 2))
 
-    async def do_hesitating(self, index: int, seconds: float, seed: int) -> None:
+    async def do_hesitating(self, node: Node, seconds: float, dice: Dice) -> None:
         """A worker stands still for a moment while the supervisor starts again."""
-        del seconds
-        random = Random(seed)
-        await asyncio.gather(
-            self.do_supervisor(index, random.choice((0.0, 1.0)), seed),
-            self.do_still(index, random.uniform(0.3, 1.4), seed),
-        )
+        pause = dice.choice((0.0, 1.0))
+        still = self.do_still(node, dice.uniform(0.3, 1.4), dice)
+        await asyncio.gather(self.do_supervisor(node, pause, dice), still)
 
     async def _disk(self, what: str, fails: str, share: float, most: float, text: bytes, *given: Any) -> None:
         """A share of the writes or reads fails, for `most` seconds at most."""
-        index, seconds, seed = given
-        random, disk = Random(seed), self.nodes[index].disk
+        node, seconds, dice = given
+
+        def error(asked: str) -> Exception | None:
+            return failure(text) if asked == fails and dice.random() < share else None
+
         with self._lasting(what):
-            disk.error = lambda asked: (
-                disks.failure(text) if asked == fails and random.random() < share else None
-            )
+            node.disk.error = error
             await asyncio.sleep(min(seconds, most))
-        disk.error = lambda asked: None
+        node.disk.error = lambda asked: None
 
     do_full = partialmethod(_disk, "disk full", "write", 1.0, BUSY, b"No space left on device")
     do_failed_write = partialmethod(_disk, "failing writes", "write", 0.3, 30.0, b"Input/output error")
@@ -627,11 +592,10 @@ class Run:
 
     async def _bucket(self, what: str, share: float, most: float, *given: Any) -> None:
         """The answers to a share of the requests are lost."""
-        _, seconds, seed = given
-        random = Random(seed)
+        _, seconds, dice = given
 
         def lost() -> bool:
-            return random.random() < share
+            return bool(dice.random() < share)
 
         with self._lasting(what):
             self._losing.append(lost)
@@ -642,44 +606,39 @@ class Run:
     do_lost_answers = partialmethod(_bucket, "lost answers of the bucket", 0.2, 20.0)
     do_no_bucket = partialmethod(_bucket, NO_BUCKET, 1.0, BUSY)
 
-    async def do_slow_disk(self, index: int, seconds: float, seed: int) -> None:
-        random, disk = Random(seed), self.nodes[index].disk
-        disk.delay = lambda: random.uniform(0.01, 0.5)
+    async def do_slow_disk(self, node: Node, seconds: float, dice: Dice) -> None:
+        node.disk.delay = lambda: dice.uniform(0.01, 0.5)
         await asyncio.sleep(seconds)
-        disk.delay = lambda: 0.002
+        node.disk.delay = lambda: 0.002
 
-    async def do_slow_network(self, index: int, seconds: float, seed: int) -> None:
+    async def do_slow_network(self, node: Node, seconds: float, dice: Dice) -> None:
         self.network.slowest = 1.0
         await asyncio.sleep(seconds)
         self.network.slowest = 0.02
 
-    async def do_cut(self, index: int, seconds: float, seed: int) -> None:
-        random = Random(seed)
-        after = random.choice((random.randrange(300), random.randrange(5_000)))
-        self._cuts.append(Fault(after, random.random() < 0.4))
+    async def do_cut(self, node: Node, seconds: float, dice: Dice) -> None:
+        after = dice.choice((dice.randrange(300), dice.randrange(5_000)))
+        self._cuts.append(Fault(after, dice.random() < 0.4))
 
-    async def do_half_open(self, index: int, seconds: float, seed: int) -> None:
-        random = Random(seed)
-        self._cuts.append(Fault(random.randrange(600), random.random() < 0.4, silent=True))
+    async def do_half_open(self, node: Node, seconds: float, dice: Dice) -> None:
+        self._cuts.append(Fault(dice.randrange(600), dice.random() < 0.4, silent=True))
 
-    async def do_client_cut(self, index: int, seconds: float, seed: int) -> None:
-        random = Random(seed)
-        self._client_cuts.append(Fault(random.randrange(3_000), random.random() < 0.4, random.random() < 0.3))
+    async def do_client_cut(self, node: Node, seconds: float, dice: Dice) -> None:
+        self._client_cuts.append(Fault(dice.randrange(3_000), dice.random() < 0.4, dice.random() < 0.3))
 
-    async def do_no_names(self, index: int, seconds: float, seed: int) -> None:
+    async def do_no_names(self, node: Node, seconds: float, dice: Dice) -> None:
         self._no_names_until = max(self._no_names_until, self.loop.now + seconds)
 
-    async def do_step(self, index: int, seconds: float, seed: int) -> None:
-        step = Random(seed).choice((-3600.0, -100.0, 100.0, 1800.0))
+    async def do_step(self, node: Node, seconds: float, dice: Dice) -> None:
+        step = dice.choice((-3600.0, -100.0, 100.0, 1800.0))
         # Machines that share a bucket keep their clocks within a second of each other.
-        for node in self.nodes if self.plan.store == "s3" else self.nodes[index : index + 1]:
-            node.wall += step
-            if node.process is not None:
-                node.process.wall += step
-        process = self.nodes[index].process
-        self.ledger.inject(f"{CLOCK} by {step}", "" if process is None else process.name)
+        for each in self.nodes if self.plan.store == "s3" else [node]:
+            each.wall += step
+            if each.process is not None:
+                each.process.wall += step
+        self.ledger.inject(f"{CLOCK} by {step}", "" if node.process is None else node.process.name)
 
-    async def do_supervisor(self, index: int, seconds: float, seed: int) -> None:
+    async def do_supervisor(self, node: Node, seconds: float, dice: Dice) -> None:
         if self._limits is None or self._replacing.locked():
             return
         async with self._replacing:
@@ -696,7 +655,7 @@ def _well(kind: Kind) -> Kind:
     return replace(kind, dead=False, silent=False, no_dns=False, down=(), busy=0.0)
 
 
-def run(plan: Plan) -> Result:
+def run(plan: Plan) -> Run:
     """Run a plan from its beginning to the judgement. The same plan takes the same course."""
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     small = narrow() if plan.narrow else contextlib.nullcontext()
@@ -719,4 +678,4 @@ def run(plan: Plan) -> Result:
                 gc.collect()
             if number == 1:
                 gc.freeze()  # what was imported
-    return Result(plan, simulation.failures, simulation.ledger)
+    return simulation
